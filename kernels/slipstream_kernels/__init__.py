@@ -1,0 +1,1 @@
+"""Everything on the device: ops, layers, models, pages and the token tree. Never imports gRPC."""

@@ -1,0 +1,109 @@
+"""A tree of drafted tokens under a root: token ids and parents. Depths, masks and paths are derived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_ROWS = 64
+"""Rows of the largest tree a verify step takes, the root included."""
+
+
+class InvalidTreeError(ValueError):
+    """A tree that breaks a rule of `TokenTree.validate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Node i carries `token_ids[i]` and hangs below node `parents[i]`, or below the root where that is -1.
+
+    The root itself is not among the nodes. Parents come before children: `parents[i] < i`.
+    `log_probs`, where given, holds the natural logarithm of each node's path probability.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...] | None = None
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int]) -> TokenTree:
+        """A tree of one path."""
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
+
+    def __len__(self) -> int:
+        """Number of nodes, the root not counted."""
+        return len(self.token_ids)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the root; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest path below the root."""
+        return max(self.depths, default=0)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Indices of the nodes from the root's child down to `node`, both ends included."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Indices of the children of `node` (-1 for the root), in order."""
+        return tuple(i for i, parent in enumerate(self.parents) if parent == node)
+
+    def truncated(self, max_nodes: int, max_depth: int) -> TokenTree:
+        """The subtree that keeps, in order, nodes of depth at most `max_depth`, `max_nodes` of them at most."""
+        kept: dict[int, int] = {-1: -1}
+        for node, (parent, depth) in enumerate(zip(self.parents, self.depths, strict=True)):
+            if len(kept) <= max_nodes and depth <= max_depth and parent in kept:
+                kept[node] = len(kept) - 1
+        nodes = [node for node in kept if node >= 0]
+        return TokenTree(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(kept[self.parents[node]] for node in nodes),
+            None if self.log_probs is None else tuple(self.log_probs[node] for node in nodes),
+        )
+
+    def validate(self, *, vocab_size: int, max_nodes: int, max_depth: int) -> None:
+        """Raise InvalidTreeError unless lists fit, parents precede children, and ids, size and depth are in range.
+
+        `max_nodes` counts nodes without the root.
+        """
+        if len(self.token_ids) != len(self.parents):
+            raise InvalidTreeError(f"{len(self.token_ids)} token_ids but {len(self.parents)} parents")
+        if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
+            raise InvalidTreeError(f"{len(self.token_ids)} token_ids but {len(self.log_probs)} log_probs")
+        if len(self.token_ids) > max_nodes:
+            raise InvalidTreeError(f"{len(self.token_ids)} nodes, limit {max_nodes}")
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if not -1 <= parent < node:
+                raise InvalidTreeError(f"parents[{node}] is {parent}, must be from -1 to {node - 1}")
+            if not 0 <= token < vocab_size:
+                raise InvalidTreeError(f"token_ids[{node}] is {token}, vocabulary has {vocab_size}")
+        if self.depth > max_depth:
+            raise InvalidTreeError(f"depth {self.depth}, limit {max_depth}")
+
+    def walk(self, root_token: int, node_tokens: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Follow sampled tokens from the root: sample, then match.
+
+        `root_token` is the token sampled at the root's row and `node_tokens[i]` the one sampled at node i's row.
+        Returns (nodes accepted in order, tokens committed); the last committed token is the bonus token, so there
+        is one more of them than nodes. Of equal siblings the first is followed.
+        """
+        accepted: list[int] = []
+        committed = [root_token]
+        node = -1
+        while True:
+            node = next((i for i in self.children(node) if self.token_ids[i] == committed[-1]), -1)
+            if node < 0:
+                return tuple(accepted), tuple(committed)
+            accepted.append(node)
+            committed.append(node_tokens[node])

@@ -1,0 +1,1 @@
+"""Bootstrap shared by every gRPC server and client of the project."""
