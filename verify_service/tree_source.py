@@ -1,0 +1,102 @@
+"""Where drafted trees come from, as the verify loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream_kernels.token_tree import TokenTree
+
+from verify_service.request import FinishReason, RequestKey, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request that begins to run. No tree is wanted yet; the first `Committed` asks for one.
+
+    `token_ids` is prompt and prior output, `prompt_length` of them the prompt, `cached_length` of them a
+    prefix-cache hit. `sampling.seed` is the seed in force.
+    """
+
+    key: RequestKey
+    proposer: str
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    choice_index: int
+    tenant: str
+    adapter_id: str
+    cached_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens that a verify step added to a request, which now has `total_length` of them, prompt included.
+
+    The last one is the root of the next tree. `max_nodes` counts the root, so that 1 asks for no tree;
+    `max_depth` is the longest path below the root that could still be output.
+    """
+
+    key: RequestKey
+    token_ids: tuple[int, ...]
+    total_length: int
+    max_nodes: int
+    max_depth: int
+
+
+class TreeSource(Protocol):
+    """A supplier of token trees. Every method but `known` and `default` is called by the loop's thread alone.
+
+    No method raises, and none but `collect` may wait.
+    """
+
+    def known(self, name: str) -> bool:
+        """Whether a proposer of this name is configured or attached. Thread-safe."""
+        ...
+
+    def default(self) -> str | None:
+        """The operator's default proposer; None for no speculation. Thread-safe."""
+        ...
+
+    def begin(self, opening: Opening) -> None:
+        """A request with a proposer starts. Called once a request; preemption is not seen here."""
+        ...
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        """What one verify step added to the requests that go on, in the order of their arrival."""
+        ...
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        """Trees for these requests, in their order; None where there is none. May wait to its own deadline.
+
+        A tree fits the last `Committed` of its request: it hangs under that root, has fewer than `max_nodes`
+        nodes, no path longer than `max_depth`, and ids within the vocabulary.
+        """
+        ...
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        """A request that began is over, whatever the reason."""
+        ...
+
+
+class NoTrees:
+    """The tree source of a service without proposers."""
+
+    def known(self, name: str) -> bool:
+        return False
+
+    def default(self) -> str | None:
+        return None
+
+    def begin(self, opening: Opening) -> None:
+        return None
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        return None
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        return [None] * len(wanted)
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        return None
