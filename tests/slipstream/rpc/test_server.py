@@ -1,0 +1,194 @@
+"""A real server and client on loopback: health, reflection, errors, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from slipstream.rpc.channel import from_rpc_error, open_channel, open_sync_channel
+from slipstream.rpc.errors import (
+    InternalError,
+    InvalidArgumentError,
+    SlipstreamError,
+    UnavailableError,
+)
+from slipstream.rpc.server import GrpcServer, abort
+from slipstream.v1 import verify_pb2, verify_pb2_grpc
+
+SERVICE = "slipstream.v1.VerifyService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Failing(verify_pb2_grpc.VerifyServiceServicer):
+    """Answers with the error it is given; GetState answers after `pause` seconds with the bearer's length."""
+
+    def __init__(self, error: BaseException | None = None, pause: float = 0.0) -> None:
+        self.error = error
+        self.pause = pause
+
+    async def GetInfo(
+        self, request: verify_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verify_pb2.GetInfoResponse:
+        if self.error is not None:
+            await abort(context, self.error)
+        return verify_pb2.GetInfoResponse(model_name="m")
+
+    async def GetState(
+        self, request: verify_pb2.GetStateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verify_pb2.GetStateResponse:
+        await asyncio.sleep(self.pause)
+        metadata = dict(context.invocation_metadata() or ())
+        return verify_pb2.GetStateResponse(running=len(str(metadata.get("authorization", ""))))
+
+    async def Session(
+        self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verify_pb2.SessionResponse]:
+        async for _ in request_iterator:
+            yield verify_pb2.SessionResponse()
+
+
+def make_server(servicer: Failing) -> GrpcServer:
+    return GrpcServer(
+        host="127.0.0.1",
+        port=0,
+        services=[SERVICE],
+        register=lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
+    )
+
+
+def test_health_follows_serving_and_drain_latches() -> None:
+    async def scenario() -> None:
+        server = make_server(Failing())
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+
+            async def statuses() -> set[int]:
+                names = ("", SERVICE)
+                return {(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in names}
+
+            assert await statuses() == {NOT_SERVING}
+            await server.set_serving(True)
+            assert await statuses() == {SERVING}
+            await server.begin_drain()
+            await server.set_serving(True)
+            assert server.draining
+            assert await statuses() == {NOT_SERVING}
+        await server.drain(0)
+        await server.wait()
+
+    asyncio.run(scenario())
+
+
+def test_reflection_lists_services() -> None:
+    async def scenario() -> set[str]:
+        server = make_server(Failing())
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            )
+            names = {service.name async for reply in call for service in reply.list_services_response.service}
+        await server.drain(0)
+        return names
+
+    assert {SERVICE, "grpc.health.v1.Health"} <= asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("raised", "received", "field"),
+    [
+        (InvalidArgumentError("top_p is 2", field="sampling.top_p"), InvalidArgumentError, "sampling.top_p"),
+        (InvalidArgumentError("bad", field="größe\n"), InvalidArgumentError, "gr\\xf6\\xdfe?"),
+        (UnavailableError("loading"), UnavailableError, ""),
+        (KeyError("secret"), InternalError, ""),
+    ],
+)
+def test_errors_cross_the_wire(raised: BaseException, received: type[SlipstreamError], field: str) -> None:
+    async def scenario() -> SlipstreamError:
+        server = make_server(Failing(raised))
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest())
+        await server.drain(0)
+        return from_rpc_error(caught.value)
+
+    error = asyncio.run(scenario())
+    assert type(error) is received
+    assert error.field == field
+    assert "secret" not in error.message
+
+
+def test_sync_channel_maps_errors_and_carries_the_token() -> None:
+    def call(port: int) -> tuple[SlipstreamError, int]:
+        with open_sync_channel(f"127.0.0.1:{port}", token="abc") as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
+            return from_rpc_error(caught.value), stub.GetState(verify_pb2.GetStateRequest(), timeout=5).running
+
+    async def scenario() -> tuple[SlipstreamError, int]:
+        server = make_server(Failing(UnavailableError("later")))
+        port = await server.start()
+        answer = await asyncio.to_thread(call, port)
+        await server.drain(0)
+        return answer
+
+    error, length = asyncio.run(scenario())
+    assert isinstance(error, UnavailableError)
+    assert length == len("Bearer abc")
+
+
+def test_async_channel_carries_the_token_on_unary_and_stream() -> None:
+    async def scenario() -> None:
+        server = make_server(Failing())
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}", token="abc") as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            assert (await stub.GetState(verify_pb2.GetStateRequest())).running == len("Bearer abc")
+            call = stub.Session()
+            await call.write(verify_pb2.SessionRequest())
+            assert await call.read() == verify_pb2.SessionResponse()
+            await call.done_writing()
+        await server.drain(0)
+
+    asyncio.run(scenario())
+
+
+def test_drain_lets_running_calls_finish_and_refuses_new_ones() -> None:
+    async def scenario() -> None:
+        server = make_server(Failing(pause=0.3))
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            running = asyncio.ensure_future(stub.GetState(verify_pb2.GetStateRequest()))
+            await asyncio.sleep(0.1)
+            drain = asyncio.create_task(server.drain(5))
+            await asyncio.sleep(0.05)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=1)
+            assert isinstance(from_rpc_error(caught.value), UnavailableError)
+            assert (await running).running == 0
+            await drain
+
+    asyncio.run(scenario())
+
+
+def test_a_taken_port_is_unavailable() -> None:
+    async def scenario() -> None:
+        first = make_server(Failing())
+        port = await first.start()
+        second = GrpcServer(host="127.0.0.1", port=port, services=[], register=lambda _: None)
+        with pytest.raises(UnavailableError, match="cannot listen"):
+            await second.start()
+        await first.drain(0)
+
+    asyncio.run(scenario())
