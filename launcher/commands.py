@@ -1,0 +1,98 @@
+"""Command lines of the three services on one host."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.process import ServiceCommand
+
+NO_DRAFT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What runs where on one host. Ports are fixed before anything starts, so that restarts keep them."""
+
+    model: Path
+    draft: tuple[str, ...]
+    """NAME[:DIR] of each proposer; empty: no draft service."""
+    verify_address: str
+    draft_address: str
+    grpc_address: str
+    http_address: str
+    verify_arguments: tuple[str, ...] = ()
+    draft_arguments: tuple[str, ...] = ()
+    gateway_arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """Names of the proposers, the operator's default first."""
+        return tuple(proposer_name(spec) for spec in self.draft)
+
+    @property
+    def verify(self) -> ServiceCommand:
+        """The verify service."""
+        names = ("--proposers", ",".join(self.proposers), "--default-proposer", self.proposers[0]) if self.draft else ()
+        arguments = ("--model", str(self.model), *_listen(self.verify_address), *names, *self.verify_arguments)
+        return self._command("verify", "verify_service", self.verify_address, arguments)
+
+    @property
+    def drafter(self) -> ServiceCommand:
+        """The draft service."""
+        proposers = tuple(part for spec in self.draft for part in ("--proposer", spec))
+        arguments = ("--verify", self.verify_address, *_listen(self.draft_address), *proposers, *self.draft_arguments)
+        return self._command("draft", "draft_service", self.draft_address, arguments)
+
+    @property
+    def gateway(self) -> ServiceCommand:
+        """The gateway. Its two doors share one host."""
+        host, http_port = split_address(self.http_address)
+        grpc_port = split_address(self.grpc_address)[1]
+        doors = ("--host", host, "--http-port", str(http_port), "--grpc-port", str(grpc_port))
+        arguments = ("--verify", self.verify_address, "--model", str(self.model), *doors, *self.gateway_arguments)
+        return self._command("gateway", "gateway", reachable(self.grpc_address), arguments)
+
+    def _command(self, name: str, module: str, address: str, arguments: Sequence[str]) -> ServiceCommand:
+        return ServiceCommand(name, (sys.executable, "-m", module, *arguments), address, self.environment)
+
+
+def proposer_name(spec: str) -> str:
+    """The name in NAME, NAME:DIR or NAME=module:factory[:ARG]."""
+    return spec.split(":", 1)[0].split("=", 1)[0]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of host:port."""
+    host, port = address.rsplit(":", 1)
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(address: str) -> str:
+    """An address to dial on this host for one that was bound: wildcards become loopback."""
+    host, port = split_address(address)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)  # noqa: S104  # compared only
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that are free now on `host`, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _listen(address: str) -> tuple[str, ...]:
+    host, port = split_address(address)
+    return ("--host", host, "--port", str(port))

@@ -1,0 +1,68 @@
+"""Waiting until services answer: gRPC health of each, and the attachment of the draft service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from launcher.process import ServiceProcess
+from slipstream.rpc.channel import open_sync_channel
+from slipstream.v1 import verify_pb2, verify_pb2_grpc
+
+POLL_SECONDS = 0.05
+PROBE_SECONDS = 2.0
+LOG_LINES_SHOWN = 40
+
+
+class StartupError(RuntimeError):
+    """A service ended or did not become ready. The message carries the end of its log."""
+
+
+def is_serving(address: str, timeout: float = PROBE_SECONDS) -> bool:
+    """Whether the server at `address` reports SERVING."""
+    with open_sync_channel(address) as channel:
+        try:
+            check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # missing in its types
+            reply = check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> frozenset[str]:
+    """Names of the proposers attached to a verify service; empty if it does not answer."""
+    with open_sync_channel(verify_address) as channel:
+        try:
+            info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=timeout)
+        except grpc.RpcError:
+            return frozenset()
+        return frozenset(proposer.name for proposer in info.proposers if proposer.attached)
+
+
+def wait_serving(process: ServiceProcess, deadline: float) -> None:
+    """Return once `process` reports SERVING; StartupError if it ends first or `deadline` (monotonic) passes."""
+    _wait(lambda: is_serving(process.command.address), process, deadline, "ready")
+
+
+def wait_attached(verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, deadline: float) -> None:
+    """Return once all named proposers are attached; otherwise as `wait_serving`."""
+    wanted = frozenset(proposers)
+    _wait(lambda: wanted <= attached_proposers(verify_address), drafter, deadline, "attached to the verify service")
+
+
+def _wait(condition: Callable[[], bool], process: ServiceProcess, deadline: float, what: str) -> None:
+    while not condition():
+        if not process.running:
+            process.wait(1.0)
+            raise _failure(process, f"{process.command.name} {process.describe_end()} before it was {what}")
+        if time.monotonic() > deadline:
+            raise _failure(process, f"{process.command.name} was not {what} in time")
+        time.sleep(POLL_SECONDS)
+
+
+def _failure(process: ServiceProcess, reason: str) -> StartupError:
+    log = process.log(LOG_LINES_SHOWN) or "(no output)"
+    return StartupError(f"{reason}\n  command: {' '.join(process.command.arguments)}\n  end of its log:\n{log}")

@@ -1,0 +1,114 @@
+"""Keeps services running: starts them, restarts those that end, and drains them in order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner
+from launcher.readiness import wait_serving
+
+WATCH_SECONDS = 0.1
+"""Longest time until an ended service is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How long to wait before a service that ended is started again: doubling, reset by a good run."""
+
+    first_seconds: float = 0.5
+    longest_seconds: float = 10.0
+    good_run_seconds: float = 30.0
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many short runs in a row, the last one included."""
+        return min(self.longest_seconds, self.first_seconds * 2.0 ** max(0, failures - 1))
+
+
+class _Watched:
+    """One service and its restarts. `due` is when to start it again (monotonic), None while it runs."""
+
+    __slots__ = ("command", "due", "failures", "process", "started")
+
+    def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
+        self.command = command
+        self.process = process
+        self.started = time.monotonic()
+        self.failures = 0
+        self.due: float | None = None
+
+
+class Supervisor:
+    """Runs services given in the order in which they drain: those that others depend on come last.
+
+    `start` refuses a set that does not come up; from then on whatever ends is started again until `drain` or `kill`.
+    """
+
+    def __init__(self, commands: Sequence[ServiceCommand], sink: LogSink, policy: RestartPolicy | None = None) -> None:
+        self._commands = tuple(commands)
+        self._sink = sink
+        self._policy = policy or RestartPolicy()
+        self._spawner = Spawner()
+        self._watched: list[_Watched] = []
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._lock = threading.Lock()
+
+    def start(self, timeout: float) -> None:
+        """Start all services together and wait until they serve; StartupError, with all of them ended, otherwise."""
+        deadline = time.monotonic() + timeout
+        try:
+            self._watched.extend(_Watched(command, self._spawn(command)) for command in self._commands)
+            for watched in self._watched:
+                wait_serving(watched.process, deadline)
+        except BaseException:
+            self.kill()
+            raise
+        self._watcher.start()
+
+    def process(self, name: str) -> ServiceProcess:
+        """The newest process of a service."""
+        return next(watched.process for watched in self._watched if watched.command.name == name)
+
+    def drain(self, grace: float) -> None:
+        """SIGTERM the services one after the other, each of them given what is left of `grace` seconds."""
+        self._stopping.set()
+        deadline = time.monotonic() + grace
+        with self._lock:
+            for watched in self._watched:
+                watched.process.stop(max(1.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """SIGKILL all services now, also while another thread drains."""
+        self._stopping.set()
+        for watched in self._watched:
+            watched.process.signal(signal.SIGKILL)
+        for watched in self._watched:
+            watched.process.wait()
+
+    def _spawn(self, command: ServiceCommand) -> ServiceProcess:
+        return ServiceProcess(command, self._spawner, self._sink)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_SECONDS):
+            with self._lock:
+                for watched in self._watched:
+                    if not self._stopping.is_set():
+                        self._tend(watched)
+
+    def _tend(self, watched: _Watched) -> None:
+        now = time.monotonic()
+        if watched.due is None:
+            if watched.process.running:
+                return
+            good = now - watched.started >= self._policy.good_run_seconds
+            watched.failures = 1 if good else watched.failures + 1
+            delay = self._policy.delay(watched.failures)
+            watched.due = now + delay
+            self._sink(watched.command.name, f"{watched.process.describe_end()}; starts again in {delay:.1f} s")
+        elif now >= watched.due:
+            watched.process = self._spawn(watched.command)
+            watched.started, watched.due = now, None

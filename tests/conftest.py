@@ -1,0 +1,55 @@
+"""Fixtures shared by all tests: models and running clusters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster
+from support.models import make_tiny_model
+
+# The services under test share two cores with the test itself.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-target")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of one layer on the tokenizer of `tiny_model`."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-draft", seed=1, layers=1)
+
+
+def _shipped(name: str) -> Path:
+    folder = ROOT / "demo_models" / name
+    if not (folder / "config.json").is_file():
+        pytest.skip(f"{folder} is not in this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The chat model that travels with the project."""
+    return _shipped("slipstream-demo")
+
+
+@pytest.fixture(scope="session")
+def demo_draft_model() -> Path:
+    """The draft model that travels with the project."""
+    return _shipped("slipstream-demo-draft")
+
+
+@pytest.fixture(scope="session")
+def tiny_cluster(tiny_model: Path, tiny_draft_model: Path) -> Iterator[Cluster]:
+    """All three services on the tiny model, both proposers attached. Shared: leave it as it was."""
+    with Cluster(tiny_model, draft=(f"draft-model:{tiny_draft_model}", "ngram")) as cluster:
+        yield cluster

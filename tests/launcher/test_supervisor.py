@@ -1,0 +1,97 @@
+"""Supervision of real processes: small gRPC servers that report health."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.process import ServiceCommand
+from launcher.readiness import is_serving
+from launcher.supervisor import RestartPolicy, Supervisor
+from support.cluster import StartupError, free_ports
+
+SERVER = Path(__file__).parent / "health_server.py"
+QUICK = RestartPolicy(first_seconds=0.05, longest_seconds=0.2, good_run_seconds=60.0)
+
+
+def server(name: str, port: int, *, life: float = 60.0, drain: float = 0.0) -> ServiceCommand:
+    return ServiceCommand(name, (sys.executable, str(SERVER), str(port), str(life), str(drain)), f"127.0.0.1:{port}")
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, line: str) -> None:
+        self.lines.append((name, line))
+
+    def index(self, name: str, line: str) -> int:
+        return self.lines.index((name, line))
+
+
+def wait_until(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_restarts_what_was_killed_on_the_same_port():
+    (port,) = free_ports(1)
+    lines = Lines()
+    supervisor = Supervisor([server("one", port)], lines, QUICK)
+    supervisor.start(timeout=30)
+    try:
+        first = supervisor.process("one").pid
+        supervisor.process("one").signal(signal.SIGKILL)
+        wait_until(lambda: supervisor.process("one").pid != first and is_serving(f"127.0.0.1:{port}"))
+        assert any("ended by SIGKILL; starts again in" in line for _, line in lines.lines)
+    finally:
+        supervisor.kill()
+    assert not supervisor.process("one").running
+
+
+def test_drains_in_the_given_order():
+    ports = free_ports(2)
+    lines = Lines()
+    commands = [server("front", ports[0], drain=0.3), server("back", ports[1])]
+    supervisor = Supervisor(commands, lines, QUICK)
+    supervisor.start(timeout=30)
+    supervisor.drain(grace=10)
+    assert lines.index("front", "drained") < lines.index("back", "draining")
+    assert [supervisor.process(name).wait() for name in ("front", "back")] == [0, 0]
+
+
+def test_kill_cuts_a_drain_short():
+    (port,) = free_ports(1)
+    lines = Lines()
+    supervisor = Supervisor([server("slow", port, drain=60.0)], lines, QUICK)
+    supervisor.start(timeout=30)
+    drain = threading.Thread(target=supervisor.drain, args=(60.0,))
+    drain.start()
+    wait_until(lambda: ("slow", "draining") in lines.lines)
+    supervisor.kill()
+    drain.join(timeout=5)
+    assert not drain.is_alive()
+    assert supervisor.process("slow").wait() == -signal.SIGKILL
+
+
+def test_a_service_that_never_serves_is_an_error_with_its_log():
+    ports = free_ports(2)
+    broken = ServiceCommand(
+        "broken", (sys.executable, "-c", "print('no weights here'); exit(4)"), f"127.0.0.1:{ports[1]}"
+    )
+    supervisor = Supervisor([server("fine", ports[0]), broken], Lines(), QUICK)
+    with pytest.raises(StartupError, match=r"(?s)broken exited with status 4 before it was ready.*no weights here"):
+        supervisor.start(timeout=30)
+    assert not supervisor.process("fine").running
+
+
+def test_delays_double_up_to_the_longest():
+    policy = RestartPolicy(first_seconds=0.5, longest_seconds=10.0)
+    assert [policy.delay(failures) for failures in (1, 2, 3, 10)] == [0.5, 1.0, 2.0, 10.0]
