@@ -96,7 +96,7 @@ class Cluster:
     def start_draft(self) -> None:
         """Start the draft service (again) and wait until its proposers are attached."""
         self.start("draft")
-        self._wait_attached(time.monotonic() + START_SECONDS)
+        self._wait_attached(START_SECONDS)
 
     def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one service; returns when it has ended, unless it is a signal one survives."""
@@ -111,7 +111,7 @@ class Cluster:
         for service in self._services.values():
             wait_serving(service, deadline)
         if "draft" in self._services and "verify" in self._services:
-            self._wait_attached(deadline)
+            self._wait_attached(max(1.0, deadline - time.monotonic()))
 
     def logs(self, name: str) -> str:
         """All output of a service, earlier processes of it included."""
@@ -146,5 +146,5 @@ class Cluster:
     def _command(self, name: str) -> ServiceCommand:
         return {"verify": self.layout.verify, "draft": self.layout.drafter, "gateway": self.layout.gateway}[name]
 
-    def _wait_attached(self, deadline: float) -> None:
-        wait_attached(self.verify_address, self.layout.proposers, self._services["draft"], deadline)
+    def _wait_attached(self, seconds: float) -> None:
+        wait_attached(self.verify_address, self.layout.proposers, self._services["draft"], seconds)

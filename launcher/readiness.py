@@ -47,9 +47,10 @@ def wait_serving(process: ServiceProcess, deadline: float) -> None:
     _wait(lambda: is_serving(process.command.address), process, deadline, "ready")
 
 
-def wait_attached(verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, deadline: float) -> None:
-    """Return once all named proposers are attached; otherwise as `wait_serving`."""
+def wait_attached(verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, seconds: float) -> None:
+    """Return once all named proposers are attached; StartupError if `drafter` ends first or the time is up."""
     wanted = frozenset(proposers)
+    deadline = time.monotonic() + seconds
     _wait(lambda: wanted <= attached_proposers(verify_address), drafter, deadline, "attached to the verify service")
 
 

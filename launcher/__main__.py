@@ -1,0 +1,5 @@
+"""`python -m launcher` is `slipstream`."""
+
+from launcher.cli import main
+
+main()

@@ -1,0 +1,168 @@
+"""The `slipstream` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="slipstream",
+    help="Serves large language models with speculative decoding, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="gRPC address of the gateway.")]
+
+
+def _level(value: str) -> str:
+    if value not in LOG_LEVELS:
+        raise typer.BadParameter(f"must be one of {', '.join(LOG_LEVELS)}")
+    return value
+
+
+@app.command()
+def serve(
+    *,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Hugging Face folder of the target model. [default: the demo model]"),
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name clients ask for. [default: the folder's name]")] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROPOSER[:DIR]|none",
+            help="A proposer, such as ngram or draft-model:DIR; repeat it to host several. The first is the default. "
+            "'none' turns speculation off. [default: the demo model's draft model and ngram; for other models ngram]",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where the gateway listens; the other services stay on loopback.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="OpenAI HTTP API; 0 takes a free port.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Public gRPC API; 0 takes a free port.", min=0, max=65535)] = 50051,
+    verify_port: Annotated[int, typer.Option(help="Verify service; 0 takes a free port.", min=0, max=65535)] = 50052,
+    draft_port: Annotated[int, typer.Option(help="Draft service; 0 takes a free port.", min=0, max=65535)] = 50053,
+    threads: Annotated[int | None, typer.Option(help="Compute threads of the verify service.", min=1)] = None,
+    draft_threads: Annotated[int | None, typer.Option(help="Compute threads of the draft service.", min=1)] = None,
+    max_running: Annotated[int | None, typer.Option(help="Requests decoded together.", min=1)] = None,
+    max_queued: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.", min=0)] = None,
+    num_pages: Annotated[
+        int | None, typer.Option(help="KV pages; 0 plans them from the context length.", min=0)
+    ] = None,
+    page_size: Annotated[int | None, typer.Option(help="Tokens a KV page.", min=1, max=64)] = None,
+    draft_deadline_ms: Annotated[
+        float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML file with a [keys] table from API key to tenant.")
+    ] = None,
+    verify_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARG", help="Passed to the verify service, e.g. --verify-arg=--device=cpu."),
+    ] = None,
+    draft_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the draft service.")] = None,
+    gateway_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the gateway.")] = None,
+    drain_seconds: Annotated[float, typer.Option(help="How long running streams may take to finish.", min=0)] = 30.0,
+    start_seconds: Annotated[float, typer.Option(help="How long the services may take to start.", min=1)] = 300.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
+) -> None:
+    """Start gateway, verify and draft service on this host, keep them running, and drain them at the end.
+
+    Each service also takes its settings from the environment (SLIPSTREAM_VERIFY_..., SLIPSTREAM_DRAFT_...,
+    SLIPSTREAM_GATEWAY_...); `python -m verify_service --help` and so on list them.
+    """
+    from launcher.commands import Layout, free_ports, join_address
+    from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
+    from launcher.serve import PortTakenError, ServeOptions, check_ports
+    from launcher.serve import serve as run
+
+    shared = ("--log-level", log_level, "--drain-seconds", str(drain_seconds))
+    spare = iter(free_ports(4))
+    ports = [port or next(spare) for port in (http_port, grpc_port, verify_port, draft_port)]
+    try:
+        folder = resolve_model(model)
+        layout = Layout(
+            model=folder,
+            draft=resolve_draft(draft or (), demo=model is None),
+            http_address=join_address(host, ports[0]),
+            grpc_address=join_address(host, ports[1]),
+            verify_address=join_address("127.0.0.1", ports[2]),
+            draft_address=join_address("127.0.0.1", ports[3]),
+            verify_arguments=(
+                *shared,
+                *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
+                *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
+                *_flags({"draft-deadline-ms": draft_deadline_ms}),
+                *(verify_arg or ()),
+            ),
+            draft_arguments=("--log-level", log_level, *_flags({"threads": draft_threads}), *(draft_arg or ())),
+            gateway_arguments=(*shared, *_flags({"api-keys-file": api_keys_file}), *(gateway_arg or ())),
+        )
+        check_ports(layout)
+    except (ModelNotFoundError, PortTakenError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    options = ServeOptions(model_name or folder.name, start_seconds=start_seconds, drain_seconds=drain_seconds)
+    raise typer.Exit(run(layout, options))
+
+
+@app.command()
+def chat(
+    *,
+    address: Address = "127.0.0.1:50051",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    message: Annotated[str | None, typer.Option(help="Ask this one question and leave.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 picks the most likely token.", min=0, max=2)] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Nucleus kept.", min=0, max=1)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 512,
+    seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.", min=0)] = None,
+    proposer: Annotated[str | None, typer.Option(help="Proposer to use. [default: the operator's]")] = None,
+    speculation: Annotated[bool, typer.Option(help="Whether to speculate.")] = True,
+    api_key: Annotated[str, typer.Option(help="API key.", envvar="SLIPSTREAM_API_KEY")] = "",
+) -> None:
+    """Talk to a running server. Text is coloured by how many drafted tokens its verify step accepted."""
+    from launcher.chat import ChatOptions
+    from launcher.chat import chat as run
+
+    options = ChatOptions(
+        address=address,
+        system=system,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        proposer=proposer,
+        speculation=speculation,
+        api_key=api_key,
+    )
+    raise typer.Exit(run(options, message))
+
+
+@app.command()
+def info(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
+    verify: Annotated[str, typer.Option(metavar="HOST:PORT", help="Verify service.")] = "127.0.0.1:50052",
+    gateway: Annotated[str, typer.Option(metavar="HOST:PORT", help="HTTP address of the gateway.")] = "127.0.0.1:8000",
+) -> None:
+    """Show what runs, what is attached to what, and the process ids. Exit status 1 if a service does not answer."""
+    from launcher.info import collect, render
+
+    facts = collect(verify, gateway)
+    render(facts, as_json=json)
+    raise typer.Exit(0 if facts.complete else 1)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _flags(values: dict[str, object]) -> list[str]:
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]

@@ -1,0 +1,207 @@
+"""`slipstream info`: what runs, what is attached to what, and the process ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import grpc
+from rich.console import Console
+from rich.tree import Tree
+
+from slipstream.rpc.channel import open_sync_channel
+from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """The gateway, as its HTTP side answers. `status` is "unreachable" where nothing does."""
+
+    address: str
+    status: str
+    process_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerFacts:
+    """One proposer as the verify service sees it."""
+
+    name: str
+    configured: bool
+    attached: bool
+    default: bool
+    process_id: int | None
+    address: str
+    transport: str
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """A draft service, found through what is attached."""
+
+    address: str
+    status: str
+    process_id: int | None = None
+    verify_address: str = ""
+    proposers: tuple[str, ...] = ()
+    sessions: int = 0
+    trees_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyFacts:
+    """The verify service, its limits and its counters."""
+
+    address: str
+    status: str
+    process_id: int | None = None
+    model: str = ""
+    model_path: str = ""
+    fingerprint: str = ""
+    mode: str = ""
+    device: str = ""
+    max_context: int = 0
+    max_nodes: int = 0
+    page_size: int = 0
+    proposers: tuple[ProposerFacts, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything one look found."""
+
+    gateway: GatewayFacts
+    verify: VerifyFacts
+    drafts: tuple[DraftFacts, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every service that was asked has answered."""
+        return all(each.status != "unreachable" for each in (self.gateway, self.verify, *self.drafts))
+
+
+def collect(verify_address: str, gateway_address: str) -> Facts:
+    """Ask the services. One that does not answer is reported as such and not an error."""
+    verify = _ask_verify(verify_address)
+    addresses = dict.fromkeys(each.address for each in verify.proposers if each.attached and each.address)
+    return Facts(_ask_gateway(gateway_address), verify, tuple(_ask_draft(address) for address in addresses))
+
+
+def render(facts: Facts, *, as_json: bool) -> None:
+    """Print the facts: a tree for people, or one JSON document."""
+    if as_json:
+        json.dump(asdict(facts), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    root = Tree(_line("gateway", facts.gateway.address, facts.gateway.status, facts.gateway.process_id))
+    branch = root.add(_line("verify", facts.verify.address, facts.verify.status, facts.verify.process_id))
+    if facts.verify.status != "unreachable":
+        _add_verify(branch, facts.verify)
+    for draft in facts.drafts:
+        leaf = branch.add(_line("draft", draft.address, draft.status, draft.process_id))
+        leaf.add(f"sessions {draft.sessions}, trees sent {draft.trees_sent}")
+    Console(highlight=False, soft_wrap=True).print(root)
+
+
+def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
+    branch.add(f"model {verify.model} ({verify.model_path}), {verify.mode} on {verify.device}")
+    state = verify.state
+    branch.add(
+        f"running {state['running']}, queued {state['queued']}, "
+        f"KV pages {state['pages_free']} free of {state['pages_total']}"
+    )
+    drafted = state["drafted_tokens"]
+    share = f" ({state['accepted_tokens'] / drafted:.0%})" if drafted else ""
+    branch.add(
+        f"steps {state['steps']}, tokens {state['committed_tokens']}, drafted {drafted}, "
+        f"accepted {state['accepted_tokens']}{share}"
+    )
+    for proposer in verify.proposers:
+        default = ", the default" if proposer.default else ""
+        if proposer.attached:
+            place = f"attached, epoch {proposer.epoch}, {proposer.transport}, pid {proposer.process_id}"
+        else:
+            place = "not attached"
+        branch.add(f"proposer {proposer.name}: {place}{default}")
+
+
+def _line(name: str, address: str, status: str, process_id: int | None) -> str:
+    colour = "green" if status in {"ok", "serving"} else "red" if status == "unreachable" else "yellow"
+    process = f" pid {process_id}" if process_id else ""
+    return f"[bold]{name}[/bold] {address}{process} [{colour}]{status}[/{colour}]"
+
+
+def _ask_gateway(address: str) -> GatewayFacts:
+    try:
+        with urlopen(f"http://{address}/health", timeout=TIMEOUT_SECONDS) as reply:  # noqa: S310  # scheme is fixed
+            body = json.load(reply)
+    except HTTPError as error:
+        with error:
+            return GatewayFacts(address, f"error {error.code}")
+    except (URLError, OSError, ValueError):
+        return GatewayFacts(address, "unreachable")
+    return GatewayFacts(address, str(body.get("status", "ok")), body.get("process_id"))
+
+
+def _ask_verify(address: str) -> VerifyFacts:
+    with open_sync_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        try:
+            info = stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=TIMEOUT_SECONDS)
+            state = stub.GetState(verify_pb2.GetStateRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.RpcError:
+            return VerifyFacts(address, "unreachable")
+    return VerifyFacts(
+        address=address,
+        status="draining" if state.draining else "serving",
+        process_id=info.process_id,
+        model=info.model_name,
+        model_path=info.model_path,
+        fingerprint=info.model_fingerprint,
+        mode=info.mode,
+        device=info.device,
+        max_context=info.max_context,
+        max_nodes=info.max_nodes,
+        page_size=info.page_size,
+        proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
+        state={descriptor.name: getattr(state, descriptor.name) for descriptor in state.DESCRIPTOR.fields},
+    )
+
+
+def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:
+    return ProposerFacts(
+        name=status.name,
+        configured=status.configured,
+        attached=status.attached,
+        default=status.name == default,
+        process_id=status.process_id or None,
+        address=status.address,
+        transport=status.transport,
+        epoch=status.epoch or None,
+    )
+
+
+def _ask_draft(address: str) -> DraftFacts:
+    with open_sync_channel(address) as channel:
+        stub = draft_pb2_grpc.DraftAdminServiceStub(channel)
+        try:
+            info = stub.GetInfo(draft_pb2.DraftAdminServiceGetInfoRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.RpcError:
+            return DraftFacts(address, "unreachable")
+    return DraftFacts(
+        address=address,
+        status="serving" if info.attached else "not attached",
+        process_id=info.process_id,
+        verify_address=info.verify_address,
+        proposers=tuple(offer.name for offer in info.proposers),
+        sessions=info.sessions,
+        trees_sent=info.trees_sent,
+    )

@@ -1,0 +1,67 @@
+"""Which model and which proposers are served when the operator names none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.commands import NO_DRAFT, proposer_name
+
+DEMO_MODEL = "slipstream-demo"
+DEMO_DRAFT = "slipstream-demo-draft"
+DRAFT_MODEL = "draft-model"
+NGRAM = "ngram"
+
+
+class ModelNotFoundError(RuntimeError):
+    """A folder that should hold a model does not. The message says what to do."""
+
+
+def demo_folder(name: str) -> Path:
+    """A model of `demo_models/`, which lies beside this package in a source tree."""
+    folder = Path(__file__).resolve().parent.parent / "demo_models" / name
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(
+            f"the model that travels with the source tree is not at {folder}; name another with --model DIR"
+        )
+    return folder
+
+
+def resolve_model(model: Path | None) -> Path:
+    """The folder to serve: the given one, or the demo model."""
+    if model is None:
+        return demo_folder(DEMO_MODEL)
+    folder = model.expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"no config.json in {folder}; --model wants the folder of a Hugging Face checkpoint")
+    return folder
+
+
+def resolve_draft(draft: Sequence[str], *, demo: bool) -> tuple[str, ...]:
+    """Proposer specs with their folders; the first is the default. "none" alone means no speculation.
+
+    Without any, the demo model gets its own draft model and n-grams, other models n-grams alone.
+    """
+    if not draft:
+        return (f"{DRAFT_MODEL}:{demo_folder(DEMO_DRAFT)}", NGRAM) if demo else (NGRAM,)
+    if NO_DRAFT in draft:
+        if len(draft) > 1:
+            raise ValueError("--draft none excludes other proposers")
+        return ()
+    names = [proposer_name(spec) for spec in draft]
+    if len(set(names)) < len(names):
+        raise ValueError("--draft names a proposer twice")
+    return tuple(_resolve_spec(spec, demo=demo) for spec in draft)
+
+
+def _resolve_spec(spec: str, *, demo: bool) -> str:
+    name, colon, folder = spec.partition(":")
+    if "=" in name:
+        return spec
+    if colon:
+        return f"{name}:{resolve_model(Path(folder))}"
+    if name == DRAFT_MODEL:
+        if not demo:
+            raise ValueError("--draft draft-model needs a folder: --draft draft-model:DIR")
+        return f"{name}:{demo_folder(DEMO_DRAFT)}"
+    return spec

@@ -1,0 +1,131 @@
+"""`slipstream serve`: the three services on one host, from start to drain."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+
+from launcher.commands import Layout, reachable, split_address
+from launcher.log_view import LogView
+from launcher.readiness import StartupError, wait_attached
+from launcher.supervisor import Supervisor
+
+KILL_POLL_SECONDS = 0.1
+DRAIN_MARGIN_SECONDS = 5.0
+"""Services end their own drain first; the launcher's limit is this much later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to run a layout."""
+
+    model_name: str
+    start_seconds: float
+    drain_seconds: float
+
+
+class PortTakenError(RuntimeError):
+    """Something else listens where a service should."""
+
+
+def check_ports(layout: Layout) -> None:
+    """PortTakenError, naming the flag, unless every address can be bound."""
+    wanted = {
+        "--http-port": layout.http_address,
+        "--grpc-port": layout.grpc_address,
+        "--verify-port": layout.verify_address,
+    }
+    if layout.draft:
+        wanted["--draft-port"] = layout.draft_address
+    for flag, address in wanted.items():
+        host, port = split_address(address)
+        try:
+            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                pass
+        except OSError as error:
+            raise PortTakenError(f"cannot listen on {address}: {error.strerror}; choose another with {flag}") from error
+
+
+def serve(layout: Layout, options: ServeOptions) -> int:
+    """Run the services until a signal; returns the exit status.
+
+    The first SIGTERM or SIGINT drains: running streams finish, new requests are refused. The second ends everything.
+    """
+    view = LogView(sys.stderr)
+    # Gateway before the services it needs, so that its streams can finish.
+    commands = [layout.gateway, *([layout.drafter] if layout.draft else []), layout.verify]
+    supervisor = Supervisor(commands, view)
+    signal.signal(signal.SIGTERM, _leave)
+    view("slipstream", f"starting {', '.join(reversed([command.name for command in commands]))}")
+    try:
+        supervisor.start(options.start_seconds)
+    except StartupError as error:
+        view("slipstream", str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: signals.put(number))
+    if layout.draft:
+        _await_attachment(layout, supervisor, view)
+    print(greeting(layout, options.model_name), flush=True)
+    signals.get()
+    view("slipstream", "draining; again to stop at once")
+    return _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, signals)
+
+
+def greeting(layout: Layout, model_name: str) -> str:
+    """Where the services listen, and a command to try them with."""
+    http = reachable(layout.http_address)
+    body = {
+        "model": model_name,
+        "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse."}],
+        "stream": True,
+    }
+    names = [f"{name} (default)" if not index else name for index, name in enumerate(layout.proposers)]
+    return f"""
+Slipstream is ready.
+  model      {model_name} ({layout.model})
+  proposers  {", ".join(names) or "none"}
+  HTTP       http://{http}/v1
+  gRPC       {reachable(layout.grpc_address)}
+
+Try it:
+  curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{json.dumps(body)}'
+  slipstream chat --address {reachable(layout.grpc_address)}
+
+Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.
+"""
+
+
+def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> None:
+    """The drafter serves before it is attached. One that cannot attach costs speed alone, so serving goes on."""
+    try:
+        wait_attached(layout.verify_address, layout.proposers, supervisor.process("draft"), seconds=10.0)
+    except StartupError as error:
+        view("slipstream", f"decoding plainly for now: {str(error).splitlines()[0]}")
+
+
+def _drain(supervisor: Supervisor, grace: float, signals: queue.SimpleQueue[int]) -> int:
+    drain = threading.Thread(target=supervisor.drain, args=(grace,), name="drain")
+    drain.start()
+    while drain.is_alive():
+        try:
+            signals.get(timeout=KILL_POLL_SECONDS)
+        except queue.Empty:
+            continue
+        supervisor.kill()
+        drain.join()
+        return 130
+    return 0
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
