@@ -1,0 +1,162 @@
+"""Runs many requests against a gateway, so many at a time, and keeps what each was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from benchmarks.prompts import Prompt
+from slipstream.rpc.channel import open_channel, open_sync_channel
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2, verify_pb2, verify_pb2_grpc
+
+REQUEST_SECONDS = 600.0
+"""Deadline of one request: a benchmark that hangs must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request. `proposer` empty: speculation off."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    proposer: str = ""
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    tenant: str = ""
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request yielded. Times in seconds from its start, as the client saw them."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    verify_steps: int
+    drafted: int
+    accepted: int
+    cached_tokens: int
+    first_token: float
+    total: float
+    logprobs: tuple[float, ...] = ()
+    """Of the chosen tokens, then of all competitors in order, where they were asked for."""
+    accepted_by_step: tuple[int, ...] = field(default=())
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step yielded, bonus included."""
+        return len(self.token_ids) / max(self.verify_steps, 1)
+
+
+def request_of(job: Job) -> gateway_pb2.GenerateRequest:
+    """The job as the gateway's message."""
+    sampling = sampling_pb2.SamplingParams(
+        temperature=job.temperature,
+        seed=job.seed,
+        max_tokens=job.max_tokens,
+        ignore_eos=job.ignore_eos,
+        logprobs=job.logprobs,
+        top_p=job.top_p,
+        presence_penalty=job.presence_penalty,
+    )
+    speculation = sampling_pb2.Speculation(
+        enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
+    )
+    return gateway_pb2.GenerateRequest(
+        token_ids=gateway_pb2.TokenIds(ids=job.prompt_ids),
+        sampling=sampling,
+        speculation=speculation,
+        tenant=job.tenant,
+    )
+
+
+class Runner:
+    """A client of one gateway. Use within `connect`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+
+    async def tokenize(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        """Token ids of each prompt under the model's chat template."""
+        ids: list[tuple[int, ...]] = []
+        for prompt in prompts:
+            messages = [gateway_pb2.ChatMessage(role=role, content=text) for role, text in prompt.messages]
+            request = gateway_pb2.TokenizeRequest(chat=gateway_pb2.Chat(messages=messages))
+            ids.append(tuple((await self._stub.Tokenize(request, timeout=REQUEST_SECONDS)).token_ids))
+        return ids
+
+    async def run(
+        self, jobs: Sequence[Job], concurrency: int, done: Callable[[], object] = lambda: None
+    ) -> list[Answer]:
+        """Answers in the order of `jobs`; `concurrency` requests are in flight until none waits."""
+        answers: dict[int, Answer] = {}
+        waiting = iter(enumerate(jobs))
+
+        async def work() -> None:
+            for index, job in waiting:
+                answers[index] = await self.generate(job)
+                done()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(work())
+        return [answers[index] for index in range(len(jobs))]
+
+    async def generate(self, job: Job) -> Answer:
+        start = time.perf_counter()
+        first = 0.0
+        tokens: list[int] = []
+        chosen: list[float] = []
+        others: list[float] = []
+        steps: list[int] = []
+        last = gateway_pb2.GenerateResponse()
+        async for message in self._stub.Generate(request_of(job), timeout=REQUEST_SECONDS):
+            if message.token_ids and not tokens:
+                first = time.perf_counter() - start
+            tokens.extend(message.token_ids)
+            for position in message.logprobs:
+                chosen.append(position.chosen.logprob)
+                others.extend(value for each in position.top for value in (each.token_id, each.logprob, each.rank))
+            if message.HasField("step"):
+                steps.append(message.step.accepted)
+            last = message
+        return Answer(
+            token_ids=tuple(tokens),
+            finish_reason=sampling_pb2.FinishReason.Name(last.finish_reason),
+            verify_steps=last.usage.verify_steps,
+            drafted=last.usage.drafted_tokens,
+            accepted=last.usage.accepted_tokens,
+            cached_tokens=last.usage.cached_tokens,
+            first_token=first,
+            total=time.perf_counter() - start,
+            logprobs=(*chosen, *others),
+            accepted_by_step=tuple(steps),
+        )
+
+
+@asynccontextmanager
+async def connect(gateway_grpc: str) -> AsyncIterator[Runner]:
+    """A runner on a gateway's gRPC address."""
+    channel = open_channel(gateway_grpc)
+    try:
+        yield Runner(channel)
+    finally:
+        await channel.close()
+
+
+def verify_state(address: str) -> verify_pb2.GetStateResponse:
+    """The verify service's counters of the moment."""
+    with open_sync_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        state: verify_pb2.GetStateResponse = stub.GetState(verify_pb2.GetStateRequest(), timeout=5.0)
+        return state
