@@ -1,0 +1,188 @@
+"""Between protobuf messages and the service's own types. The only module that touches message classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from draft_service.proposers.base import Opening, Proposer, Sampling, Target
+from draft_service.records import Close, Commit, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp, TreeReply
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
+
+PROTOCOL_VERSION = 1
+TRANSPORT = "grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What verify granted: the epoch of all stamps and the number of slots."""
+
+    epoch: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What verify and operators are told of this process."""
+
+    name: str
+    address: str
+    process_id: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdminState:
+    """What runs here and what it is attached to."""
+
+    proposers: Sequence[Proposer]
+    verify_address: str
+    attached: bool
+    epoch: int
+    sessions: int
+    trees_sent: int
+
+
+def info_request() -> draft_pb2.DraftLinkServiceGetInfoRequest:
+    return draft_pb2.DraftLinkServiceGetInfoRequest()
+
+
+def decode_target(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> Target:
+    """Raises FailedPreconditionError when the protocol versions do not overlap."""
+    if not message.min_version <= PROTOCOL_VERSION <= message.max_version:
+        raise FailedPreconditionError(
+            f"verify speaks versions {message.min_version} to {message.max_version} of the exchange, "
+            f"this draft service {PROTOCOL_VERSION}"
+        )
+    return Target(message.vocab_size, message.tokenizer_fingerprint, message.max_context)
+
+
+def encode_attach(identity: Identity, proposers: Sequence[Proposer], token: str) -> draft_pb2.AttachRequest:
+    fingerprints = [p.tokenizer_fingerprint for p in proposers if p.tokenizer_fingerprint]
+    return draft_pb2.AttachRequest(
+        min_version=PROTOCOL_VERSION,
+        max_version=PROTOCOL_VERSION,
+        token=token,
+        proposers=[_encode_offer(proposer) for proposer in proposers],
+        tokenizer_fingerprint=next(iter(fingerprints), ""),
+        vocab_size=max((p.vocab_size for p in proposers), default=0),
+        transports=[TRANSPORT],
+        name=identity.name,
+        address=identity.address,
+        process_id=identity.process_id,
+    )
+
+
+def decode_attachment(message: draft_pb2.AttachResponse) -> Attachment:
+    """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
+    if message.version != PROTOCOL_VERSION or message.transport not in {"", TRANSPORT}:
+        raise FailedPreconditionError(
+            f"verify chose version {message.version} and transport {message.transport!r}, which were not offered"
+        )
+    return Attachment(message.epoch, message.num_slots)
+
+
+def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
+    """The records this service understands, in order; Extend and unknown kinds carry nothing for it."""
+    records: list[Record] = []
+    for command in message.commands:
+        kind = command.WhichOneof("kind")
+        if kind == "commit":
+            commit = command.commit
+            records.append(
+                Commit(_decode_stamp(commit.stamp), list(commit.token_ids), commit.max_nodes, commit.max_depth)
+            )
+        elif kind == "open":
+            records.append(_decode_open(command.open))
+        elif kind == "close":
+            records.append(Close(_decode_stamp(command.close.stamp)))
+        elif kind == "gap":
+            records.append(Gap(_decode_stamp(command.gap.stamp)))
+    return records
+
+
+def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
+    return draft_pb2.ExchangeRequest(replies=[_encode_reply(reply) for reply in replies])
+
+
+def encode_admin(state: AdminState, identity: Identity) -> draft_pb2.DraftAdminServiceGetInfoResponse:
+    return draft_pb2.DraftAdminServiceGetInfoResponse(
+        proposers=[_encode_offer(proposer) for proposer in state.proposers],
+        verify_address=state.verify_address,
+        attached=state.attached,
+        epoch=state.epoch,
+        sessions=state.sessions,
+        process_id=identity.process_id,
+        version=identity.version,
+        trees_sent=state.trees_sent,
+    )
+
+
+def _encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
+    return draft_pb2.ProposerOffer(
+        name=proposer.name,
+        feature_boundaries=proposer.feature_boundaries,
+        max_nodes=proposer.max_nodes,
+        max_depth=proposer.max_depth,
+    )
+
+
+def _decode_stamp(stamp: tree_pb2.Stamp) -> Stamp:
+    return Stamp(stamp.epoch, stamp.slot, stamp.generation, stamp.base_length, stamp.root_token)
+
+
+def _encode_stamp(stamp: Stamp) -> tree_pb2.Stamp:
+    return tree_pb2.Stamp(
+        epoch=stamp.epoch,
+        slot=stamp.slot,
+        generation=stamp.generation,
+        base_length=stamp.base_length,
+        root_token=stamp.root_token,
+    )
+
+
+def _decode_open(message: draft_pb2.Open) -> Open:
+    opening = Opening(
+        token_ids=list(message.token_ids),
+        prompt_length=message.prompt_length,
+        sampling=_decode_sampling(message.sampling, message.choice_index),
+        tenant=message.tenant,
+        adapter_id=message.adapter_id,
+    )
+    return Open(_decode_stamp(message.stamp), message.proposer, opening, message.max_nodes, message.max_depth)
+
+
+def _decode_sampling(message: sampling_pb2.SamplingParams, choice: int) -> Sampling:
+    default = Sampling()
+    has = message.HasField
+    return Sampling(
+        temperature=message.temperature if has("temperature") else default.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if has("top_p") else default.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        choice=choice,
+        repetition_penalty=message.repetition_penalty if has("repetition_penalty") else default.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _encode_reply(reply: Reply) -> draft_pb2.DraftReply:
+    stamp = _encode_stamp(reply.stamp)
+    match reply:
+        case TreeReply(tree=tree):
+            return draft_pb2.DraftReply(
+                tree=tree_pb2.TokenTree(
+                    stamp=stamp, token_ids=tree.token_ids, parents=tree.parents, log_probs=tree.log_probs or ()
+                )
+            )
+        case ResumeReply(have_length=have_length):
+            return draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=stamp, have_length=have_length))
+        case NackReply(reason=reason):
+            return draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=stamp, reason=reason))

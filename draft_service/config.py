@@ -1,0 +1,51 @@
+"""Settings of the draft service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import SettingsConfigDict
+
+from draft_service.proposers.registry import ProposerSpec
+from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.settings import Names, ServiceSettings
+
+
+def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        names = [ProposerSpec.parse(spec).name for spec in specs]
+    except InvalidArgumentError as error:
+        raise ValueError(error.message) from error
+    if not names:
+        raise ValueError("at least one proposer is needed")
+    if len(set(names)) != len(names):
+        raise ValueError("proposer names repeat")
+    return specs
+
+
+class DraftSettings(ServiceSettings):
+    """Flags, environment (SLIPSTREAM_DRAFT_...) and file of `python -m draft_service`."""
+
+    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_DRAFT_")
+
+    verify: str = Field(default="127.0.0.1:50052", min_length=1, description="Address of the verify service")
+    host: str = Field(default="127.0.0.1", description="Address to serve health and administration on")
+    port: int = Field(default=50053, ge=0, le=65535, description="Port of that server; 0 binds a free one")
+    proposers: Annotated[Names, AfterValidator(_parsed)] = Field(
+        default=("ngram",),
+        description="What to host: NAME[:ARGUMENT], such as ngram or draft-model:DIR, or "
+        "NAME=module:factory[:ARGUMENT]; repeat the flag or separate by commas",
+    )
+    name: str = Field(default="draft", max_length=64, description="How this service is known to operators")
+    threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers")
+    max_nodes: int | None = Field(
+        default=None, ge=2, le=64, description="Rows of the largest tree, root included; default: the proposer's"
+    )
+    max_depth: int | None = Field(default=None, ge=1, le=63, description="Longest path; default: the proposer's")
+    topk: int | None = Field(
+        default=None, ge=1, le=16, description="Children of a tree node; 1 makes chains; default: the proposer's"
+    )
+    attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")

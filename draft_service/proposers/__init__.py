@@ -1,0 +1,1 @@
+"""Proposers: the public interface (`base`) and the built-in ones."""

@@ -1,0 +1,164 @@
+"""The public interface of a proposer: whatever guesses the next tokens of a request.
+
+Third parties implement `Proposer`, write a factory `(ProposerOptions) -> Proposer` and name it either in the
+entry point group `slipstream.proposers` or on the command line as `NAME=module:factory[:ARGUMENT]`.
+
+A proposer is owned by one thread: every method is called from it, never two at once. Nothing a proposer returns
+can change a request's tokens, only how fast they come; still, a tree that breaks the rules of `TokenTree.validate`
+costs the whole service its attachment, so the worker checks every tree and silences a proposer that raises.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slipstream_kernels.token_tree import TokenTree
+
+PROPOSER_ENTRY_POINTS = "slipstream.proposers"
+"""Name of the entry point group."""
+
+
+class SessionRefusedError(Exception):
+    """Raised by `Proposer.open`: this request will get no trees. The message goes to the verify service."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerOptions:
+    """What a factory is given.
+
+    name: how the proposer is known to requests.
+    argument: what followed the name on the command line, such as a folder; empty if nothing did.
+    threads: CPU threads the proposer may use.
+    max_nodes, max_depth, top_k: the operator's limits, None where the proposer chooses. `max_nodes` counts the root.
+    """
+
+    name: str
+    argument: str = ""
+    threads: int = 1
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the request's tokens are chosen, defaults filled in; see SamplingParams in sampling.proto.
+
+    A proposer that draws the published noise with `seed` and `choice` (docs/protocol) is coupled to the target:
+    both then prefer the same tokens at temperatures above 0.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request as it stands when a session opens: `token_ids` are the prompt and the output so far.
+
+    prompt_length: how many of token_ids are the prompt, at least 1.
+    tenant, adapter_id: state must never be shared between tenants or adapters.
+    """
+
+    token_ids: Sequence[int]
+    prompt_length: int
+    sampling: Sampling = field(default_factory=Sampling)
+    tenant: str = ""
+    adapter_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A session that wants a tree for its present tokens.
+
+    max_nodes: rows of the tree, the root included, at least 2; so at most max_nodes - 1 drafted tokens.
+    max_depth: longest path below the root, at least 1.
+    """
+
+    session: int
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Facts about the verify service's model, known from the moment of attachment."""
+
+    vocab_size: int
+    tokenizer_fingerprint: str
+    max_context: int
+
+
+class Proposer(ABC):
+    """Guesses token trees for many sessions at once.
+
+    A session is one request: `open` gives it all tokens so far, `commit` adds tokens the target has decided,
+    `close` ends it. Session numbers are positive and never used twice in a process.
+    """
+
+    name: str
+    """How requests name it."""
+    max_nodes: int
+    """Rows of the largest tree it makes, the root included; 2 to 64."""
+    max_depth: int
+    """Longest path it makes; 1 to 63."""
+    feature_boundaries: tuple[int, ...] = ()
+    """Boundaries of the target whose hidden states it wants (boundary b is the stream that enters layer b)."""
+    tokenizer_fingerprint: str = ""
+    """Fingerprint of the tokenizer it depends on; empty: works with any."""
+    vocab_size: int = 0
+    """Entries of its vocabulary; 0: works with any."""
+
+    def bind(self, target: Target) -> None:  # noqa: B027 (a hook; most proposers need none)
+        """Told of the target before any session opens; called again after each attachment.
+
+        Raises FailedPreconditionError (slipstream.rpc.errors) if this proposer does not fit that target; it is then
+        not offered.
+        """
+
+    @abstractmethod
+    def open(self, session: int, opening: Opening) -> None:
+        """Begin a session. Should only take note: heavy work belongs in `propose` and `advance`.
+
+        Raises SessionRefusedError if this request will get no trees.
+        """
+
+    @abstractmethod
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        """Append tokens decided by the target, at least one. Should only take note, as `open`."""
+
+    @abstractmethod
+    def close(self, session: int) -> None:
+        """Forget a session."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        """Guess what follows the present tokens of each session; one entry a request, in order.
+
+        None or an empty tree: no guess, the target decodes this step plainly. A verify step waits a few
+        milliseconds at most, so a session that needs long preparation gets None now and its preparation in `advance`.
+        `log_probs`, where known, are those of the paths under the proposer's own distribution.
+        """
+
+    def advance(self) -> bool:
+        """Do one bounded piece of background work, such as a chunk of a long prompt.
+
+        Called between rounds. Returns whether more work remains; False when there was none.
+        """
+        return False
+
+    def shut_down(self) -> None:  # noqa: B027 (a hook; most proposers need none)
+        """The process ends; release what is held."""

@@ -1,0 +1,87 @@
+"""The records of the exchange as the draft service sees them; their wire forms are in draft.proto and tree.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draft_service.proposers.base import Opening
+from slipstream_kernels.token_tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Which state of which request a record belongs to; see tree.proto."""
+
+    epoch: int
+    slot: int
+    generation: int
+    base_length: int
+    root_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request begins or is handed over. `proposer` indexes the proposers offered at attachment."""
+
+    stamp: Stamp
+    proposer: int
+    opening: Opening
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens one verify step added; the stamp is the state after them."""
+
+    stamp: Stamp
+    token_ids: Sequence[int]
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The request is over."""
+
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records of this slot were dropped on the way."""
+
+    stamp: Stamp
+
+
+Record = Open | Commit | Close | Gap
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReply:
+    """The tree for the state of the stamp; an empty one asks for a plain step."""
+
+    stamp: Stamp
+    tree: TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReply:
+    """Tokens from `have_length` on are missing here; an Open is awaited."""
+
+    stamp: Stamp
+    have_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class NackReply:
+    """No trees will be made for this slot."""
+
+    stamp: Stamp
+    reason: str
+
+
+Reply = TreeReply | ResumeReply | NackReply
+EMPTY_TREE = TokenTree((), ())
+"""Says: decode this step plainly."""

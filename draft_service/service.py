@@ -1,0 +1,44 @@
+"""The draft service's own gRPC API: health, reflection and administration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from draft_service import codec
+from draft_service.codec import AdminState, Identity
+from draft_service.link import VerifyLink
+from draft_service.worker import Worker
+from slipstream.rpc.server import GrpcServer
+from slipstream.v1 import draft_pb2_grpc
+
+ADMIN_SERVICE = "slipstream.v1.DraftAdminService"
+
+
+class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
+    """Serves DraftAdminService."""
+
+    def __init__(self, worker: Worker, link: VerifyLink, identity: Identity) -> None:
+        self._worker = worker
+        self._link = link
+        self._identity = identity
+
+    async def GetInfo(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG002, N802 (fixed by gRPC)
+        epoch = self._link.epoch
+        state = AdminState(
+            proposers=self._worker.proposers,
+            verify_address=self._link.address,
+            attached=epoch is not None,
+            epoch=epoch or 0,
+            sessions=self._worker.stats.sessions,
+            trees_sent=self._worker.stats.trees_sent,
+        )
+        return codec.encode_admin(state, self._identity)
+
+
+def make_server(host: str, port: int, admin: DraftAdmin) -> GrpcServer:
+    def register(server: grpc.aio.Server) -> None:
+        draft_pb2_grpc.add_DraftAdminServiceServicer_to_server(admin, server)
+
+    return GrpcServer(host=host, port=port, services=[ADMIN_SERVICE], register=register)

@@ -1,0 +1,176 @@
+"""The requests of one attachment, by slot, and what their stamps allow.
+
+Records may be stale, duplicated or missing. A record that does not fit is dropped and counted; a hole is answered
+with Resume, after which the slot waits for an Open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
+from draft_service.records import Close, Commit, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot of the attachment.
+
+    stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
+    after Resume, refused or failed). wants_tree: that state has not been answered yet.
+    """
+
+    stamp: Stamp
+    proposer: Proposer | None = None
+    session: int = 0
+    max_nodes: int = 0
+    max_depth: int = 0
+    wants_tree: bool = False
+    awaits_open: bool = False
+
+
+@dataclass(slots=True)
+class SessionTable:
+    """All slots of one attachment. `numbers` yields session numbers that are unique in the process."""
+
+    epoch: int
+    num_slots: int
+    proposers: Sequence[Proposer]
+    numbers: count[int]
+    dropped: Counter[str] = field(default_factory=Counter)
+    _slots: dict[int, Slot] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of sessions that a proposer holds."""
+        return sum(1 for slot in self._slots.values() if slot.session)
+
+    def apply(self, record: Record) -> Reply | None:
+        """Take one record in. Returns what must be answered at once, if anything."""
+        stamp = record.stamp
+        if stamp.epoch != self.epoch:
+            self.dropped["epoch"] += 1
+            return None
+        slot = self._slots.get(stamp.slot)
+        if slot is not None and stamp.generation < slot.stamp.generation:
+            self.dropped["generation"] += 1
+            return None
+        match record:
+            case Open():
+                return self._open(record, slot)
+            case Commit():
+                return self._commit(record, slot)
+            case Gap():
+                return self._resume(stamp, slot)
+            case Close():
+                if slot is not None:
+                    self._forget(slot)
+                    del self._slots[stamp.slot]
+                return None
+
+    def wanted(self) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
+        """States that await a tree, by proposer; limits are the lower of verify's and the proposer's."""
+        wanted: dict[Proposer, list[tuple[Slot, DraftRequest]]] = {}
+        for slot in self._slots.values():
+            if slot.wants_tree and slot.proposer is not None:
+                request = DraftRequest(
+                    slot.session,
+                    min(slot.max_nodes, slot.proposer.max_nodes),
+                    min(slot.max_depth, slot.proposer.max_depth),
+                )
+                wanted.setdefault(slot.proposer, []).append((slot, request))
+        return wanted
+
+    def refuse(self, slot: Slot, reason: str) -> NackReply:
+        """No more trees for this slot until the next Open."""
+        self._forget(slot)
+        return NackReply(slot.stamp, reason)
+
+    def close_all(self) -> None:
+        """The attachment is over."""
+        for slot in self._slots.values():
+            self._forget(slot)
+        self._slots.clear()
+
+    def _open(self, record: Open, slot: Slot | None) -> Reply | None:
+        if slot is not None:
+            self._forget(slot)
+        slot = self._slots[record.stamp.slot] = Slot(record.stamp)
+        fault = self._fault_of(record)
+        if fault:
+            del self._slots[record.stamp.slot]
+            return NackReply(record.stamp, fault)
+        proposer, session = self.proposers[record.proposer], next(self.numbers)
+        try:
+            proposer.open(session, record.opening)
+        except SessionRefusedError as refusal:
+            return self.refuse(slot, str(refusal))
+        except Exception:  # noqa: BLE001 (a third party's code; one request loses its trees, nothing else)
+            _log.exception("proposer %s failed to open a session", proposer.name)
+            return self.refuse(slot, f"proposer {proposer.name} failed")
+        slot.proposer, slot.session = proposer, session
+        self._want(slot, record)
+        return None
+
+    def _commit(self, record: Commit, slot: Slot | None) -> Reply | None:
+        stamp = record.stamp
+        if slot is None or stamp.generation > slot.stamp.generation:
+            return self._resume(stamp, slot)
+        if slot.proposer is None:
+            slot.stamp = stamp
+            self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
+            return None
+        if stamp.base_length <= slot.stamp.base_length:
+            self.dropped["stale commit"] += 1
+            return None
+        if stamp.base_length != slot.stamp.base_length + len(record.token_ids):
+            return self._resume(stamp, slot)
+        try:
+            slot.proposer.commit(slot.session, record.token_ids)
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to take tokens", slot.proposer.name)
+            return self.refuse(slot, f"proposer {slot.proposer.name} failed")
+        slot.stamp = stamp
+        self._want(slot, record)
+        return None
+
+    def _resume(self, stamp: Stamp, slot: Slot | None) -> ResumeReply:
+        have_length = 0
+        if slot is not None:
+            if slot.session and stamp.generation == slot.stamp.generation:
+                have_length = slot.stamp.base_length
+            self._forget(slot)
+        self._slots[stamp.slot] = Slot(stamp, awaits_open=True)
+        return ResumeReply(stamp, have_length)
+
+    def _fault_of(self, record: Open) -> str:
+        tokens = record.opening.token_ids
+        if not 0 <= record.stamp.slot < self.num_slots:
+            return f"slot {record.stamp.slot} is outside 0 to {self.num_slots - 1}"
+        if record.proposer >= len(self.proposers):
+            return f"proposer {record.proposer} was not offered"
+        if not 1 <= record.opening.prompt_length <= len(tokens):
+            return f"prompt_length {record.opening.prompt_length} does not fit {len(tokens)} tokens"
+        if record.stamp.base_length != len(tokens) or record.stamp.root_token != tokens[-1]:
+            return "the stamp does not fit the tokens"
+        return ""
+
+    def _forget(self, slot: Slot) -> None:
+        proposer, session = slot.proposer, slot.session
+        slot.proposer, slot.session, slot.wants_tree = None, 0, False
+        if proposer is None:
+            return
+        try:
+            proposer.close(session)
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to close a session", proposer.name)
+
+    @staticmethod
+    def _want(slot: Slot, record: Open | Commit) -> None:
+        slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
+        slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0

@@ -1,0 +1,235 @@
+"""The one thread that owns all proposers: takes records, drafts, sends trees.
+
+Every pass takes all records that have arrived, so that the newest state of each slot wins and the sessions of one
+proposer are drafted together. Trees of states that were superseded meanwhile are not sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from queue import Empty, SimpleQueue
+
+from draft_service.codec import Attachment
+from draft_service.proposers.base import DraftRequest, Proposer, Target
+from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
+from draft_service.sessions import SessionTable, Slot
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[list[Reply]], None]
+"""Takes the replies of one pass; called on the worker's thread and must not block."""
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """Counters since the start. Written by the worker, read by anyone."""
+
+    trees_sent: int = 0
+    nodes_sent: int = 0
+    superseded: int = 0
+    failures: int = 0
+    sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Attach:
+    attachment: Attachment
+    proposers: Sequence[Proposer]
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class _Detach:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bind:
+    target: Target
+    done: Future[list[Proposer]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Item = Sequence[Record] | _Attach | _Detach | _Bind | _Stop
+
+
+@dataclass(slots=True)
+class Worker:
+    """Owns the proposers. All public methods may be called from any thread."""
+
+    proposers: Sequence[Proposer]
+    stats: WorkerStats = field(default_factory=WorkerStats)
+    _inbox: SimpleQueue[_Item] = field(default_factory=SimpleQueue)
+    _newest: dict[int, Stamp | None] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+    _table: SessionTable | None = None
+    _send: Send | None = None
+    _vocab_size: int = 0
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="draft-worker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the present pass, shut the proposers down and end the thread."""
+        self._inbox.put(_Stop())
+        if self._thread is not None:
+            self._thread.join()
+
+    def bind(self, target: Target) -> Future[list[Proposer]]:
+        """Tell every proposer of the target; the result holds those that fit it."""
+        done: Future[list[Proposer]] = Future()
+        self._inbox.put(_Bind(target, done))
+        return done
+
+    def attach(self, attachment: Attachment, proposers: Sequence[Proposer], send: Send) -> None:
+        """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order."""
+        self._newest = {}
+        self._inbox.put(_Attach(attachment, proposers, send))
+
+    def detach(self, epoch: int) -> None:
+        """End an attachment; its sessions are closed."""
+        self._inbox.put(_Detach(epoch))
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Hand over records in the order of their arrival."""
+        newest = self._newest
+        for record in records:
+            newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
+        self._inbox.put(records)
+
+    def _run(self) -> None:
+        more_work = False
+        while True:
+            replies: list[Reply] = []
+            for item in self._take(wait=not more_work):
+                if isinstance(item, _Stop):
+                    self._shut_down()
+                    return
+                replies.extend(self._handle(item))
+            if self._table is not None:
+                replies.extend(self._draft(self._table))
+                self.stats.sessions = len(self._table)
+            if replies and self._send is not None:
+                self._send(replies)
+            more_work = self._advance()
+
+    def _take(self, *, wait: bool) -> list[_Item]:
+        items = [self._inbox.get()] if wait else []
+        try:
+            while True:
+                items.append(self._inbox.get_nowait())
+        except Empty:
+            return items
+
+    def _handle(self, item: _Item) -> list[Reply]:
+        match item:
+            case _Attach(attachment, proposers, send):
+                self._leave()
+                self._table = SessionTable(attachment.epoch, attachment.num_slots, proposers, self._numbers)
+                self._send = send
+            case _Detach(epoch):
+                if self._table is not None and self._table.epoch == epoch:
+                    self._leave()
+            case _Bind(target, done):
+                self._leave()
+                self._vocab_size = target.vocab_size
+                if done.set_running_or_notify_cancel():
+                    done.set_result([proposer for proposer in self.proposers if _fits(proposer, target)])
+            case _Stop():
+                pass
+            case records if self._table is not None:
+                return [reply for record in records if (reply := self._table.apply(record)) is not None]
+            case _:
+                pass
+        return []
+
+    def _draft(self, table: SessionTable) -> list[Reply]:
+        replies: list[Reply] = []
+        for proposer, wanted in table.wanted().items():
+            trees = self._propose(proposer, [request for _, request in wanted])
+            for (slot, _), tree in zip(wanted, trees, strict=True):
+                slot.wants_tree = False
+                if tree is None:
+                    self.stats.failures += 1
+                    replies.append(table.refuse(slot, f"proposer {proposer.name} failed"))
+                elif self._is_current(slot):
+                    self.stats.trees_sent += 1
+                    self.stats.nodes_sent += len(tree)
+                    replies.append(TreeReply(slot.stamp, tree))
+                else:
+                    self.stats.superseded += 1
+        return replies
+
+    def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
+        """One tree a request, empty where the proposer has no guess, None where it failed."""
+        try:
+            trees = proposer.propose(requests)
+            if len(trees) != len(requests):
+                raise InvalidTreeError(f"{len(trees)} trees for {len(requests)} requests")
+        except Exception:  # noqa: BLE001 (a third party's code; the requests that fail alone lose their trees)
+            if len(requests) > 1:
+                return [self._propose(proposer, [request])[0] for request in requests]
+            _log.exception("proposer %s failed", proposer.name)
+            return [None]
+        return [
+            self._checked(proposer, request, tree or EMPTY_TREE) for request, tree in zip(requests, trees, strict=True)
+        ]
+
+    def _checked(self, proposer: Proposer, request: DraftRequest, tree: TokenTree) -> TokenTree | None:
+        try:
+            tree.validate(vocab_size=self._vocab_size, max_nodes=request.max_nodes - 1, max_depth=request.max_depth)
+        except InvalidTreeError as error:
+            _log.error("proposer %s made a malformed tree: %s", proposer.name, error)
+            return None
+        return tree
+
+    def _is_current(self, slot: Slot) -> bool:
+        return self._newest.get(slot.stamp.slot) == slot.stamp
+
+    def _advance(self) -> bool:
+        more_work = False
+        for proposer in self.proposers:
+            try:
+                more_work |= proposer.advance()
+            except Exception:  # noqa: BLE001 (a third party's code; its sessions fail when they are drafted)
+                _log.exception("proposer %s failed in the background", proposer.name)
+        return more_work
+
+    def _leave(self) -> None:
+        if self._table is not None:
+            self._table.close_all()
+        self._table = self._send = None
+        self.stats.sessions = 0
+
+    def _shut_down(self) -> None:
+        self._leave()
+        for proposer in self.proposers:
+            try:
+                proposer.shut_down()
+            except Exception:  # noqa: BLE001 (the others are shut down all the same)
+                _log.exception("proposer %s failed to shut down", proposer.name)
+
+
+def _fits(proposer: Proposer, target: Target) -> bool:
+    try:
+        proposer.bind(target)
+    except FailedPreconditionError as error:
+        _log.error("proposer %s does not fit the target: %s", proposer.name, error)
+        return False
+    except Exception:  # noqa: BLE001 (a third party's code; it is not offered)
+        _log.exception("proposer %s failed to take the target", proposer.name)
+        return False
+    return True

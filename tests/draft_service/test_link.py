@@ -1,0 +1,278 @@
+"""The draft service against a verify end over real loopback gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+
+from draft_service.codec import Identity
+from draft_service.link import Backoff, VerifyLink
+from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
+from draft_service.proposers.ngram import NgramConfig, NgramProposer
+from draft_service.worker import Worker
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream.v1 import draft_pb2 as pb
+from slipstream_kernels.token_tree import TokenTree
+from tests.draft_service.verify_peer import VerifyPeer, commit_command, open_command, stamp
+
+REPEATING = [5, 6, 7, 8, 9, 5, 6]
+
+
+class Broken(Proposer):
+    """Fails in the way its tokens ask for."""
+
+    name, max_nodes, max_depth = "broken", 8, 4
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+
+    def open(self, session: int, opening: Opening) -> None:
+        self.tokens[session] = list(opening.token_ids)
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        self.tokens[session].extend(token_ids)
+
+    def close(self, session: int) -> None:
+        del self.tokens[session]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        return [self._propose(request.session) for request in requests]
+
+    def _propose(self, session: int) -> TokenTree:
+        match self.tokens[session][-1]:
+            case 1:
+                raise RuntimeError("as asked")
+            case 2:
+                return TokenTree((7, 7), (1, -1))
+            case 3:
+                return TokenTree((5000,), (-1,))
+            case 4:
+                return TokenTree.chain(range(9))
+            case _:
+                return TokenTree.chain((11, 12))
+
+
+class Unfit(NgramProposer):
+    def bind(self, target: Target) -> None:
+        raise FailedPreconditionError("another tokenizer")
+
+
+def ngram(name: str = "ngram") -> NgramProposer:
+    return NgramProposer(name, NgramConfig())
+
+
+@asynccontextmanager
+async def linked(peer: VerifyPeer, proposers: Sequence[Proposer]) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
+    port = await peer.start()
+    worker = Worker(proposers)
+    worker.start()
+    link = VerifyLink(f"127.0.0.1:{port}", worker, Identity("test", "127.0.0.1:1", 42, "0"))
+    task = asyncio.create_task(link.run())
+    try:
+        yield link, worker, port
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        worker.stop()
+        await peer.stop()
+
+
+def test_attach_says_what_is_offered_and_trees_answer_states() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram(), ngram("other")]) as (link, worker, _):
+            epoch = await peer.next_epoch()
+            attach = await peer.attachments.get()
+            assert [(o.name, o.max_nodes, o.max_depth) for o in attach.proposers] == [("ngram", 9, 8), ("other", 9, 8)]
+            assert (attach.min_version, attach.max_version, attach.process_id) == (1, 1, 42)
+            assert link.epoch == epoch
+
+            at = stamp(epoch, 3, 7, REPEATING)
+            peer.send(open_command(at, REPEATING, proposer=1))
+            tree = await peer.next_tree()
+            assert tree.stamp == at
+            assert list(tree.token_ids) == [7, 8, 9, 5, 6]
+            assert list(tree.parents) == [-1, 0, 1, 2, 3]
+
+            tokens = [*REPEATING, 7, 8]
+            at = stamp(epoch, 3, 7, tokens)
+            peer.send(commit_command(at, [7, 8], max_nodes=3, max_depth=5))
+            tree = await peer.next_tree()
+            assert tree.stamp == at
+            assert list(tree.token_ids) == [9, 5]
+            assert worker.stats.sessions == 1
+
+            peer.send(pb.DraftCommand(close=pb.Close(stamp=at)))
+            at = stamp(epoch, 3, 8, [1, 2, 3])
+            peer.send(open_command(at, [1, 2, 3]))
+            tree = await peer.next_tree()
+            assert tree.stamp == at
+            assert not tree.token_ids, "no match is said at once"
+
+    asyncio.run(scenario())
+
+
+def test_no_tree_is_made_where_none_is_wanted() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            epoch = await peer.next_epoch()
+            peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING, max_nodes=1))
+            tokens = [*REPEATING, 7]
+            peer.send(commit_command(stamp(epoch, 0, 1, tokens), [7], max_depth=0))
+            tokens = [*tokens, 8]
+            peer.send(commit_command(stamp(epoch, 0, 1, tokens), [8]))
+            tree = await peer.next_tree()
+            assert tree.stamp.base_length == len(tokens)
+            assert peer.replies.empty()
+
+    asyncio.run(scenario())
+
+
+def test_records_of_one_message_yield_one_message_of_newest_states() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            epoch = await peer.next_epoch()
+            commands = []
+            for slot in range(8):
+                commands.append(open_command(stamp(epoch, slot, 1, REPEATING), REPEATING))
+                commands.append(commit_command(stamp(epoch, slot, 1, [*REPEATING, 7]), [7]))
+            peer.send(*commands)
+            trees = [await peer.next_tree() for _ in range(8)]
+            assert sorted(tree.stamp.slot for tree in trees) == list(range(8))
+            assert {tree.stamp.base_length for tree in trees} == {len(REPEATING) + 1}
+            assert peer.messages == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_gap_is_answered_with_resume_and_mended_by_open() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            epoch = await peer.next_epoch()
+            peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING))
+            await peer.next_tree()
+
+            tokens = [*REPEATING, 7, 8, 9]
+            at = stamp(epoch, 0, 1, tokens)
+            peer.send(pb.DraftCommand(gap=pb.Gap(stamp=at, dropped=2)))
+            reply = await peer.next_reply()
+            assert reply.resume == pb.Resume(stamp=at, have_length=len(REPEATING))
+
+            later = [*tokens, 5]
+            peer.send(commit_command(stamp(epoch, 0, 1, later), [5]))
+            at = stamp(epoch, 0, 1, later)
+            peer.send(open_command(at, later, prompt_length=3))
+            tree = await peer.next_tree()
+            assert tree.stamp == at
+            assert list(tree.token_ids) == [6, 7, 8, 9, 5]
+
+            peer.send(commit_command(stamp(epoch, 0, 1, [*later, 6, 7]), [7]))
+            reply = await peer.next_reply()
+            assert reply.resume.have_length == len(later), "a hole is found without a Gap"
+
+    asyncio.run(scenario())
+
+
+def test_attaches_again_after_drops_refusals_and_restarts() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]) as (link, worker, port):
+            first = await peer.next_epoch()
+            peer.send(open_command(stamp(first, 0, 1, REPEATING), REPEATING))
+            await peer.next_tree()
+            peer.drop_exchange()
+            second = await peer.next_epoch()
+            assert second > first
+            peer.send(open_command(stamp(first, 0, 1, REPEATING), REPEATING))
+            peer.send(open_command(stamp(second, 1, 1, REPEATING), REPEATING))
+            assert (await peer.next_tree()).stamp.epoch == second
+            assert worker.stats.sessions == 1, "sessions of the first attachment are gone"
+
+            peer.refuse_attach = grpc.StatusCode.FAILED_PRECONDITION
+            peer.drop_exchange()
+            await asyncio.sleep(0.3)
+            assert link.epoch is None
+            await peer.stop()
+            peer.refuse_attach = None
+            await peer.start(port)
+            third = await peer.next_epoch()
+            peer.send(open_command(stamp(third, 0, 1, REPEATING), REPEATING))
+            assert (await peer.next_tree()).stamp.epoch == third
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_proposer_loses_that_request_only() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [Broken(), ngram()]):
+            epoch = await peer.next_epoch()
+            peer.send(*(open_command(stamp(epoch, slot, 1, [9, slot]), [9, slot]) for slot in range(1, 6)))
+            replies = [await peer.next_reply() for _ in range(5)]
+            kinds = {reply.nack.stamp.slot or reply.tree.stamp.slot: reply.WhichOneof("kind") for reply in replies}
+            assert kinds == {1: "nack", 2: "nack", 3: "nack", 4: "nack", 5: "tree"}
+
+            peer.send(commit_command(stamp(epoch, 1, 1, [9, 1, 5]), [5]))
+            peer.send(commit_command(stamp(epoch, 5, 1, [9, 5, 5]), [5]))
+            peer.send(open_command(stamp(epoch, 1, 2, REPEATING), REPEATING, proposer=1))
+            assert {(await peer.next_tree()).stamp.slot for _ in range(2)} == {1, 5}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("slot", "proposer", "tokens", "base", "prompt"),
+    [(99, 0, [1, 2], 2, 2), (0, 5, [1, 2], 2, 2), (0, 0, [1, 2], 3, 2), (0, 0, [], 0, 1), (0, 0, [1, 2], 2, 9)],
+)
+def test_an_open_that_contradicts_itself_is_nacked(slot, proposer, tokens, base, prompt) -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            epoch = await peer.next_epoch()
+            at = stamp(epoch, slot, 1, tokens)
+            at.base_length = base
+            peer.send(open_command(at, tokens, proposer=proposer, prompt_length=prompt))
+            reply = await peer.next_reply()
+            assert reply.nack.stamp == at
+            assert reply.nack.reason
+
+    asyncio.run(scenario())
+
+
+def test_what_does_not_fit_the_target_is_not_offered() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [Unfit("unfit", NgramConfig()), ngram()]):
+            epoch = await peer.next_epoch()
+            assert [offer.name for offer in (await peer.attachments.get()).proposers] == ["ngram"]
+            peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING))
+            assert (await peer.next_tree()).token_ids
+
+    asyncio.run(scenario())
+
+
+def test_leaving_half_closes_the_exchange() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            await peer.next_epoch()
+        assert peer.ended.get_nowait() == "half-closed"
+
+    asyncio.run(scenario())
+
+
+def test_backoff_doubles_to_its_limit_and_starts_anew() -> None:
+    backoff = Backoff(0.1, 2.0)
+    waits = [backoff.take() for _ in range(8)]
+    for wait, nominal in zip(waits, [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], strict=True):
+        assert nominal / 2 <= wait <= nominal
+    backoff.reset()
+    assert backoff.take() <= 0.1
