@@ -1,0 +1,111 @@
+"""The draft service as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.request import urlopen
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream.rpc.channel import open_channel
+from slipstream.v1 import draft_pb2 as pb
+from tests.draft_service.verify_peer import VerifyPeer, admin_info, open_command, stamp
+
+
+@contextmanager
+def draft_service(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "draft_service", "--port", "0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            ready = next(match for line in process.stderr if (match := re.search(r"ready grpc=(\d+)", line)))
+            yield process, int(ready[1])
+        finally:
+            process.kill()
+
+
+async def health_of(port: int) -> int:
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
+
+
+def test_serves_attaches_and_leaves_in_order() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        port = await peer.start()
+        with draft_service("--verify", f"127.0.0.1:{port}", "--proposers", "ngram", "--max-nodes", "5") as (
+            process,
+            own_port,
+        ):
+            epoch = await peer.next_epoch()
+            attach = await peer.attachments.get()
+            assert attach.proposers[0].max_nodes == 5
+            assert attach.address == f"127.0.0.1:{own_port}"
+            tokens = [1, 2, 3, 1, 2]
+            peer.send(open_command(stamp(epoch, 0, 1, tokens), tokens))
+            assert list((await peer.next_tree()).token_ids) == [3, 1, 2]
+            info = await admin_info(own_port)
+            assert (info.attached, info.epoch, info.sessions, info.trees_sent) == (True, epoch, 1, 1)
+            assert (info.process_id, info.verify_address) == (process.pid, f"127.0.0.1:{port}")
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(peer.ended.get(), 5) == "half-closed"
+            assert await asyncio.to_thread(process.wait, 5) == 0
+        await peer.stop()
+
+    asyncio.run(scenario())
+
+
+def test_serves_without_a_verify_service(unused_port: int) -> None:
+    async def scenario() -> None:
+        metrics = str(unused_port)
+        with draft_service("--verify", "127.0.0.1:1", "--metrics-port", metrics) as (process, port):
+            assert await health_of(port) == health_pb2.HealthCheckResponse.SERVING
+            info = await admin_info(port)
+            assert not info.attached
+            assert info.proposers == [
+                pb.ProposerOffer(name="ngram", max_nodes=9, max_depth=8),
+            ]
+            page = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{metrics}/metrics").read().decode())
+            assert "slipstream_draft_attached 0.0" in page
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 5) == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--proposers", "nobody"], 1, "no proposer named 'nobody'"),
+        (["--proposers", "draft-model"], 1, "draft-model"),
+        (["--proposers", "a b"], 2, "--proposers"),
+        (["--max-nodes", "65"], 2, "--max-nodes"),
+    ],
+)
+def test_bad_settings_end_the_process_with_one_line(flags, status, said) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "draft_service", "--port", "0", *flags],
+        check=False, stderr=subprocess.PIPE, text=True, timeout=60, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
