@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
-
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 
 
@@ -80,23 +79,14 @@ class TreeSource(Protocol):
         ...
 
 
-class NoTrees:
+class NoTrees(TreeSource):
     """The tree source of a service without proposers."""
 
-    def known(self, name: str) -> bool:
+    def known(self, name: str) -> bool:  # noqa: ARG002 - the protocol names it
         return False
 
     def default(self) -> str | None:
         return None
 
-    def begin(self, opening: Opening) -> None:
-        return None
-
-    def commit(self, commits: Sequence[Committed]) -> None:
-        return None
-
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [None] * len(wanted)
-
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        return None

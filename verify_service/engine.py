@@ -1,0 +1,118 @@
+"""One forward pass over the target model: rows in, decided tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.ops.logprobs import logprobs
+from slipstream_kernels.ops.sampling import sample
+from verify_service.engine_config import EngineConfig
+from verify_service.request import PositionLogprobs, TokenLogprob
+from verify_service.request_state import RequestState
+from verify_service.row_builder import RowBuilder, StepRows
+from verify_service.sampling_table import SamplingTable
+from verify_service.scheduler import ScheduledRows
+from verify_service.verifier import Walk, walk
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Tokens that a step decided for a request, not yet cut to its limits.
+
+    `first_row` is the root's row in the step's logits, where logprobs are read.
+    """
+
+    item: ScheduledRows
+    walk: Walk
+    first_row: int
+
+
+class Engine:
+    """Owns the target model, its KV cache and the sampling parameters of running requests."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, page_table: IntArray) -> None:
+        self._model = model
+        scratch_slots = config.max_running * (config.max_nodes - 1)
+        self._cache = model.new_cache(
+            num_pages=config.num_pages, page_size=config.page_size, scratch_slots=max(1, scratch_slots)
+        )
+        self._page_size = config.page_size
+        self._builder = RowBuilder(config, page_table, self._cache.scratch_slot(0))
+        self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
+        self._logits: FloatArray = np.zeros((0, model.config.vocab_size), dtype=np.float32)
+
+    def begin(self, state: RequestState) -> None:
+        """A request takes a line and will be scheduled."""
+        self._sampling.begin(state)
+
+    def verify(self, items: Sequence[ScheduledRows]) -> list[Decision]:
+        """Compute all rows, sample every deciding one, and walk each tree.
+
+        On return the KV of the items' tokens and of all accepted nodes is in page slots.
+        """
+        rows = self._builder.build(items)
+        self._logits = self._model.forward(self._cache, rows.batch)
+        if not rows.deciding:
+            return []
+        sampled = sample(self._logits, self._sampling.gather(rows.deciding, rows.lines, rows.positions)).tolist()
+        decisions = self._decide(rows, sampled)
+        self._compact(decisions, rows.node_slots)
+        return decisions
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """Count tokens as output of a request that goes on."""
+        self._sampling.commit(state, tokens)
+
+    def logprobs(self, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        """Logprobs of the first `count` tokens of a decision of the last step, from the raw logits."""
+        top = decision.item.state.sampling.logprobs
+        if top is None:
+            return ()
+        rows = [decision.first_row, *(decision.first_row + 1 + node for node in decision.walk.nodes)][:count]
+        chosen = np.array(decision.walk.tokens[:count], dtype=np.int32)
+        values, ranks, top_ids, top_values = logprobs(self._logits[rows], chosen, top)
+        return tuple(
+            PositionLogprobs(
+                TokenLogprob(int(chosen[i]), float(values[i]), int(ranks[i])),
+                tuple(TokenLogprob(int(top_ids[i, j]), float(top_values[i, j]), j + 1) for j in range(top)),
+            )
+            for i in range(count)
+        )
+
+    def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
+        decisions: list[Decision] = []
+        first = 0
+        for item in rows.deciding:
+            end = first + item.num_rows
+            if item.tree is None:
+                decided = Walk((), (sampled[first],))
+            else:
+                decided = walk(item.tree, sampled[first:end])
+            decisions.append(Decision(item, decided, first))
+            first = end
+        return decisions
+
+    def _compact(self, decisions: Sequence[Decision], node_slots: Sequence[int]) -> None:
+        """Copy the KV of accepted nodes from scratch slots to the page slots of their positions."""
+        sources: list[int] = []
+        targets: list[int] = []
+        size = self._page_size
+        for decision, first_slot in zip(decisions, node_slots, strict=True):
+            if decision.walk.nodes:
+                state = decision.item.state
+                base = len(state.tokens)
+                sources.extend(first_slot + node for node in decision.walk.nodes)
+                targets.extend(
+                    state.pages[position // size] * size + position % size
+                    for position in range(base, base + len(decision.walk.nodes))
+                )
+        if sources:
+            self._cache.copy_slots(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))

@@ -1,0 +1,134 @@
+"""Which KV pages each running request holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from slipstream_kernels.paged_kv import PagePool
+from verify_service.engine_config import EngineConfig
+from verify_service.prefix_cache import PrefixCache
+from verify_service.request_state import RequestState
+
+
+class KVMemory:
+    """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
+
+    `page_table` is int32 [max_running, pages of a full context]; line `state.line` mirrors `state.pages`, and
+    entries past its end are stale. Each page is owned by one request, by the prefix cache, or by nobody.
+    """
+
+    def __init__(self, config: EngineConfig, max_context: int) -> None:
+        self._page_size = config.page_size
+        self._caching = config.prefix_cache
+        self._total = config.num_pages
+        self._pool = PagePool(config.num_pages)
+        self._cache = PrefixCache(self._pool, config.page_size)
+        width = -(-max_context // config.page_size)
+        self.page_table = np.zeros((config.max_running, width), dtype=np.int32)
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def free(self) -> int:
+        """Pages held by nobody."""
+        return self._pool.free_count
+
+    @property
+    def cached(self) -> int:
+        """Pages held by the prefix cache alone."""
+        return self._cache.evictable
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had without taking any from a request."""
+        return self._pool.free_count + self._cache.evictable
+
+    def fits(self, state: RequestState) -> bool:
+        """Whether a waiting request's tokens so far could be held without taking pages from another."""
+        return -(-len(state.tokens) // self._page_size) <= self.available
+
+    def would_share(self, running: RequestState, waiting: RequestState) -> bool:
+        """Whether `running`, once its prompt is computed, will spare `waiting` a page that the cache lacks now."""
+        if not self._caching or running.namespace != waiting.namespace:
+            return False
+        tokens = waiting.tokens[:-1]
+        matched = self._cache.match(waiting.namespace, tokens)
+        length = matched + self._page_size
+        return length <= len(tokens) and running.tokens[:length] == tokens[:length]
+
+    def begin(self, state: RequestState) -> None:
+        """Give a request that `fits` and took line `state.line` its cached prefix, and pages for all its tokens.
+
+        The last token is never taken from the cache, so that its logits exist.
+        """
+        state.prefilled = False
+        if self._caching:
+            state.lease = self._cache.acquire(state.namespace, state.tokens[:-1])
+            state.pages = list(state.lease.pages)
+            state.computed = len(state.pages) * self._page_size
+            self.page_table[state.line, : len(state.pages)] = state.pages
+        grown = self.grow(state, len(state.tokens))
+        assert grown
+
+    def grow(self, state: RequestState, length: int) -> bool:
+        """Hold pages for `length` tokens; takes free and evictable ones. False, and nothing changed, if they lack."""
+        held = len(state.pages)
+        missing = -(-length // self._page_size) - held
+        if missing <= 0:
+            return True
+        short = missing - self._pool.free_count
+        if short > 0:
+            if short > self._cache.evictable:
+                return False
+            self._cache.evict(short)
+        pages = self._pool.allocate(missing)
+        self.page_table[state.line, held : held + missing] = pages
+        state.pages.extend(pages)
+        return True
+
+    def grow_up_to(self, state: RequestState, length: int) -> int:
+        """Hold pages for as many of `length` tokens as can be had; returns how many tokens fit."""
+        room = (len(state.pages) + self.available) * self._page_size
+        reachable = min(length, room)
+        self.grow(state, reachable)
+        return reachable
+
+    def reclaim(self, states: Iterable[RequestState]) -> int:
+        """Take back pages held beyond a request's last token, left over from rejected trees; returns how many."""
+        reclaimed = 0
+        for state in states:
+            needed = -(-len(state.tokens) // self._page_size)
+            while len(state.pages) > needed:
+                self._pool.release(state.pages.pop())
+                reclaimed += 1
+        return reclaimed
+
+    def share(self, state: RequestState) -> None:
+        """Put the full pages computed so far into the prefix cache; the request goes on using them."""
+        if state.lease is None:
+            return
+        full = state.computed // self._page_size
+        if full > len(state.lease.pages):
+            state.lease = self._cache.extend(
+                state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.lease
+            )
+            state.pages[:full] = state.lease.pages
+            self.page_table[state.line, :full] = state.lease.pages
+
+    def end(self, state: RequestState, *, keep: bool) -> None:
+        """Take all pages from a request. Full pages stay in the prefix cache if `keep` is set."""
+        if keep:
+            self.share(state)
+        shared = 0
+        if state.lease is not None:
+            shared = len(state.lease.pages)
+            self._cache.release(state.lease)
+        for page in state.pages[shared:]:
+            self._pool.release(page)
+        state.lease = None
+        state.pages = []
+        state.computed = 0

@@ -1,0 +1,286 @@
+"""The verify service's loop: receive, schedule, draft, verify, commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from slipstream.rpc.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SlipstreamError,
+    UnavailableError,
+)
+from slipstream_kernels.models.causal_lm import CausalLM
+from verify_service.admission import Admission
+from verify_service.drafting import Drafting
+from verify_service.engine import Decision, Engine
+from verify_service.engine_config import EngineConfig
+from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
+from verify_service.kv_memory import KVMemory
+from verify_service.loop_state import LoopState
+from verify_service.outputs import PLAIN_STEP, cut_output, end_output, refusal, step_output
+from verify_service.request import FinishReason, GenerationRequest, RequestKey, SpeculationStep, StepOutput
+from verify_service.request_state import RequestState
+from verify_service.scheduler import Scheduler, StepPlan
+from verify_service.tree_source import Committed, TreeSource
+
+_log = logging.getLogger(__name__)
+
+Sink = Callable[[list[StepOutput]], None]
+
+
+@dataclass(slots=True)
+class _Counters:
+    steps: int = 0
+    committed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class VerifyLoop:
+    """Owns the one thread that runs the target model.
+
+    Every submitted request is answered through `sink`, on the loop's thread, by outputs that end with a finish
+    reason; the sink takes one list a step and must not wait. All public methods may be called from any thread.
+    """
+
+    def __init__(self, model: CausalLM, config: EngineConfig, trees: TreeSource, sink: Sink) -> None:
+        max_context = model.config.max_context
+        self._sink = sink
+        self._inbox = Inbox()
+        self._memory = KVMemory(config, max_context)
+        self._scheduler = Scheduler(config, self._memory)
+        self._drafting = Drafting(trees, self._memory, config)
+        self._engine = Engine(model, config, self._memory.page_table)
+        self._admission = Admission(
+            config,
+            trees,
+            vocab_size=model.config.vocab_size,
+            max_context=max_context,
+            eos_token_ids=tuple(model.config.eos_token_ids),
+        )
+        self._states: dict[RequestKey, RequestState] = {}
+        self._outputs: list[StepOutput] = []
+        self._counters = _Counters()
+        self._draining = False
+        self._state = self._snapshot()
+        self._thread = threading.Thread(target=self._run, name="verify-loop", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Hand over a request. Never raises; a refusal comes as an output with an error."""
+        self._inbox.put(request)
+
+    def cancel(self, key: RequestKey) -> None:
+        """End a request, if it still runs, and free its pages before the next step."""
+        self._inbox.put(CancelRequest(key))
+
+    def cancel_session(self, session_id: int) -> None:
+        """End all requests of a session."""
+        self._inbox.put(CancelSession(session_id))
+
+    def drain(self) -> None:
+        """Refuse requests from now on with UnavailableError; those that run or queue finish."""
+        self._inbox.put(Drain())
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until no request runs or queues; returns whether that came true."""
+        return self._inbox.wait_idle(timeout)
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; requests left over get UnavailableError."""
+        self._inbox.put(Stop())
+        self._thread.join()
+
+    def state(self) -> LoopState:
+        """Counters as of the end of the latest step."""
+        return self._state
+
+    def _run(self) -> None:
+        while self._receive():
+            self._step()
+
+    def _receive(self) -> bool:
+        """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
+        for command in self._inbox.take(wait=not self._states):
+            match command:
+                case GenerationRequest():
+                    self._enter(command)
+                case CancelRequest(key):
+                    self._leave([key], FinishReason.CANCELLED)
+                case CancelSession(session_id):
+                    keys = [key for key in self._states if key.session_id == session_id]
+                    self._leave(keys, FinishReason.CANCELLED)
+                case Drain():
+                    self._draining = True
+                case Stop():
+                    self._leave(list(self._states), FinishReason.ERROR, UnavailableError("the service stops"))
+                    self._publish()
+                    return False
+        return True
+
+    def _step(self) -> None:
+        """Schedule, draft, verify, commit. A step that fails ends the requests it was for, and no other."""
+        plan: StepPlan | None = None
+        try:
+            plan = self._schedule()
+            if plan.rows:
+                self._drafting.attach_trees(plan.rows)
+                self._commit(plan, self._engine.verify(plan.rows))
+        except Exception:
+            _log.exception("a verify step failed")
+            affected = list(self._states) if plan is None else [item.state.key for item in plan.rows]
+            error = InternalError("the verify step of this request failed")
+            self._leave([key for key in affected if key in self._states], FinishReason.ERROR, error, keep=False)
+        self._publish()
+
+    def _schedule(self) -> StepPlan:
+        plan = self._scheduler.schedule()
+        now = time.monotonic()
+        self._counters.preemptions += len(plan.preempted)
+        for state in plan.started:
+            self._counters.prefix_hit_tokens += state.computed
+            self._engine.begin(state)
+            if state.begun:
+                continue
+            state.begun = True
+            state.scheduled_at = now
+            state.cached_tokens = min(state.computed, state.prompt_length)
+            if state.proposer:
+                self._drafting.begin(state)
+        return plan
+
+    def _commit(self, plan: StepPlan, decisions: Sequence[Decision]) -> None:
+        """Add what was decided to each request, tell drafters and clients, and let go of what is over."""
+        now = time.monotonic()
+        commits: list[Committed] = []
+        self._counters.steps += 1
+        for item in plan.rows:
+            item.state.computed += item.count
+        for decision in decisions:
+            committed = self._commit_one(decision, now)
+            if committed is not None:
+                commits.append(committed)
+        self._drafting.commit(commits)
+
+    def _commit_one(self, decision: Decision, now: float) -> Committed | None:
+        """Append one request's tokens and its output; returns what its drafter is told, if it has one."""
+        state = decision.item.state
+        count, reason = cut_output(state, decision.walk.tokens)
+        tokens = decision.walk.tokens[:count]
+        logprobs = self._engine.logprobs(decision, count)
+        step = self._count(decision, count)
+        state.tokens.extend(tokens)
+        state.computed = len(state.tokens) - 1
+        if not state.first_token_at:
+            state.first_token_at = now
+        if not state.prefilled:
+            state.prefilled = True
+            self._memory.share(state)
+        self._outputs.append(step_output(state, tokens, logprobs, step, reason, now))
+        if reason is not None:
+            self._let_go(state, reason, keep=True)
+            return None
+        self._engine.commit(state, tokens)
+        if not state.proposer:
+            return None
+        nodes, depth = self._drafting.next_budget(state, self._scheduler.num_running)
+        state.wants_tree = nodes > 1
+        return Committed(state.key, tokens, len(state.tokens), nodes, depth)
+
+    def _count(self, decision: Decision, count: int) -> SpeculationStep:
+        """Enter a decision of which `count` tokens are output into the figures."""
+        state, tree = decision.item.state, decision.item.tree
+        state.verify_steps += 1
+        self._counters.committed_tokens += count
+        if tree is None:
+            return PLAIN_STEP
+        step = SpeculationStep(len(tree), min(count, len(decision.walk.nodes)), state.proposer)
+        state.drafted_tokens += step.drafted
+        state.accepted_tokens += step.accepted
+        self._counters.drafted_tokens += step.drafted
+        self._counters.accepted_tokens += step.accepted
+        return step
+
+    def _enter(self, request: GenerationRequest) -> None:
+        """Queue a request, or answer why not."""
+        try:
+            if self._draining:
+                raise UnavailableError("the service drains and takes no new requests")
+            if request.key in self._states:
+                raise InvalidArgumentError(
+                    f"request_id {request.key.request_id} is in use in this session", field="request_id"
+                )
+            if self._scheduler.full:
+                raise ResourceExhaustedError(
+                    f"{self._scheduler.num_running} requests run and {self._scheduler.num_waiting} wait, "
+                    f"which is the limit"
+                )
+            state = self._admission.admit(request)
+        except SlipstreamError as error:
+            self._outputs.append(refusal(request, error))
+            return
+        if state.over is not None:
+            self._outputs.append(end_output(state, state.over, time.monotonic()))
+            return
+        self._states[state.key] = state
+        self._scheduler.add(state)
+
+    def _leave(
+        self,
+        keys: Iterable[RequestKey],
+        reason: FinishReason,
+        error: SlipstreamError | None = None,
+        *,
+        keep: bool = True,
+    ) -> None:
+        """End requests from outside a commit; those already gone are passed over."""
+        now = time.monotonic()
+        for key in keys:
+            state = self._states.get(key)
+            if state is not None:
+                self._outputs.append(end_output(state, reason, now, error))
+                self._let_go(state, reason, keep=keep)
+
+    def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
+        self._scheduler.remove(state, keep=keep)
+        del self._states[state.key]
+        if state.begun and state.proposer:
+            self._drafting.end(state.key, reason)
+
+    def _publish(self) -> None:
+        """Show the new state, then hand the step's outputs to the sink."""
+        self._state = self._snapshot()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            try:
+                self._sink(outputs)
+            except Exception:
+                _log.exception("the sink failed to take %d outputs", len(outputs))
+
+    def _snapshot(self) -> LoopState:
+        counters = self._counters
+        return LoopState(
+            running=self._scheduler.num_running,
+            queued=self._scheduler.num_waiting,
+            pages_total=self._memory.total,
+            pages_free=self._memory.free,
+            pages_cached=self._memory.cached,
+            steps=counters.steps,
+            committed_tokens=counters.committed_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            preemptions=counters.preemptions,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            draining=self._draining,
+        )

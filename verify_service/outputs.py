@@ -1,0 +1,91 @@
+"""What a request is told: the end of its output, usage and timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.rpc.errors import SlipstreamError
+from verify_service.request import (
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    SpeculationStep,
+    StepOutput,
+    Timings,
+    Usage,
+)
+from verify_service.request_state import RequestState
+
+PLAIN_STEP = SpeculationStep(0, 0, "")
+
+
+def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+    """How many of the decided tokens are output, and why the output ends there, if it does.
+
+    The deciding token itself is output. A stop at the last token the limit allows counts as a stop.
+    """
+    room = state.limit - len(state.tokens)
+    for index, token in enumerate(tokens[:room]):
+        if token in state.stop_ids:
+            return index + 1, FinishReason.STOP
+    if len(tokens) >= room:
+        return room, FinishReason.LENGTH
+    return len(tokens), None
+
+
+def step_output(
+    state: RequestState,
+    tokens: tuple[int, ...],
+    logprobs: tuple[PositionLogprobs, ...],
+    step: SpeculationStep,
+    reason: FinishReason | None,
+    now: float,
+) -> StepOutput:
+    """The output of a step that decided `tokens`. The seed goes with the first one."""
+    seed = None if state.seed_told else state.seed
+    state.seed_told = True
+    if reason is None:
+        return StepOutput(state.key, tokens, logprobs, step, seed=seed)
+    return StepOutput(
+        state.key, tokens, logprobs, step, reason, usage=usage_of(state), timings=timings_of(state, now), seed=seed
+    )
+
+
+def end_output(
+    state: RequestState, reason: FinishReason, now: float, error: SlipstreamError | None = None
+) -> StepOutput:
+    """The last output of a request that ends without a further token."""
+    seed = None if state.seed_told else state.seed
+    return StepOutput(
+        state.key,
+        finish_reason=reason,
+        usage=usage_of(state),
+        timings=timings_of(state, now),
+        error=error,
+        seed=seed,
+    )
+
+
+def refusal(request: GenerationRequest, error: SlipstreamError) -> StepOutput:
+    """The only output of a request that was not admitted."""
+    return StepOutput(request.key, finish_reason=FinishReason.ERROR, error=error)
+
+
+def usage_of(state: RequestState) -> Usage:
+    return Usage(
+        prompt_tokens=state.prompt_length,
+        completion_tokens=len(state.tokens) - state.prompt_length,
+        cached_tokens=state.cached_tokens,
+        verify_steps=state.verify_steps,
+        drafted_tokens=state.drafted_tokens,
+        accepted_tokens=state.accepted_tokens,
+    )
+
+
+def timings_of(state: RequestState, now: float) -> Timings:
+    arrival = state.request.arrival
+    return Timings(
+        queued=max(0.0, state.scheduled_at - arrival),
+        first_token=max(0.0, state.first_token_at - arrival),
+        total=max(0.0, now - arrival),
+    )

@@ -1,0 +1,228 @@
+"""Radix cache of full KV pages, keyed by the tokens they hold."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream_kernels.paged_kv import PagePool
+
+Namespace = tuple[str, str]
+"""Tenant and adapter: what one of them cached is never seen by another."""
+
+_FEW_ROOTS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An edge of the tree: a run of tokens that fills `pages` exactly, below `parent`.
+
+    `locks` counts the leases that end at this node or below it, `used` is the time the last of them ended.
+    """
+
+    tokens: tuple[int, ...]
+    pages: list[int]
+    parent: Node | None
+    locks: int = 0
+    used: int = 0
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A cached prefix in use: its pages in order, and the node they end at. They stay until the lease is released."""
+
+    pages: tuple[int, ...]
+    node: Node
+
+
+class PrefixCache:
+    """A path-compressed radix tree over full pages, one root a namespace.
+
+    Each page in the tree is owned by it alone: it holds one reference in the pool. Siblings differ within their
+    first page, so that children are found by that page's tokens. Leaves that no lease needs are evicted from their
+    ends, the least recently used leaf first.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._roots: dict[Namespace, Node] = {}
+        self._root_limit = _FEW_ROOTS
+        self._idle: list[tuple[int, int, Node]] = []
+        self._clock = 0
+        self._nodes = 0
+        self._held = 0
+        self._locked = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages in the tree."""
+        return self._held
+
+    @property
+    def evictable(self) -> int:
+        """Pages in the tree that no lease needs."""
+        return self._held - self._locked
+
+    def match(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first on, lie in cached full pages."""
+        root = self._roots.get(namespace)
+        return 0 if root is None else self._descend(root, tuple(tokens))[1]
+
+    def acquire(self, namespace: Namespace, tokens: Sequence[int]) -> Lease:
+        """Lease the longest cached prefix of `tokens`; it may be empty."""
+        node, matched = self._descend(self._root(namespace), tuple(tokens), split=True)
+        self._lock(node)
+        return Lease(tuple(self._path_pages(node)[: matched // self._page_size]), node)
+
+    def extend(self, namespace: Namespace, tokens: Sequence[int], pages: Sequence[int], lease: Lease) -> Lease:
+        """Hand full pages over to the tree and lease them: the new lease replaces `lease`.
+
+        `pages[i]` holds the i-th page of `tokens`; those of `lease` come first. The caller's own pages now belong
+        to the tree. Where the tree holds the same tokens already, the caller's page goes back to the pool and the
+        new lease names the tree's.
+        """
+        size = self._page_size
+        run = tuple(tokens[: len(pages) * size])
+        node, matched = self._descend(self._root(namespace), run, split=True)
+        known = matched // size
+        for page in pages[len(lease.pages) : known]:
+            self._pool.release(page)
+        if known < len(pages):
+            child = Node(run[matched:], list(pages[known:]), node)
+            node.children[child.tokens[:size]] = child
+            self._nodes += 1
+            self._held += len(child.pages)
+            node = child
+        self._lock(node)
+        self._unlock(lease.node)
+        return Lease(tuple(self._path_pages(node)), node)
+
+    def release(self, lease: Lease) -> None:
+        """End a lease."""
+        self._unlock(lease.node)
+
+    def evict(self, count: int) -> int:
+        """Give up to `count` pages back to the pool; returns how many."""
+        given = 0
+        while given < count and self._idle:
+            used, _, node = heapq.heappop(self._idle)
+            if used != node.used or not self._is_idle_leaf(node):
+                continue
+            given += self._trim(node, count - given)
+        return given
+
+    def clear(self) -> int:
+        """Evict all that no lease needs; returns how many pages."""
+        return self.evict(self.evictable)
+
+    def _root(self, namespace: Namespace) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            if len(self._roots) >= self._root_limit:
+                self._roots = {name: node for name, node in self._roots.items() if node.children or node.locks}
+                self._root_limit = max(_FEW_ROOTS, 2 * len(self._roots))
+            root = self._roots[namespace] = Node((), [], None)
+        return root
+
+    def _descend(self, root: Node, tokens: tuple[int, ...], *, split: bool = False) -> tuple[Node, int]:
+        """The deepest node within `tokens` and the number of tokens matched, whole pages only.
+
+        A node matched in part is cut in two where `split` is set, so that the match ends at a node.
+        """
+        size = self._page_size
+        node, at = root, 0
+        while at + size <= len(tokens):
+            child = node.children.get(tokens[at : at + size])
+            if child is None:
+                break
+            common = self._common(child.tokens, tokens, at)
+            if common < len(child.tokens):
+                return (self._split(child, common) if split else node), at + common
+            node, at = child, at + common
+        return node, at
+
+    def _common(self, run: tuple[int, ...], tokens: tuple[int, ...], at: int) -> int:
+        """Length of the common prefix of `run` and `tokens[at:]`, in whole pages."""
+        if tokens[at : at + len(run)] == run:
+            return len(run)
+        count = next((i for i, (a, b) in enumerate(zip(run, tokens[at:], strict=False)) if a != b), None)
+        if count is None:
+            count = min(len(run), len(tokens) - at)
+        return count - count % self._page_size
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node after `length` tokens; returns the new upper half."""
+        size = self._page_size
+        assert node.parent is not None
+        upper = Node(node.tokens[:length], node.pages[: length // size], node.parent, node.locks, node.used)
+        node.parent.children[upper.tokens[:size]] = upper
+        node.tokens, node.pages, node.parent = node.tokens[length:], node.pages[length // size :], upper
+        upper.children[node.tokens[:size]] = node
+        self._nodes += 1
+        return upper
+
+    def _path_pages(self, node: Node) -> list[int]:
+        runs: list[list[int]] = []
+        at: Node | None = node
+        while at is not None:
+            runs.append(at.pages)
+            at = at.parent
+        return [page for run in reversed(runs) for page in run]
+
+    def _lock(self, node: Node) -> None:
+        at: Node | None = node
+        while at is not None:
+            if at.locks == 0:
+                self._locked += len(at.pages)
+            at.locks += 1
+            at = at.parent
+
+    def _unlock(self, node: Node) -> None:
+        now = self._tick()
+        at: Node | None = node
+        while at is not None:
+            assert at.locks > 0
+            at.locks -= 1
+            if at.locks == 0:
+                at.used = now
+                self._locked -= len(at.pages)
+                self._offer(at)
+            at = at.parent
+
+    def _is_idle_leaf(self, node: Node) -> bool:
+        return node.locks == 0 and not node.children and bool(node.pages)
+
+    def _offer(self, node: Node) -> None:
+        """Queue a node for eviction if nothing holds it; entries that have gone stale are dropped when met."""
+        if self._is_idle_leaf(node):
+            if len(self._idle) > 2 * self._nodes + 64:
+                self._idle = [
+                    entry for entry in self._idle if entry[0] == entry[2].used and self._is_idle_leaf(entry[2])
+                ]
+                heapq.heapify(self._idle)
+            heapq.heappush(self._idle, (node.used, self._tick(), node))
+
+    def _trim(self, node: Node, count: int) -> int:
+        """Give pages from a leaf's end back to the pool; a leaf left empty makes way for its parent."""
+        size = self._page_size
+        first = tuple(node.tokens[:size])
+        taken = min(count, len(node.pages))
+        for _ in range(taken):
+            self._pool.release(node.pages.pop())
+        node.tokens = node.tokens[: len(node.pages) * size]
+        self._held -= taken
+        if node.pages:
+            self._offer(node)
+        else:
+            assert node.parent is not None
+            del node.parent.children[first]
+            self._nodes -= 1
+            self._offer(node.parent)
+        return taken
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock

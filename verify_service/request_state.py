@@ -1,0 +1,73 @@
+"""A request on its way through the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verify_service.prefix_cache import Lease, Namespace
+from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Mutable state of one admitted request.
+
+    `tokens` is prompt and output; the KV of `tokens[:computed]` is in `pages`, the first of which belong to
+    `lease` and the others to the request. `computed` stays below `len(tokens)`: the last token's KV is written by
+    the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends for
+    length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
+    """
+
+    request: GenerationRequest
+    ticket: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    limit: int
+    proposer: str
+    max_nodes: int
+    max_depth: int
+    tokens: list[int]
+    computed: int = 0
+    line: int = -1
+    pages: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    begun: bool = False
+    prefilled: bool = False
+    wants_tree: bool = False
+    seed_told: bool = False
+    cached_tokens: int = 0
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+
+    @property
+    def key(self) -> RequestKey:
+        return self.request.key
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.request.tenant, self.request.adapter_id
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV is still to be written; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def depth_left(self) -> int:
+        """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
+        return min(self.max_depth, self.limit - len(self.tokens) - 1)
+
+    @property
+    def over(self) -> FinishReason | None:
+        """Why no further token is due, judged by the last output token; None while one is."""
+        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
