@@ -67,7 +67,7 @@ $(VENV)/created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/installed-runtime: EXTRAS :=
+$(VENV)/installed-runtime: EXTRAS := [serve]
 $(VENV)/installed-loadtest: EXTRAS := [loadtest]
 $(VENV)/installed-dev: EXTRAS := [dev]
 $(VENV)/installed-runtime $(VENV)/installed-loadtest $(VENV)/installed-dev: $(VENV)/created $(DEFINITION) $(PROTOS)

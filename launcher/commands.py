@@ -45,7 +45,7 @@ class Layout:
     @property
     def drafter(self) -> ServiceCommand:
         """The draft service."""
-        proposers = tuple(part for spec in self.draft for part in ("--proposer", spec))
+        proposers = tuple(part for spec in self.draft for part in ("--proposers", spec))
         arguments = ("--verify", self.verify_address, *_listen(self.draft_address), *proposers, *self.draft_arguments)
         return self._command("draft", "draft_service", self.draft_address, arguments)
 
