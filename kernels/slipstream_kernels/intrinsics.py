@@ -1,0 +1,238 @@
+"""What kernels need from LLVM beyond numba: atomics, typed views of addresses, reinterpreted bits, explicit fused multiply-add.
+
+Vectors are 16 floats wide; LLVM splits them where registers are narrower. No result depends on that width:
+every sum below has its own chain of operations in an order fixed by the source.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16
+
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32, F64 = ir.FloatType(), ir.DoubleType()
+VECTOR = ir.VectorType(F32, LANES)
+
+
+def _declare(builder: Any, name: str, result: Any, parameters: list[Any]) -> Any:
+    declared = builder.module.globals.get(name)
+    return declared or ir.Function(builder.module, ir.FunctionType(result, parameters), name)
+
+
+def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callable[..., Any]:
+    """An intrinsic of fixed signature; `emit(builder, values)` writes its code and returns the result, if any."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        result = emit(builder, values)
+        return context.get_dummy_value() if result is None else result
+
+    # Numba counts the typer's parameters, so there is one typer for each number of them.
+    typers: dict[int, Callable[..., Any]] = {
+        0: lambda context: (signature, codegen),
+        1: lambda context, a: (signature, codegen),
+        2: lambda context, a, b: (signature, codegen),
+        3: lambda context, a, b, c: (signature, codegen),
+        4: lambda context, a, b, c, d: (signature, codegen),
+        7: lambda context, a, b, c, d, e, f, g: (signature, codegen),
+    }
+    return cast("Callable[..., Any]", intrinsic(typers[parameters]))
+
+
+def pointer(builder: Any, address: Any, kind: Any, index: Any = None) -> Any:
+    """A pointer to element `index` of the array of `kind` at an integer address."""
+    base = builder.inttoptr(address, kind.as_pointer())
+    return base if index is None else builder.gep(base, [index])
+
+
+def constant(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def splat(builder: Any, scalar: Any) -> Any:
+    """A vector that holds `scalar` in every lane."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c by lane, rounded once."""
+    return builder.call(_declare(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
+
+
+def fold_lanes(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combine the lanes to one scalar: upper half with lower half until one is left."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        lower, upper = (
+            builder.shuffle_vector(
+                vector, vector, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))
+            )
+            for start in (0, width)
+        )
+        vector = combine(lower, upper)
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+def lane_sum(builder: Any, vector: Any) -> Any:
+    """Sum of the lanes in the order of `fold_lanes`."""
+    return fold_lanes(builder, vector, builder.fadd)
+
+
+def load_vector(builder: Any, address: Any, index: Any) -> Any:
+    """The vector that starts at float `index` of an address, whatever its alignment."""
+    return builder.load(builder.bitcast(pointer(builder, address, F32, index), VECTOR.as_pointer()), align=4)
+
+
+def store_vector(builder: Any, vector: Any, address: Any, index: Any) -> None:
+    builder.store(vector, builder.bitcast(pointer(builder, address, F32, index), VECTOR.as_pointer()), align=4)
+
+
+def loop(builder: Any, count: Any, step: int, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """`for i in range(0, count, step): carried = body(i, carried)`; the body runs at least once."""
+    before = builder.block
+    inside, after = builder.append_basic_block("body"), builder.append_basic_block("after")
+    builder.branch(inside)
+    builder.position_at_end(inside)
+    index = builder.phi(I64)
+    index.add_incoming(constant(0), before)
+    carried = [builder.phi(value.type) for value in initial]
+    for phi, value in zip(carried, initial, strict=True):
+        phi.add_incoming(value, before)
+    results = body(index, carried)
+    end = builder.block
+    following = builder.add(index, constant(step))
+    index.add_incoming(following, end)
+    for phi, value in zip(carried, results, strict=True):
+        phi.add_incoming(value, end)
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
+    return results
+
+
+def zero_vector() -> Any:
+    return ir.Constant(VECTOR, [0.0] * LANES)
+
+
+def _atomic_add(builder: Any, values: Any) -> Any:
+    return builder.atomic_rmw("add", pointer(builder, values[0], I64), values[1], "seq_cst")
+
+
+def _atomic_load(builder: Any, values: Any) -> Any:
+    return builder.load_atomic(pointer(builder, values[0], I64), "seq_cst", 8)
+
+
+def _atomic_store(builder: Any, values: Any) -> None:
+    builder.store_atomic(values[1], pointer(builder, values[0], I64), "seq_cst", 8)
+
+
+def _pause(builder: Any, _values: Any) -> None:
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        builder.call(_declare(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
+    elif machine in ("aarch64", "arm64"):
+        builder.call(_declare(builder, "llvm.aarch64.hint", ir.VoidType(), [I32]), [ir.Constant(I32, 1)])
+
+
+def _call_job(builder: Any, values: Any) -> None:
+    builder.call(builder.inttoptr(values[0], ir.FunctionType(ir.VoidType(), [I64]).as_pointer()), [values[1]])
+
+
+def _dot(builder: Any, values: Any) -> Any:
+    a, b, size = values
+
+    def body(index: Any, carried: list[Any]) -> list[Any]:
+        return [fma(builder, load_vector(builder, a, index), load_vector(builder, b, index), carried[0])]
+
+    return lane_sum(builder, loop(builder, size, LANES, [zero_vector()], body)[0])
+
+
+def _axpy(builder: Any, values: Any) -> None:
+    scale, x, y, size = values
+    factor = splat(builder, scale)
+
+    def body(index: Any, _carried: list[Any]) -> list[Any]:
+        store_vector(builder, fma(builder, factor, load_vector(builder, x, index), load_vector(builder, y, index)), y, index)
+        return []
+
+    loop(builder, size, LANES, [], body)
+
+
+def _largest(builder: Any, values: Any) -> Any:
+    lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
+
+    def larger(a: Any, b: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    def body(index: Any, carried: list[Any]) -> list[Any]:
+        return [larger(load_vector(builder, values[0], index), carried[0])]
+
+    return fold_lanes(builder, loop(builder, values[1], LANES, [lowest], body)[0], larger)
+
+
+def _total(builder: Any, values: Any) -> Any:
+    def body(index: Any, carried: list[Any]) -> list[Any]:
+        return [builder.fadd(carried[0], load_vector(builder, values[0], index))]
+
+    return lane_sum(builder, loop(builder, values[1], LANES, [zero_vector()], body)[0])
+
+
+_i64, _f32 = types.int64, types.float32
+
+atomic_add: Callable[[int, int], int] = define(_i64(_i64, _i64), _atomic_add, 2)
+"""Add to the int64 at an address and return what it held."""
+atomic_load: Callable[[int], int] = define(_i64(_i64), _atomic_load, 1)
+"""The int64 at an address."""
+atomic_store: Callable[[int, int], None] = define(types.void(_i64, _i64), _atomic_store, 2)
+"""Set the int64 at an address."""
+pause: Callable[[], None] = define(types.void(), _pause, 0)
+"""Tell the core that this is a waiting loop."""
+call_job: Callable[[int, int], None] = define(types.void(_i64, _i64), _call_job, 2)
+"""Call the `void(int64)` function at an address."""
+dot: Callable[[int, int, int], float] = define(_f32(_i64, _i64, _i64), _dot, 3)
+"""Inner product of two float32 arrays (addresses, size a positive multiple of 16): 16 chains of fma, then `lane_sum`."""
+axpy: Callable[[float, int, int, int], None] = define(types.void(_f32, _i64, _i64, _i64), _axpy, 4)
+"""y[i] = fma(scale, x[i], y[i]) on float32 arrays (addresses, size a positive multiple of 16)."""
+float_of_bits: Callable[[int], float] = define(_f32(types.uint32), lambda b, v: b.bitcast(v[0], F32), 1)
+"""The float32 whose bits are the given uint32."""
+
+double_of_bits: Callable[[int], float] = define(types.float64(types.uint64), lambda b, v: b.bitcast(v[0], F64), 1)
+"""The float64 whose bits are the given uint64."""
+bits_of_double: Callable[[float], int] = define(types.uint64(types.float64), lambda b, v: b.bitcast(v[0], I64), 1)
+"""The bits of a float64."""
+largest: Callable[[int, int], float] = define(_f32(_i64, _i64), _largest, 2)
+"""Largest of a float32 array without NaN (address, size a positive multiple of 16)."""
+total: Callable[[int, int], float] = define(_f32(_i64, _i64), _total, 2)
+"""Sum of a float32 array (address, size a positive multiple of 16): 16 interleaved chains, then `lane_sum`."""
+
+
+def _address_as(result: Any) -> Callable[[int], Any]:
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    def typer(context: Any, address: Any) -> Any:
+        return result(types.int64), codegen
+
+    return cast("Callable[[int], Any]", intrinsic(typer))
+
+
+pointer_f32 = _address_as(types.CPointer(types.float32))
+"""The float32 array at an address, indexed without bounds."""
+pointer_i32 = _address_as(types.CPointer(types.int32))
+"""The int32 array at an address, indexed without bounds."""
+pointer_u16 = _address_as(types.CPointer(types.uint16))
+"""The uint16 array at an address, indexed without bounds."""
+
+
+def record_at(dtype: Any) -> Callable[[int], Any]:
+    """Intrinsic that gives the record of a numpy structured `dtype` at an address."""
+    return _address_as(numba.from_dtype(dtype))

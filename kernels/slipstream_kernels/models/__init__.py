@@ -1,0 +1,1 @@
+"""Causal language models read from Hugging Face folders."""

@@ -1,0 +1,68 @@
+"""A causal language model with paged KV, on the device it was loaded to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_kernels.models.checkpoint import load_tensors
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.cpu_backend import CpuBackend
+from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.paged_kv import PagedKV
+from slipstream_kernels.threads import Team
+
+_BACKENDS = {"cpu": CpuBackend}
+
+
+class CausalLM:
+    """A dense decoder of the Llama family. Rows of a pass never influence one another beyond the KV they share."""
+
+    __slots__ = ("_backend", "config")
+
+    def __init__(self, config: ModelConfig, backend: CpuBackend) -> None:
+        self.config = config
+        self._backend = backend
+
+    @classmethod
+    def load(cls, path: Path, *, device: str = "cpu", threads: int = 2) -> CausalLM:
+        """Read a Hugging Face folder. Raises CheckpointError, or ValueError for an unknown device."""
+        if device not in _BACKENDS:
+            raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
+        config = ModelConfig.from_folder(path)
+        return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads))
+
+    @property
+    def team(self) -> Team:
+        """The threads that run the passes; other kernels may borrow them between passes."""
+        return self._backend.team
+
+    def new_cache(self, *, num_pages: int, page_size: int, scratch_slots: int) -> PagedKV:
+        """An empty cache of this model's shape."""
+        return PagedKV(
+            layers=self.config.num_layers,
+            kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            scratch_slots=scratch_slots,
+        )
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one slot."""
+        return 8 * self.config.num_layers * self.config.kv_size
+
+    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
+        """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), vocab_size].
+
+        The logits' rows are contiguous but may lie further apart than vocab_size. Raises ValueError for a plan
+        that points outside the vocabulary, the context, the page table or the cache; then nothing was written.
+        """
+        return self._backend.forward(cache, rows)
+
+    def warm_up(self) -> None:
+        """Compile, or read from the disk cache, every kernel of a pass."""
+        cache = self.new_cache(num_pages=1, page_size=8, scratch_slots=0)
+        self.forward(cache, RowBatch.chunk([0] * min(8, self.config.max_context), 0, [0], 8))

@@ -1,0 +1,215 @@
+"""Attention of each row to its own path: absolute positions 0..p, pages first, then ancestor slots of the tree.
+
+A row's result is a function of its query and of the keys and values at its positions, in that order. Where they are
+stored, the page size, the other rows and the chunks they came in never matter: scores are computed one by one, the
+maximum is exact, and sums run over positions in 16 chains (position modulo 16) for the weights and in one chain for
+the values. Slots that a row does not attend to are never read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import types
+
+from slipstream_kernels import intrinsics as llvm
+from slipstream_kernels.intrinsics import largest, pointer_f32, pointer_i32, total
+from slipstream_kernels.jit import kernel
+from slipstream_kernels.ops.elementary import exp
+
+_TOGETHER = 4
+"""Positions whose scores are computed side by side."""
+
+
+def _slot_row(builder: Any, base: Any, slots: Any, index: Any, head_dim: Any) -> Any:
+    """Address of the vector of the slot at `slots[index]`."""
+    slot = builder.sext(builder.load(llvm.pointer(builder, slots, llvm.I32, index)), llvm.I64)
+    return builder.add(base, builder.mul(slot, builder.mul(head_dim, llvm.constant(4))))
+
+
+def _emit_scores(builder: Any, values: Any) -> None:
+    query, keys, slots, count, head_dim, out = values[:6]
+
+    def positions(first: Any, _carried: list[Any]) -> list[Any]:
+        indices = [builder.add(first, llvm.constant(i)) for i in range(_TOGETHER)]
+        rows = [_slot_row(builder, keys, slots, index, head_dim) for index in indices]
+
+        def products(k: Any, sums: list[Any]) -> list[Any]:
+            q = llvm.load_vector(builder, query, k)
+            return [
+                llvm.fma(builder, q, llvm.load_vector(builder, row, k), s) for row, s in zip(rows, sums, strict=True)
+            ]
+
+        sums = llvm.loop(builder, head_dim, llvm.LANES, [llvm.zero_vector()] * _TOGETHER, products)
+        for index, vector in zip(indices, sums, strict=True):
+            builder.store(llvm.lane_sum(builder, vector), llvm.pointer(builder, out, llvm.F32, index))
+        return []
+
+    llvm.loop(builder, count, _TOGETHER, [], positions)
+
+
+def _weighted_sum(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]:
+    """Intrinsic (weights, values, slots, count, head_dim, out, column): out[:16 * vectors] = sum of weighted rows."""
+
+    def emit(builder: Any, values: Any) -> None:
+        weights, rows, slots, count, head_dim, out, column = values
+
+        def position(index: Any, sums: list[Any]) -> list[Any]:
+            weight = llvm.splat(builder, builder.load(llvm.pointer(builder, weights, llvm.F32, index), align=4))
+            row = _slot_row(builder, rows, slots, index, head_dim)
+            parts = [builder.add(column, llvm.constant(llvm.LANES * i)) for i in range(vectors)]
+            return [
+                llvm.fma(builder, weight, llvm.load_vector(builder, row, part), s)
+                for part, s in zip(parts, sums, strict=True)
+            ]
+
+        sums = llvm.loop(builder, count, 1, [llvm.zero_vector()] * vectors, position)
+        for i, vector in enumerate(sums):
+            llvm.store_vector(builder, vector, out, builder.add(column, llvm.constant(llvm.LANES * i)))
+
+    return llvm.define(types.void(*[types.int64] * 7), emit, 7)
+
+
+_scores: Callable[[int, int, int, int, int, int, int], None] = llvm.define(
+    types.void(*[types.int64] * 7), _emit_scores, 7
+)
+_weighted_sum_1, _weighted_sum_4 = _weighted_sum(1), _weighted_sum(4)
+
+
+@kernel
+def list_slots(
+    page_table: int, page_size: int, prefix_length: int, ancestors: int, num_ancestors: int, slots: int
+) -> int:
+    """Write the slots of a row's positions, in order, and return how many there are.
+
+    Addresses of int32: the line of the page table, the row's ancestor slots, and `slots`, with room for three more
+    entries than positions.
+    """
+    pages, path, out = pointer_i32(page_table), pointer_i32(ancestors), pointer_i32(slots)
+    position = 0
+    page = 0
+    while position < prefix_length:
+        start = pages[page] * page_size
+        for offset in range(min(page_size, prefix_length - position)):
+            out[position + offset] = start + offset
+        position += page_size
+        page += 1
+    for i in range(num_ancestors):
+        out[prefix_length + i] = path[i]
+    count = prefix_length + num_ancestors
+    for i in range(count, (count + _TOGETHER - 1) // _TOGETHER * _TOGETHER):
+        out[i] = out[count - 1]
+    return count
+
+
+@kernel
+def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim: int, weights: int, out: int) -> None:
+    """One head of one row over the `count` listed slots: out = softmax(q K^T / sqrt(head_dim)) V.
+
+    Addresses: float32 query and out [head_dim]; keys and values [slots, head_dim] of the head; int32 slots from
+    `list_slots`; float32 scratch `weights` with room for `count` rounded up to 16. head_dim is a multiple of 16.
+    """
+    w = pointer_f32(weights)
+    width = (count + 15) // 16 * 16
+    _scores(query, keys, slots, count, head_dim, weights, 0)
+    for i in range(count, width):
+        w[i] = -np.inf
+    scale = np.float32(1) / np.float32(math.sqrt(np.float32(head_dim)))
+    peak = largest(weights, width)
+    for i in range(count):
+        w[i] = exp((w[i] - peak) * scale)
+    for i in range(count, width):
+        w[i] = np.float32(0)
+    share = np.float32(1) / total(weights, width)
+    column = 0
+    while column < head_dim:
+        if head_dim - column >= 64:
+            _weighted_sum_4(weights, values, slots, count, head_dim, out, column)
+            column += 64
+        else:
+            _weighted_sum_1(weights, values, slots, count, head_dim, out, column)
+            column += 16
+    target = pointer_f32(out)
+    for i in range(head_dim):
+        target[i] *= share
+
+
+@kernel
+def _attention(
+    q: int, rows: int, heads: int, head_dim: int, keys: int, values: int, kv_heads: int, num_slots: int,
+    page_table: npt.NDArray[np.int32], page_lines: npt.NDArray[np.int32], page_size: int,
+    prefix_lengths: npt.NDArray[np.int32], ancestors: npt.NDArray[np.int32], num_ancestors: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], out: int,
+) -> None:  # fmt: skip
+    for row in range(rows):
+        line = page_table.ctypes.data + page_lines[row] * page_table.shape[1] * 4
+        path = ancestors.ctypes.data + row * ancestors.shape[1] * 4
+        count = list_slots(line, page_size, prefix_lengths[row], path, num_ancestors[row], slots.ctypes.data)
+        for head in range(heads):
+            store = head // (heads // kv_heads) * num_slots * head_dim * 4
+            offset = (row * heads + head) * head_dim * 4
+            attend(
+                q + offset, keys + store, values + store, slots.ctypes.data, count, head_dim, weights.ctypes.data,
+                out + offset,
+            )  # fmt: skip
+
+
+def tree_attention(
+    q: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    *,
+    page_size: int,
+    page_table: npt.NDArray[np.int32],
+    page_lines: npt.NDArray[np.int32],
+    prefix_lengths: npt.NDArray[np.int32],
+    ancestor_slots: npt.NDArray[np.int32],
+    num_ancestors: npt.NDArray[np.int32],
+) -> npt.NDArray[np.float32]:
+    """float32 q [rows, heads, head_dim] over keys, values [kv_heads, slots, head_dim]: float32 like q.
+
+    The int32 plan is that of `RowBatch`. Every row attends to one position at least.
+    """
+    q = np.ascontiguousarray(q)
+    rows, heads, head_dim = q.shape
+    kv_heads, num_slots, _ = keys.shape
+    room = int((prefix_lengths + num_ancestors).max(initial=0)) + 16
+    out = np.empty_like(q)
+    _attention(
+        q.ctypes.data, rows, heads, head_dim, keys.ctypes.data, values.ctypes.data, kv_heads, num_slots,
+        page_table, page_lines, page_size, prefix_lengths, ancestor_slots, num_ancestors,
+        np.empty(room, np.int32), np.empty(room, np.float32), out.ctypes.data,
+    )  # fmt: skip
+    return out
+
+
+def tree_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    page_size: int,
+    page_table: torch.Tensor,
+    page_lines: torch.Tensor,
+    prefix_lengths: torch.Tensor,
+    ancestor_slots: torch.Tensor,
+    num_ancestors: torch.Tensor,
+) -> torch.Tensor:
+    """The same in torch, row by row."""
+    groups = q.shape[1] // keys.shape[0]
+    out = torch.empty_like(q)
+    for row in range(q.shape[0]):
+        positions = torch.arange(int(prefix_lengths[row]))
+        pages = page_table[int(page_lines[row]), positions // page_size].long()
+        path = ancestor_slots[row, : int(num_ancestors[row])].long()
+        slots = torch.cat([pages * page_size + positions % page_size, path])
+        k = keys[:, slots].repeat_interleave(groups, 0)
+        v = values[:, slots].repeat_interleave(groups, 0)
+        scores = torch.einsum("hd,hpd->hp", q[row], k) / math.sqrt(q.shape[2])
+        out[row] = torch.einsum("hp,hpd->hd", scores.softmax(-1), v)
+    return out
