@@ -159,6 +159,14 @@ def info(
     raise typer.Exit(0 if facts.complete else 1)
 
 
+@app.command()
+def probe(address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")]) -> None:
+    """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers."""
+    from launcher.readiness import is_serving
+
+    raise typer.Exit(0 if is_serving(address) else 1)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()
