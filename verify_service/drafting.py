@@ -42,7 +42,7 @@ class Drafting:
                     cached_length=state.computed,
                 )
             )
-        except Exception:
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to begin a request, which decodes plainly")
             state.proposer = ""
 
@@ -72,19 +72,19 @@ class Drafting:
         if commits:
             try:
                 self._trees.commit(commits)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
                 _log.exception("the tree source failed to take a step's tokens")
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""
         try:
             self._trees.end(key, reason)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to end a request")
 
     def _collect(self, keys: list[RequestKey]) -> Sequence[TokenTree | None]:
         try:
             return self._trees.collect(keys)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over trees, the step decodes plainly")
             return [None] * len(keys)

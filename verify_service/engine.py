@@ -92,10 +92,7 @@ class Engine:
         first = 0
         for item in rows.deciding:
             end = first + item.num_rows
-            if item.tree is None:
-                decided = Walk((), (sampled[first],))
-            else:
-                decided = walk(item.tree, sampled[first:end])
+            decided = Walk((), (sampled[first],)) if item.tree is None else walk(item.tree, sampled[first:end])
             decisions.append(Decision(item, decided, first))
             first = end
         return decisions

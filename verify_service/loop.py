@@ -137,7 +137,7 @@ class VerifyLoop:
             if plan.rows:
                 self._drafting.attach_trees(plan.rows)
                 self._commit(plan, self._engine.verify(plan.rows))
-        except Exception:
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
             affected = list(self._states) if plan is None else [item.state.key for item in plan.rows]
             error = InternalError("the verify step of this request failed")
@@ -265,7 +265,7 @@ class VerifyLoop:
             outputs, self._outputs = self._outputs, []
             try:
                 self._sink(outputs)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the loop must outlive its sink's mistakes
                 _log.exception("the sink failed to take %d outputs", len(outputs))
 
     def _snapshot(self) -> LoopState:

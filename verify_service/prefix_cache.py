@@ -109,7 +109,7 @@ class PrefixCache:
         given = 0
         while given < count and self._idle:
             used, _, node = heapq.heappop(self._idle)
-            if used != node.used or not self._is_idle_leaf(node):
+            if not self._is_current(used, node):
                 continue
             given += self._trim(node, count - given)
         return given
@@ -194,6 +194,10 @@ class PrefixCache:
 
     def _is_idle_leaf(self, node: Node) -> bool:
         return node.locks == 0 and not node.children and bool(node.pages)
+
+    def _is_current(self, used: int, node: Node) -> bool:
+        """Whether an eviction entry made at time `used` still holds."""
+        return used == node.used and self._is_idle_leaf(node)
 
     def _offer(self, node: Node) -> None:
         """Queue a node for eviction if nothing holds it; entries that have gone stale are dropped when met."""
