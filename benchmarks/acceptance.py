@@ -57,23 +57,23 @@ class Tally:
     answers: int = 0
     repeating: int = 0
     """Answers in which some run of 16 tokens occurs twice."""
-    tokens: int = 0
-    verify_steps: int = 0
+    decoded: int = 0
+    decode_steps: int = 0
     drafted: int = 0
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
         self.answers += 1
         self.repeating += repeats(answer.token_ids)
-        self.tokens += len(answer.token_ids)
-        self.verify_steps += answer.verify_steps
+        self.decoded += answer.decoded
+        self.decode_steps += answer.decode_steps
         self.drafted += answer.drafted
         self.accepted += answer.accepted
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a verify step yielded, over all steps of all answers."""
-        return 1 + self.accepted / self.verify_steps if self.verify_steps else None
+        """Tokens a verify step yielded, over all steps of all answers but those that ended the prompts."""
+        return self.decoded / self.decode_steps if self.decode_steps else None
 
 
 def repeats(tokens: Sequence[int], size: int = GRAM) -> bool:

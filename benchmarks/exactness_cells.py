@@ -65,13 +65,14 @@ class Count:
     logprob_mismatches: int = 0
     drafted: int = 0
     accepted: int = 0
-    verify_steps: int = 0
+    decoded: int = 0
+    decode_steps: int = 0
     differences: list[str] | None = None
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens a verify step yielded, bonus included."""
-        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
+        """Tokens a verify step yielded, bonus included; steps that ended a prompt are not counted."""
+        return self.decoded / self.decode_steps if self.decode_steps else 0.0
 
     def add(self, name: str, answer: Answer, reference: Answer) -> None:
         """Compare one answer, bit for bit."""
@@ -79,7 +80,8 @@ class Count:
         self.tokens += len(answer.token_ids)
         self.drafted += answer.drafted
         self.accepted += answer.accepted
-        self.verify_steps += answer.verify_steps
+        self.decoded += answer.decoded
+        self.decode_steps += answer.decode_steps
         same = answer.token_ids == reference.token_ids and answer.finish_reason == reference.finish_reason
         self.mismatches += not same
         if answer.logprobs:
@@ -129,7 +131,8 @@ def total(counts: Iterable[Count]) -> Count:
         result.logprob_mismatches += count.logprob_mismatches
         result.drafted += count.drafted
         result.accepted += count.accepted
-        result.verify_steps += count.verify_steps
+        result.decoded += count.decoded
+        result.decode_steps += count.decode_steps
     return result
 
 

@@ -53,9 +53,14 @@ class Answer:
     accepted_by_step: tuple[int, ...] = field(default=())
 
     @property
-    def acceptance_length(self) -> float:
-        """Tokens a verify step yielded, bonus included."""
-        return len(self.token_ids) / max(self.verify_steps, 1)
+    def decode_steps(self) -> int:
+        """Verify steps after the one that ended the prompt, which cannot hold a tree."""
+        return max(self.verify_steps - 1, 0)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that the decode steps yielded."""
+        return max(len(self.token_ids) - 1, 0)
 
 
 def request_of(job: Job) -> gateway_pb2.GenerateRequest:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from benchmarks.exact_law import (
     Law,
     chi_square,
