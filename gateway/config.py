@@ -1,0 +1,78 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import field_validator
+from pydantic_settings import SettingsConfigDict
+
+from slipstream.settings import Names, ServiceSettings
+
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+class GatewaySettings(ServiceSettings):
+    """Frozen settings of one gateway process."""
+
+    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_GATEWAY_")
+
+    verify: Names = ("127.0.0.1:50052",)
+    """Addresses of the verify services, host:port; replicas of one model."""
+
+    model: Path
+    """Folder of the model; only its tokenizer and chat template are read."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    http_port: Port = 8000
+    """Port of the OpenAI API; 0 binds a free one."""
+
+    grpc_port: Port = 50051
+    """Port of the public gRPC API; 0 binds a free one."""
+
+    api_keys_file: Path | None = None
+    """TOML file with a [keys] table from API key to tenant. Without one every caller is let in."""
+
+    max_body_bytes: Annotated[int, Ge(1024)] = 4 * 1024 * 1024
+    """Largest HTTP request body."""
+
+    max_choices: Annotated[int, Ge(1), Le(1024)] = 128
+    """Most choices (prompts x n) of one HTTP request."""
+
+    max_buffered_steps: Annotated[int, Ge(16)] = 8192
+    """Outputs a client may leave unread before its request is cancelled."""
+
+    resume_seconds: Annotated[float, Ge(0)] = 0.0
+    """How long a stream waits for a verify service to come back before it fails as unavailable. With another
+    replica at hand it goes on there at once."""
+
+    drain_seconds: Annotated[float, Ge(0)] = 30.0
+    """How long running streams may take to finish after SIGTERM."""
+
+    connect_timeout: Annotated[float, Gt(0)] = 5.0
+    """Deadline in seconds of calls that ask a verify service for its facts."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+
+    @field_validator("verify")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("needs at least one address")
+        for address in value:
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+                raise ValueError(f"{address!r} is not host:port")
+        return value
+
+    @field_validator("model")
+    @classmethod
+    def _folder(cls, value: Path) -> Path:
+        if not (value / "tokenizer.json").is_file():
+            raise ValueError(f"no tokenizer.json in {value}")
+        return value

@@ -1,0 +1,169 @@
+"""One client request under way: its choices, merged into one stream of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from gateway.mailbox import Mailbox
+from gateway.metrics import Metrics
+from gateway.replica import Ticket
+from gateway.request import Delta, FinishReason, Order, StepOutput, Timings, Usage, VerifyInfo
+from gateway.stream import ChoiceStream
+from gateway.tokenizer import Tokenizer
+from gateway.verify_client import VerifyClient
+from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError
+
+
+class Running:
+    """The generations under way."""
+
+    __slots__ = ("_generations", "_idle")
+
+    def __init__(self) -> None:
+        self._generations: dict[Generation, None] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(list(self._generations))
+
+    def add(self, generation: Generation) -> None:
+        """Count it in."""
+        self._generations[generation] = None
+        self._idle.clear()
+
+    def discard(self, generation: Generation) -> None:
+        """Count it out."""
+        self._generations.pop(generation, None)
+        if not self._generations:
+            self._idle.set()
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Wait until nothing runs; False if that takes longer."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What every generation of a process uses. `max_buffered`: outputs a reader may leave unread."""
+
+    tokenizer: Tokenizer
+    client: VerifyClient
+    metrics: Metrics
+    running: Running
+    max_buffered: int
+
+
+class Generation:
+    """The choices of one request. A context manager: what is unfinished when it is left is cancelled.
+
+    A reader that leaves too many outputs unread loses the request, since a verify service cannot wait for it.
+    """
+
+    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_tickets", "_unfinished", "choices",
+                 "orders", "seed")  # fmt: skip
+
+    def __init__(self, orders: Sequence[Order], info: VerifyInfo, seed: int, backend: Backend) -> None:
+        self.orders = orders
+        self.seed = seed
+        self.choices = [
+            ChoiceStream(index, order, backend.tokenizer, info.eos_token_ids) for index, order in enumerate(orders)
+        ]
+        self._backend = backend
+        self._arrived: Mailbox[tuple[int, StepOutput]] = Mailbox()
+        self._failure: SlipstreamError | None = None
+        self._unfinished = len(orders)
+        self._arrival = time.monotonic()
+        self._first_token = 0.0
+        self._tickets = [self._ticket(index, order) for index, order in enumerate(orders)]
+
+    def __enter__(self) -> Self:
+        self._backend.client.submit(self._tickets)
+        self._backend.running.add(self)
+        self._backend.metrics.begin(self.orders)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+        self._backend.running.discard(self)
+        self._backend.metrics.end([choice.usage for choice in self.choices], self._first_token, self._elapsed())
+
+    @property
+    def usage(self) -> Usage:
+        """Totals over all choices; a prompt shared by several choices counts once."""
+        total = Usage()
+        prompts: set[int] = set()
+        for order, choice in zip(self.orders, self.choices, strict=True):
+            if id(order.prompt_token_ids) not in prompts:
+                prompts.add(id(order.prompt_token_ids))
+                total.prompt_tokens += choice.usage.prompt_tokens
+                total.cached_tokens += choice.usage.cached_tokens
+            total.completion_tokens += choice.usage.completion_tokens
+            total.verify_steps += choice.usage.verify_steps
+            total.drafted_tokens += choice.usage.drafted_tokens
+            total.accepted_tokens += choice.usage.accepted_tokens
+        return total
+
+    async def next(self) -> list[Delta]:
+        """What has arrived, at least one delta; empty when all choices are finished. SlipstreamError if one failed."""
+        deltas: list[Delta] = []
+        while not deltas and self._unfinished:
+            for index, output in await self._arrived.take():
+                if self._failure is not None:
+                    raise self._failure
+                if delta := self._feed(index, output):
+                    deltas.append(delta)
+        return deltas
+
+    def cancel(self) -> None:
+        """Stop all choices; nothing more will arrive."""
+        for ticket, choice in zip(self._tickets, self.choices, strict=True):
+            if not choice.finished:
+                self._backend.client.cancel(ticket)
+
+    def abandon(self, error: SlipstreamError) -> None:
+        """Cancel, and let the reader have `error`."""
+        if self._failure is None and self._unfinished:
+            self._failure = error
+            self.cancel()
+            self._arrived.put((0, StepOutput([])))
+
+    def _feed(self, index: int, output: StepOutput) -> Delta | None:
+        choice = self.choices[index]
+        if choice.finished:
+            return None
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            raise output.error or InternalError("the verify service gave up the request")
+        if not self._first_token:
+            self._first_token = self._elapsed()
+        delta = choice.feed(output)
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+            if delta.timings is None:
+                delta.timings = Timings(0.0, self._first_token, self._elapsed())
+            if output.finish_reason is None:
+                self._backend.client.cancel(self._tickets[index])
+        return delta
+
+    def _ticket(self, index: int, order: Order) -> Ticket:
+        def deliver(output: StepOutput) -> None:
+            self._arrived.put((index, output))
+            if len(self._arrived) > self._backend.max_buffered:
+                reason = f"the client left more than {self._backend.max_buffered} outputs unread"
+                self.abandon(ResourceExhaustedError(reason))
+
+        return Ticket(order, deliver)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._arrival

@@ -1,0 +1,112 @@
+"""The public gRPC API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc
+
+from gateway import codec
+from gateway.generation import Generation
+from gateway.request import Order, VerifyInfo
+from gateway.service import Gateway
+from slipstream.rpc.errors import InvalidArgumentError, codes_of
+from slipstream.rpc.server import abort
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = "slipstream.v1.GatewayService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
+    """GatewayService over a Gateway. Method contracts are in slipstream/v1/gateway.proto."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802  # of gRPC
+        """See the proto."""
+        outcome = "CANCELLED"
+        try:
+            with await self._open(request, context) as generation:
+                await _stream(generation, context)
+            outcome = "OK"
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
+            outcome = codes_of(error).status.name
+            await abort(context, error)
+        finally:
+            self._gateway.metrics.answered("grpc", outcome)
+
+    async def ListModels(  # noqa: N802  # of gRPC
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        """See the proto."""
+        try:
+            self._tenant(context, "")
+            return codec.write_models([await self._gateway.client.fetch_info()])
+        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
+            await abort(context, error)
+
+    async def Tokenize(  # noqa: N802  # of gRPC
+        self, request: gateway_pb2.TokenizeRequest, context: Context
+    ) -> gateway_pb2.TokenizeResponse:
+        """See the proto."""
+        try:
+            self._tenant(context, "")
+            info = self._gateway.model(request.model)
+            return gateway_pb2.TokenizeResponse(token_ids=await self._prompt(request, info))
+        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
+            await abort(context, error)
+
+    async def _open(self, request: gateway_pb2.GenerateRequest, context: Context) -> Generation:
+        tenant = self._tenant(context, request.tenant)
+        self._gateway.check_draining()
+        info = self._gateway.model(request.model)
+        order = Order(
+            prompt_token_ids=await self._prompt(request, info),
+            sampling=codec.read_sampling(request.sampling),
+            speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
+            stop=tuple(request.stop),
+            tenant=tenant,
+            adapter_id=request.adapter_id,
+            choice_index=request.choice_index,
+        )
+        field = {"chat": "chat.messages", "token_ids": "token_ids"}.get(request.WhichOneof("prompt") or "", "text")
+        return self._gateway.open([order], info, prompt_field=field, prefix="sampling.")
+
+    async def _prompt(
+        self, request: gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest, info: VerifyInfo
+    ) -> Sequence[int]:
+        kind = request.WhichOneof("prompt")
+        if kind == "chat":
+            messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
+            return await self._gateway.encode_chat(messages, info, field="chat.messages")
+        if kind == "text":
+            return await self._gateway.encode(request.text, info, field="text")
+        if kind == "token_ids" and isinstance(request, gateway_pb2.GenerateRequest):
+            return list(request.token_ids.ids)
+        raise InvalidArgumentError("one of the prompt's fields must be set", field="prompt")
+
+    def _tenant(self, context: Context, stated: str) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        header = metadata.get("authorization")
+        known = self._gateway.keys.tenant_of(header if isinstance(header, str) else None)
+        return stated if known is None else known
+
+
+async def _stream(generation: Generation, context: Context) -> None:
+    """One message a verify step; the seed with the first one."""
+    seed: int | None = generation.seed
+    usage, write = generation.choices[0].usage, context.write
+    while deltas := await generation.next():
+        for delta in deltas:
+            await write(codec.write_delta(delta, usage, seed))
+            seed = None

@@ -1,0 +1,207 @@
+"""The OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway.http_errors import error_response, from_validation, plain_error
+from gateway.http_response import EventStreamResponse, WholeResponse
+from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
+from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
+from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
+from gateway.openai_types import ModelEntry, ModelList
+from gateway.request import Order, VerifyInfo
+from gateway.service import Gateway, UnknownModelError
+from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, SlipstreamError
+
+_DISCARDED_BODIES: Final = 16
+"""A body too large is read up to this many times the limit, so that its sender sees the answer."""
+
+B = TypeVar("B", bound=GenerationBody)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application over `gateway`."""
+    app = FastAPI(title="Slipstream", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
+    api = OpenAiApi(gateway)
+    app.add_api_route("/v1/models", api.list_models, responses=API_RESPONSES["models"])
+    app.add_api_route("/v1/models/{model:path}", api.get_model, responses=API_RESPONSES["model"])
+    app.add_api_route("/v1/completions", api.complete, methods=["POST"], responses=API_RESPONSES["completions"])
+    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], responses=API_RESPONSES["chat"])
+    app.add_api_route("/health", api.health, responses=PROBE_RESPONSES["health"])
+    app.add_api_route("/ready", api.ready, responses=PROBE_RESPONSES["ready"])
+    app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
+    app.add_exception_handler(SlipstreamError, api.on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, api.on_error)
+    describe(app, secured=gateway.keys.required)
+    return app
+
+
+class OpenAiApi:
+    """The endpoints."""
+
+    __slots__ = ("_gateway",)
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def list_models(self, request: Request) -> Response:
+        """The models that can be asked for."""
+        self._authenticate(request)
+        body: ModelList = {"object": "list", "data": [_model_entry(await self._gateway.client.fetch_info())]}
+        return _json(body)
+
+    async def get_model(self, model: str, request: Request) -> Response:
+        """One model."""
+        self._authenticate(request)
+        info = await self._gateway.client.fetch_info()
+        if model != info.model_name:
+            raise UnknownModelError(f"unknown model {model!r}; {info.model_name!r} is served", field="model")
+        return _json(_model_entry(info))
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation, written under the model's own chat template."""
+        tenant = self._authenticate(request)
+        body = await self._parse(request, ChatCompletionRequest)
+        info = self._model(body)
+        messages = [message.for_template() for message in body.messages]
+        prompt = await self._gateway.encode_chat(messages, info, field="messages")
+        return self._answer(body, ChatShape(), [prompt], info, tenant)
+
+    async def complete(self, request: Request) -> Response:
+        """Continue a text, or several."""
+        tenant = self._authenticate(request)
+        body = await self._parse(request, CompletionRequest)
+        info = self._model(body)
+        prompts = [
+            await self._gateway.encode(prompt, info, field="prompt") if isinstance(prompt, str) else prompt
+            for prompt in body.prompts
+        ]
+        echoes: list[str] = []
+        if body.echo:
+            echoes = [
+                prompt if isinstance(prompt, str) else self._gateway.tokenizer.decode(prompt) for prompt in body.prompts
+            ]
+        return self._answer(body, CompletionShape(), prompts, info, tenant, echoes)
+
+    async def health(self) -> Response:
+        """Whether the process lives."""
+        return _json({"status": "ok", "process_id": os.getpid()})
+
+    async def ready(self) -> Response:
+        """Whether requests are taken: a verify service is ready, and no shutdown has begun."""
+        gateway = self._gateway
+        reason = "draining" if gateway.draining else "ready" if gateway.ready else "no verify service is ready"
+        return _json({"status": reason, "process_id": os.getpid()}, 200 if gateway.ready else 503)
+
+    async def metrics(self) -> Response:
+        """Counters in the Prometheus text format."""
+        self._gateway.metrics.verify_ready.set(self._gateway.client.ready)
+        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def on_error(self, request: Request, error: Exception) -> Response:
+        """What an endpoint raised."""
+        response = error_response(error)
+        self._gateway.metrics.answered("http", str(response.status_code))
+        return response
+
+    def _authenticate(self, request: Request) -> str | None:
+        return self._gateway.keys.tenant_of(request.headers.get("authorization"))
+
+    def _model(self, body: GenerationBody) -> VerifyInfo:
+        self._gateway.check_draining()
+        return self._gateway.model(body.model)
+
+    async def _parse(self, request: Request, kind: type[B]) -> B:
+        raw = await _read_body(request, self._gateway.settings.max_body_bytes)
+        try:
+            return kind.model_validate_json(raw)
+        except ValidationError as error:
+            raise from_validation(error, raw) from error
+
+    def _answer(
+        self,
+        body: GenerationBody,
+        shape: Shape,
+        prompts: Sequence[Sequence[int]],
+        info: VerifyInfo,
+        tenant: str | None,
+        echoes: Sequence[str] = (),
+    ) -> Response:
+        """The answer with `n` choices for each prompt, those of a prompt beside each other."""
+        count = body.choices_per_prompt
+        if (total := len(prompts) * count) > (most := self._gateway.settings.max_choices):
+            raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {total}", field="n")
+        sampling, speculation = body.sampling(), body.speculation_wish()
+        orders = [
+            Order(
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                speculation=speculation,
+                stop=body.stop_strings,
+                tenant=(body.user or "") if tenant is None else tenant,
+                choice_index=choice,
+            )
+            for prompt in prompts
+            for choice in range(count)
+        ]
+        generation = self._gateway.open(orders, info, prompt_field=body.prompt_field)
+        options = OutputOptions(
+            model=info.model_name,
+            fingerprint=info.fingerprint,
+            logprobs=body.top_count is not None,
+            return_token_ids=bool(body.return_token_ids),
+            include_usage=body.include_usage,
+            echoes=[echo for echo in echoes for _ in range(count)],
+        )
+        writer = OutputWriter(shape, generation, options, self._gateway.tokenizer)
+        kind = EventStreamResponse if body.stream else WholeResponse
+        return kind(generation, writer, self._gateway.metrics)
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """The body. PayloadTooLargeError beyond `most` bytes, after reading on for a while."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > _DISCARDED_BODIES * most:
+            break
+        if size <= most:
+            chunks.append(chunk)
+    if size > most:
+        raise PayloadTooLargeError(f"the body has more than {most} bytes")
+    return b"".join(chunks)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return plain_error(error.status_code, message, error.headers)
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def _model_entry(info: VerifyInfo) -> ModelEntry:
+    return {
+        "id": info.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "slipstream",
+        "max_model_len": info.max_context,
+        "proposers": [proposer.name for proposer in info.proposers],
+        "default_proposer": info.default_proposer or None,
+    }

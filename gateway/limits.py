@@ -1,0 +1,144 @@
+"""Ranges of the public parameters (slipstream/v1/sampling.proto), and the one check that both APIs apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.request import Sampling, Speculation, VerifyInfo
+from slipstream.rpc.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values from `low` to `high`; `open_low` excludes `low` itself."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.open_low else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        if self.open_low:
+            return f"greater than {self.low:g} and at most {_figure(self.high)}"
+        return f"from {_figure(self.low)} to {_figure(self.high)}"
+
+
+def _figure(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+MAX_INT: Final = 2**31 - 1
+TEMPERATURE: Final = Range(0, 2)
+TOP_K: Final = Range(0, MAX_INT)
+TOP_P: Final = Range(0, 1, open_low=True)
+MIN_P: Final = Range(0, 1)
+SEED: Final = Range(0, 2**64 - 1)
+REPETITION_PENALTY: Final = Range(0, 2, open_low=True)
+PENALTY: Final = Range(-2, 2)
+BIAS: Final = Range(-100, 100)
+MAX_TOKENS: Final = Range(1, MAX_INT)
+MIN_TOKENS: Final = Range(0, MAX_INT)
+LOGPROBS: Final = Range(0, 20)
+MAX_NODES: Final = Range(1, 64)
+MAX_DEPTH: Final = Range(0, 63)
+MAX_BIASES: Final = 1024
+MAX_STOP_TOKENS: Final = 128
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_LENGTH: Final = 256
+MAX_NAME_BYTES: Final = 256
+
+
+def _check(name: str, value: float | None, allowed: Range) -> None:
+    if value is not None and value not in allowed:
+        raise InvalidArgumentError(f"{name} must be {allowed}, got {_figure(value)}", field=name)
+
+
+def check_sampling(sampling: Sampling, info: VerifyInfo, *, prefix: str = "") -> None:
+    """Raise InvalidArgumentError naming the first field of `sampling` that is out of range."""
+    for name, allowed in (
+        ("temperature", TEMPERATURE),
+        ("top_k", TOP_K),
+        ("top_p", TOP_P),
+        ("min_p", MIN_P),
+        ("seed", SEED),
+        ("repetition_penalty", REPETITION_PENALTY),
+        ("presence_penalty", PENALTY),
+        ("frequency_penalty", PENALTY),
+        ("max_tokens", MAX_TOKENS),
+        ("min_tokens", MIN_TOKENS),
+        ("logprobs", LOGPROBS),
+    ):
+        _check(prefix + name, getattr(sampling, name), allowed)
+    _check_count(prefix + "logit_bias", len(sampling.logit_bias), MAX_BIASES)
+    _check_count(prefix + "stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKENS)
+    for token_id, bias in sampling.logit_bias.items():
+        _check(f"{prefix}logit_bias.{token_id}", bias, BIAS)
+    check_token_ids(prefix + "logit_bias", list(sampling.logit_bias), info)
+    check_token_ids(prefix + "stop_token_ids", sampling.stop_token_ids, info)
+    if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
+        raise InvalidArgumentError(
+            f"{prefix}min_tokens must be at most max_tokens, got {sampling.min_tokens} > {sampling.max_tokens}",
+            field=prefix + "min_tokens",
+        )
+
+
+def check_speculation(speculation: Speculation) -> None:
+    """Raise InvalidArgumentError naming the first field of `speculation` that is out of range."""
+    _check("speculation.max_nodes", speculation.max_nodes, MAX_NODES)
+    _check("speculation.max_depth", speculation.max_depth, MAX_DEPTH)
+
+
+def check_stop(stop: Sequence[str]) -> None:
+    """Raise InvalidArgumentError if there are too many stop strings or one has a wrong length."""
+    _check_count("stop", len(stop), MAX_STOP_STRINGS)
+    for text in stop:
+        if not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise InvalidArgumentError(
+                f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}", field="stop"
+            )
+
+
+def check_name(name: str, value: str) -> None:
+    """Raise InvalidArgumentError if `value` is longer than a tenant or adapter id may be."""
+    if (size := len(value.encode("utf-8", "surrogatepass"))) > MAX_NAME_BYTES:
+        raise InvalidArgumentError(f"{name} must be at most {MAX_NAME_BYTES} bytes, got {size}", field=name)
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], info: VerifyInfo) -> None:
+    """Raise InvalidArgumentError if an id lies outside the model's vocabulary."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
+        raise InvalidArgumentError(f"{name}: token ids must be below {info.vocab_size}, got {wrong}", field=name)
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidArgumentError(f"{name} may have at most {most} entries, got {count}", field=name)
+
+
+class ContextLengthError(InvalidArgumentError):
+    """Prompt and output together exceed the model's context."""
+
+
+def check_context(prompt_tokens: int, sampling: Sampling, info: VerifyInfo, *, field: str, prefix: str = "") -> None:
+    """Raise if the prompt is empty, or with the output asked for does not fit the model's context."""
+    if prompt_tokens == 0:
+        raise InvalidArgumentError(f"{field} is empty", field=field)
+    wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
+    if prompt_tokens + wanted > info.max_context:
+        asked = "at least 1" if sampling.max_tokens is None else str(sampling.max_tokens)
+        raise ContextLengthError(
+            f"the model's context is {info.max_context} tokens; the prompt has {prompt_tokens} and the output "
+            f"asks for {asked}, {prompt_tokens + wanted} together",
+            field=field if prompt_tokens >= info.max_context else prefix + "max_tokens",
+        )
+    if (sampling.min_tokens or 0) > info.max_context - prompt_tokens:
+        raise ContextLengthError(
+            f"{prefix}min_tokens is {sampling.min_tokens}, but the context of {info.max_context} tokens leaves "
+            f"{info.max_context - prompt_tokens} after the prompt",
+            field=prefix + "min_tokens",
+        )

@@ -1,0 +1,65 @@
+"""Counters of the gateway, as Prometheus shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.request import Order, Usage
+
+_FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """Counted once a request, never once a token."""
+
+    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_prompt", "_requests", "_steps",
+                 "registry", "running", "verify_ready")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.running = Gauge("slipstream_gateway_running_choices", "Choices under way", registry=registry)
+        self.verify_ready = Gauge("slipstream_gateway_verify_ready", "1 while a verify service is", registry=registry)
+        self._requests = Counter(
+            "slipstream_gateway_requests", "Requests by API and outcome", ("api", "outcome"), registry=registry
+        )
+        self._prompt = Counter("slipstream_gateway_prompt_tokens", "Prompt tokens", registry=registry)
+        self._completion = Counter("slipstream_gateway_completion_tokens", "Output tokens", registry=registry)
+        self._steps = Counter("slipstream_gateway_verify_steps", "Verify steps of all outputs", registry=registry)
+        self._drafted = Counter("slipstream_gateway_drafted_tokens", "Drafted tokens verified", registry=registry)
+        self._accepted = Counter("slipstream_gateway_accepted_tokens", "Drafted tokens accepted", registry=registry)
+        self._first_token = Histogram(
+            "slipstream_gateway_first_token_seconds",
+            "Time to the first token",
+            buckets=_FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "slipstream_gateway_request_seconds", "Duration of requests", buckets=_DURATION_BUCKETS, registry=registry
+        )
+
+    def begin(self, orders: Sequence[Order]) -> None:
+        """A request has been admitted."""
+        self.running.inc(len(orders))
+
+    def end(self, usages: Sequence[Usage], first_token: float, duration: float) -> None:
+        """An admitted request is over; `first_token` is 0 if there was none. Times in seconds."""
+        self.running.dec(len(usages))
+        self._prompt.inc(sum(usage.prompt_tokens for usage in usages))
+        self._completion.inc(sum(usage.completion_tokens for usage in usages))
+        self._steps.inc(sum(usage.verify_steps for usage in usages))
+        self._drafted.inc(sum(usage.drafted_tokens for usage in usages))
+        self._accepted.inc(sum(usage.accepted_tokens for usage in usages))
+        if first_token:
+            self._first_token.observe(first_token)
+        self._duration.observe(duration)
+
+    def answered(self, api: str, outcome: str) -> None:
+        """A request of `api` ("http" or "grpc") was answered with `outcome`, its status code."""
+        self._requests.labels(api, outcome).inc()
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)

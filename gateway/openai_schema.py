@@ -1,0 +1,263 @@
+"""Bodies of the OpenAI API's requests: what is taken, its types and ranges. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gateway import limits
+from gateway.request import Sampling, Speculation
+
+Unsupported = Annotated[None, Field(description="Not supported: only null is accepted.")]
+"""A field of the OpenAI API that this server refuses by name."""
+
+Ignored = Annotated[Any, Field(description="Accepted and without effect.")]
+
+TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Name = Annotated[str, Field(max_length=limits.MAX_NAME_BYTES)]
+Bias = Annotated[float, Field(ge=limits.BIAS.low, le=limits.BIAS.high)]
+BiasKey = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
+TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
+LogprobCount = Annotated[int, Field(ge=0, le=20)]
+
+
+class Body(BaseModel):
+    """Base of all request bodies and their parts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage and no choices.")
+    include_obfuscation: Ignored = None
+
+
+class SpeculationOptions(Body):
+    """What the request says about speculation; a field left out takes the operator's default."""
+
+    enabled: bool | None = None
+    proposer: Name | None = Field(None, description="A proposer that is configured or attached.")
+    max_nodes: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="Rows a verify step may spend on this request, the root included."
+    )
+    max_depth: Annotated[int, Field(ge=0, le=63)] | None = Field(None, description="Longest path below the root.")
+
+
+class GenerationBody(Body):
+    """What chat and plain completions have in common."""
+
+    model: str = Field(description="Name of the model, as /v1/models lists it.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices to generate for each prompt.")
+    max_tokens: TokenCount | None = Field(None, description="Default: as many as the context holds.")
+    temperature: Annotated[float, Field(ge=limits.TEMPERATURE.low, le=limits.TEMPERATURE.high)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[BiasKey, Bias] | None = Field(
+        None, max_length=limits.MAX_BIASES, description="Token id to a bias added to its raw logit."
+    )
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
+        None, description="The output is a function of it. Drawn and reported if left out."
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    user: Name | None = Field(None, description="Tenant whose prefix cache is used, where no API keys are configured.")
+
+    top_k: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = Field(None, description="0 keeps all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    speculation: SpeculationOptions | None = None
+
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+
+    prompt_field: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """n, or 1."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however written."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def output_limit(self) -> int | None:
+        """Most tokens of the output, where stated."""
+        return self.max_tokens
+
+    @property
+    def top_count(self) -> int | None:
+        """How many likely tokens to report at each position; None without logprobs."""
+        raise NotImplementedError
+
+    def sampling(self) -> Sampling:
+        """The sampling parameters."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
+            max_tokens=self.output_limit,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=self.top_count,
+        )
+
+    def speculation_wish(self) -> Speculation | None:
+        """What the request says about speculation."""
+        wish = self.speculation
+        if wish is None:
+            return None
+        return Speculation(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer counts as system.")
+    content: str | list[TextPart] | None = Field(None, description="Parts are joined by line breaks.")
+    name: str | None = None
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    annotations: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        return message if self.name is None else message | {"name": self.name}
+
+
+class TextFormat(Body):
+    """The only response format: plain text."""
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(GenerationBody):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: TokenCount | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = Field(None, description="Needs logprobs.")
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    tool_choice: Literal["none"] | None = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    moderation: Unsupported = None
+    parallel_tool_calls: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    tools: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+    prompt_field: ClassVar[str] = "messages"
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+        return self
+
+    @property
+    def output_limit(self) -> int | None:
+        """See GenerationBody."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def top_count(self) -> int | None:
+        """See GenerationBody."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(GenerationBody):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    ) = Field(description="A text, token ids, or several of either.")
+    logprobs: LogprobCount | None = None
+    echo: bool | None = Field(None, description="Put the prompt before the text. Not together with logprobs.")
+    best_of: Literal[1] | None = None
+    suffix: Unsupported = None
+
+    prompt_field: ClassVar[str] = "prompt"
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise PydanticCustomError("echo", "echo together with logprobs is not supported")
+        return self
+
+    @property
+    def top_count(self) -> int | None:
+        """See GenerationBody."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or several."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if all(isinstance(entry, int) for entry in prompt):
+            return [[entry for entry in prompt if isinstance(entry, int)]]
+        return [entry for entry in prompt if isinstance(entry, str | list)]

@@ -1,0 +1,160 @@
+"""What a client asks of the gateway and what comes back, in the gateway's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slipstream.rpc.errors import SlipstreamError
+
+
+class FinishReason(Enum):
+    """Why an output ended; the values are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. None: the default of slipstream/v1/sampling.proto."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a request says about speculation. None and "": the operator's default."""
+
+    enabled: bool | None = None
+    proposer: str = ""
+    max_nodes: int | None = None
+    max_depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows."""
+
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    speculation: Speculation | None = None
+    stop: tuple[str, ...] = ()
+    tenant: str = ""
+    adapter_id: str = ""
+    choice_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural log-probability and its rank, 1 being the most likely."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The chosen token of a position and its most likely competitors."""
+
+    chosen: TokenLogprob
+    top: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStep:
+    """What one verify step did: nodes verified, tokens accepted among them, and whose they were."""
+
+    drafted: int
+    accepted: int
+    proposer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the request arrived at the verify service."""
+
+    queued: float
+    first_token: float
+    total: float
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one verify step yielded for one choice."""
+
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    step: SpeculationStep | None = None
+    finish_reason: FinishReason | None = None
+    cached_tokens: int | None = None
+    timings: Timings | None = None
+    error: SlipstreamError | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Running totals of one choice."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step adds to the output of one choice, cut at the token that decides the end."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    step: SpeculationStep | None = None
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """A proposer as the verify service reports it."""
+
+    name: str
+    attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyInfo:
+    """Facts about the model that a verify service stated."""
+
+    model_name: str
+    fingerprint: str
+    vocab_size: int
+    max_context: int
+    max_nodes: int
+    eos_token_ids: frozenset[int]
+    proposers: tuple[Proposer, ...]
+    default_proposer: str

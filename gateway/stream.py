@@ -1,0 +1,88 @@
+"""From step outputs to text: detokenised token by token and cut at the token that decides the end."""
+
+from __future__ import annotations
+
+from gateway.detokenizer import Detokenizer
+from gateway.request import Delta, FinishReason, Order, StepOutput, Usage
+from gateway.stop_strings import StopStrings
+from gateway.tokenizer import Tokenizer
+
+
+class ChoiceStream:
+    """The output of one choice so far. The sequence of tokens alone decides text, finish reason and usage.
+
+    A stop token's own text is not shown. Stop strings count from `min_tokens` on.
+    """
+
+    __slots__ = ("_detokenizer", "_ending_ids", "_index", "_min_tokens", "_stops", "finish_reason", "usage")
+
+    def __init__(self, index: int, order: Order, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
+        sampling = order.sampling
+        self._index = index
+        self._detokenizer: Detokenizer = tokenizer.detokenizer()
+        self._stops = StopStrings(order.stop) if order.stop else None
+        self._min_tokens = sampling.min_tokens or 0
+        self._ending_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._ending_ids |= eos_token_ids
+        self.finish_reason: FinishReason | None = None
+        self.usage = Usage(prompt_tokens=len(order.prompt_token_ids))
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more comes."""
+        return self.finish_reason is not None
+
+    def feed(self, output: StepOutput) -> Delta:
+        """Take in one step. Once finished, later steps must not be fed."""
+        delta = Delta(self._index, "", output.token_ids, output.logprobs, output.step, timings=output.timings)
+        used = self._decode(output.token_ids, delta)
+        if used < len(output.token_ids):
+            delta.token_ids = output.token_ids[:used]
+            delta.logprobs = output.logprobs and output.logprobs[:used]
+        if delta.finish_reason is None and output.finish_reason is not None:
+            self._end(delta, output.finish_reason, self.usage.completion_tokens + used)
+        self.finish_reason = delta.finish_reason
+        self._count(output, used)
+        return delta
+
+    def _decode(self, token_ids: list[int], delta: Delta) -> int:
+        """Append the text of `token_ids`; returns how many of them belong to the output."""
+        stops, step, ending_ids = self._stops, self._detokenizer.step, self._ending_ids
+        before = self.usage.completion_tokens
+        for index, token_id in enumerate(token_ids):
+            if token_id in ending_ids:
+                delta.stop_token_id = token_id
+                self._end(delta, FinishReason.STOP, before + index + 1)
+                return index + 1
+            text = step(token_id)
+            if stops is None:
+                delta.text += text
+                continue
+            delta.text += stops.push(text, armed=before + index + 1 >= self._min_tokens)
+            if stops.matched is not None:
+                delta.stop_string, delta.finish_reason = stops.matched, FinishReason.STOP
+                return index + 1
+        return len(token_ids)
+
+    def _end(self, delta: Delta, reason: FinishReason, count: int) -> None:
+        """Let out what was held back; it may still complete a stop string."""
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            delta.text += rest
+        else:
+            delta.text += self._stops.push(rest, armed=count >= self._min_tokens)
+            if self._stops.matched is not None and delta.stop_token_id is None:
+                delta.stop_string, reason = self._stops.matched, FinishReason.STOP
+            delta.text += self._stops.flush()
+        delta.finish_reason = reason
+
+    def _count(self, output: StepOutput, used: int) -> None:
+        usage = self.usage
+        usage.completion_tokens += used
+        if output.cached_tokens is not None:
+            usage.cached_tokens = output.cached_tokens
+        if output.step is not None:
+            usage.verify_steps += 1
+            usage.drafted_tokens += output.step.drafted
+            usage.accepted_tokens += output.step.accepted

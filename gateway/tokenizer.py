@@ -1,0 +1,102 @@
+"""The model's tokenizer, read from a Hugging Face folder without transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from gateway.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+
+
+class Tokenizer:
+    """Encodes text and writes token ids as text and bytes. Safe to share between requests and threads."""
+
+    __slots__ = ("_byte_level", "_bytes", "_lower_bound", "_shown_bytes", "_special", "_tokenizer", "longest_token")
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        pipeline = json.loads(self._tokenizer.to_str())
+        self._byte_level = _is_byte_level(pipeline["decoder"])
+        self._lower_bound = self._byte_level and pipeline["normalizer"] is None
+        self._special = frozenset(
+            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._bytes = self._byte_table()
+        self._shown_bytes = [b"" if index in self._special else text for index, text in enumerate(self._bytes)]
+        self.longest_token = max(map(len, self._bytes), default=1)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id."""
+        return len(self._bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. A special token's name in the text counts as that token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of `token_ids`, special tokens left out."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental detokenizer for one output."""
+        if self._byte_level:
+            return ByteLevelDetokenizer(self._shown_bytes)
+        return WindowDetokenizer(self._tokenizer, self._special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, a special token's name included; empty beyond the vocabulary."""
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the number of tokens of `text`, found without tokenising it."""
+        return len(text) // self.longest_token if self._lower_bound else 0
+
+    def _byte_table(self) -> list[bytes]:
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        alphabet = _byte_alphabet()
+        for token, token_id in vocabulary.items():
+            table[token_id] = _bytes_of_word(token, alphabet) if self._byte_level else _bytes_of_piece(token)
+        return table
+
+
+def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return bool(decoder["type"] == "ByteLevel")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The 256 characters by which byte-level BPE writes bytes (Radford et al., GPT-2, 2019, section 2.2).
+
+    Printable bytes stand for themselves, the others for U+0100 and on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)).difference(printable))
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+def _bytes_of_word(token: str, alphabet: dict[str, int]) -> bytes:
+    """Bytes of a byte-level token; an added token that is not in the alphabet stands for itself."""
+    if all(char in alphabet for char in token):
+        return bytes(alphabet[char] for char in token)
+    return token.encode("utf-8")
+
+
+def _bytes_of_piece(token: str) -> bytes:
+    """Bytes of a SentencePiece-style token: <0x0A> is a byte, U+2581 a space."""
+    if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
+        return bytes([int(byte[1], 16)])
+    return token.replace("\u2581", " ").encode("utf-8")

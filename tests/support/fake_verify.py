@@ -1,0 +1,217 @@
+"""A verify service without a model: a real gRPC server that answers with scripted tokens, or as badly as told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from slipstream.rpc.errors import ResourceExhaustedError, SlipstreamError, codes_of
+from slipstream.rpc.server import GrpcServer
+from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
+
+EOS_ID = 2
+
+
+@dataclass(slots=True)
+class Script:
+    """How the next requests are answered. Tokens come from `tokens`, or else the prompt is said again and again."""
+
+    tokens: Sequence[int] = ()
+    tokens_per_step: int = 1
+    step_seconds: float = 0.0
+    error: SlipstreamError | None = None  # refuses the request
+    error_after: int | None = None  # breaks the whole session after so many steps
+    stall_after: int | None = None  # says nothing more after so many steps
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the gateway asked for."""
+
+    submits: list[verify_pb2.Submit] = field(default_factory=list)
+    cancels: list[int] = field(default_factory=list)
+
+
+class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
+    def __init__(self, owner: FakeVerify) -> None:
+        self._owner = owner
+
+    async def GetInfo(self, request: Any, context: Any) -> verify_pb2.GetInfoResponse:
+        owner = self._owner
+        return verify_pb2.GetInfoResponse(
+            model_name=owner.model_name,
+            model_fingerprint=owner.fingerprint,
+            vocab_size=owner.vocab_size,
+            max_context=owner.max_context,
+            eos_token_ids=[EOS_ID],
+            max_nodes=64,
+            proposers=[verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True)],
+            default_proposer="ngram",
+        )
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[verify_pb2.SessionResponse]:
+        outbox: asyncio.Queue[verify_pb2.RequestOutput | None] = asyncio.Queue()
+        tasks: dict[int, asyncio.Task[None]] = {}
+
+        async def read() -> None:
+            async for message in requests:
+                if message.HasField("cancel"):
+                    self._owner.seen.cancels.append(message.cancel.request_id)
+                    if task := tasks.pop(message.cancel.request_id, None):
+                        task.cancel()
+                else:
+                    self._owner.seen.submits.append(message.submit)
+                    answer = self._owner.answer(message.submit, outbox)
+                    tasks[message.submit.request_id] = asyncio.create_task(answer)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (output := await outbox.get()) is not None:
+                yield verify_pb2.SessionResponse(outputs=[output])
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the script breaks the session")
+        finally:
+            for task in (reader, *tasks.values()):
+                task.cancel()
+
+
+class FakeVerify:
+    """Runs on a thread with a loop of its own. `script` may be changed between requests; `seen` records them."""
+
+    def __init__(
+        self, *, vocab_size: int = 512, max_context: int = 512, model_name: str = "tiny", fingerprint: str = "f" * 64
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_context = max_context
+        self.model_name = model_name
+        self.fingerprint = fingerprint
+        self.script = Script()
+        self.seen = Seen()
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fake verify", daemon=True)
+        self._server: GrpcServer | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self) -> None:
+        """Listen, on the same port as before if there was one."""
+
+        async def start() -> int:
+            self._server = GrpcServer(
+                host="127.0.0.1",
+                port=self.port,
+                services=["slipstream.v1.VerifyService"],
+                register=lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(_Servicer(self), server),
+            )
+            return await self._server.start()
+
+        self.port = self._run(start)
+
+    def stop(self) -> None:
+        """Go away at once, breaking all sessions."""
+
+        async def stop() -> None:
+            server, self._server = self._server, None
+            if server is not None:
+                await server.drain(0)
+
+        self._run(stop)
+
+    def reset(self, **script: Any) -> None:
+        """A new script and an empty record."""
+        self.script, self.seen = Script(**script), Seen()
+
+    def wait_for(self, condition: Callable[[Seen], bool], seconds: float = 5.0) -> None:
+        """Wait until the record satisfies `condition`."""
+        end = time.monotonic() + seconds
+        while not condition(self.seen):
+            assert time.monotonic() < end, f"never happened: {self.seen}"
+            time.sleep(0.01)
+
+    async def answer(
+        self, submit: verify_pb2.Submit, outbox: asyncio.Queue[verify_pb2.RequestOutput | None]
+    ) -> None:
+        """Send one request's outputs."""
+        script = self.script
+        if script.error is not None:
+            outbox.put_nowait(_refusal(submit.request_id, script.error))
+            return
+        if submit.speculation.proposer == "busy":
+            outbox.put_nowait(_refusal(submit.request_id, ResourceExhaustedError("the queue is full")))
+            return
+        tokens = self._tokens(submit)
+        for step, begin in enumerate(range(len(submit.output_token_ids), len(tokens), script.tokens_per_step)):
+            if script.stall_after == step:
+                return
+            if script.error_after == step:
+                outbox.put_nowait(None)
+                return
+            output = _output(submit, tokens, begin, min(begin + script.tokens_per_step, len(tokens)))
+            output.seed = submit.sampling.seed
+            outbox.put_nowait(output)
+            await asyncio.sleep(script.step_seconds)
+
+    def _tokens(self, submit: verify_pb2.Submit) -> list[int]:
+        room = self.max_context - len(submit.prompt_token_ids)
+        count = min(submit.sampling.max_tokens, room) if submit.sampling.HasField("max_tokens") else room
+        source = list(self.script.tokens or submit.prompt_token_ids)
+        tokens = (source * (count // len(source) + 1))[:count]
+        ending = set(submit.sampling.stop_token_ids) | (set() if submit.sampling.ignore_eos else {EOS_ID})
+        first = next((index for index, token in enumerate(tokens) if token in ending), count)
+        return tokens[: first + 1]
+
+    def _run(self, function: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(timeout=10)
+
+
+def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutput:
+    code = codes_of(error).status.value[0]
+    return verify_pb2.RequestOutput(
+        request_id=request_id,
+        finish_reason=sampling_pb2.FINISH_REASON_ERROR,
+        error=verify_pb2.Error(code=code, message=error.message, field=error.field),
+    )
+
+
+def _output(submit: verify_pb2.Submit, tokens: list[int], begin: int, end: int) -> verify_pb2.RequestOutput:
+    output = verify_pb2.RequestOutput(request_id=submit.request_id, token_ids=tokens[begin:end])
+    output.step.drafted, output.step.accepted, output.step.proposer = 4, end - begin - 1, "ngram"
+    if submit.sampling.HasField("logprobs"):
+        for token in tokens[begin:end]:
+            chosen = sampling_pb2.TokenLogprob(token_id=token, logprob=-0.5, rank=1)
+            top = [
+                sampling_pb2.TokenLogprob(token_id=10 + rank, logprob=-1.0 - rank, rank=1 + rank)
+                for rank in range(submit.sampling.logprobs)
+            ]
+            output.logprobs.append(sampling_pb2.PositionLogprobs(chosen=chosen, top=top))
+    if end == len(tokens):
+        ended = tokens[-1] in {*submit.sampling.stop_token_ids, *([] if submit.sampling.ignore_eos else [EOS_ID])}
+        output.finish_reason = sampling_pb2.FINISH_REASON_STOP if ended else sampling_pb2.FINISH_REASON_LENGTH
+        output.usage.prompt_tokens = len(submit.prompt_token_ids)
+        output.usage.completion_tokens = len(tokens)
+        output.usage.cached_tokens = 3
+        output.timings.total = 0.25
+    return output
