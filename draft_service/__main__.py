@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import uvloop
 
 from draft_service.codec import Identity
-from draft_service.config import DraftSettings
+from draft_service.config import DraftSettings, load_settings
 from draft_service.link import VerifyLink
 from draft_service.metrics import make_registry
 from draft_service.proposers.registry import ProposerSpec, load_proposers
@@ -23,7 +23,6 @@ from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
 from slipstream.rpc.metrics import serve_metrics
-from slipstream.settings import load
 
 _log = logging.getLogger("draft_service")
 
@@ -67,7 +66,7 @@ async def serve(settings: DraftSettings) -> None:
 
 
 def main() -> int:
-    settings = load(DraftSettings, "draft_service")
+    settings = load_settings()
     set_up_logging("draft", settings.log_level)
     try:
         uvloop.run(serve(settings))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -9,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
-from slipstream.settings import Names, ServiceSettings
+from slipstream.settings import Names, ServiceSettings, load
 
 
 def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
@@ -35,7 +37,7 @@ class DraftSettings(ServiceSettings):
     proposers: Annotated[Names, AfterValidator(_parsed)] = Field(
         default=("ngram",),
         description="What to host: NAME[:ARGUMENT], such as ngram or draft-model:DIR, or "
-        "NAME=module:factory[:ARGUMENT]; repeat the flag or separate by commas",
+        "NAME=module:factory[:ARGUMENT]; repeat the flag (--proposer is the same) or separate by commas",
     )
     name: str = Field(default="draft", max_length=64, description="How this service is known to operators")
     threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers")
@@ -49,3 +51,9 @@ class DraftSettings(ServiceSettings):
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
+
+
+def load_settings(argv: list[str] | None = None) -> DraftSettings:
+    """Settings from `argv` (default: the process's), environment and file; bad ones end the process with status 2."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return load(DraftSettings, "draft_service", [re.sub(r"^--proposer(?=$|=)", "--proposers", a) for a in arguments])

@@ -44,7 +44,7 @@ class Backoff:
 
     def take(self) -> float:
         self._next = min(self.last, self._next * 2 or self.first)
-        return self._next * random.uniform(0.5, 1.0)  # noqa: S311 (spreads load; no secret)
+        return self._next * random.uniform(0.5, 1.0)
 
 
 class VerifyLink:

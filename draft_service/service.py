@@ -24,7 +24,7 @@ class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
         self._link = link
         self._identity = identity
 
-    async def GetInfo(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG002, N802 (fixed by gRPC)
+    async def GetInfo(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802 (fixed by gRPC)
         epoch = self._link.epoch
         state = AdminState(
             proposers=self._worker.proposers,

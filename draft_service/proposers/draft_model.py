@@ -1,0 +1,225 @@
+"""Draft-model proposer: a small causal language model with the target's vocabulary guesses ahead.
+
+Speculative decoding with a draft model: Leviathan et al., arXiv 2211.17192. Trees: `expansion`. At temperatures above
+0 the draft draws the request's own noise (`coupling`), so that it picks the token the target will pick wherever the
+two distributions agree.
+
+A round is one pass over the tokens committed since the last round, for all sessions at once, then one pass a level
+over the nodes that are expanded. Committed tokens live in pages, tree nodes in scratch slots that the next round
+overwrites. A prompt longer than a chunk is prefilled between rounds, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from draft_service.proposers.base import (
+    DraftRequest,
+    Opening,
+    Proposer,
+    ProposerOptions,
+    SessionRefusedError,
+    Target,
+)
+from draft_service.proposers.coupling import Coupling
+from draft_service.proposers.draft_cache import DraftCache, DraftSession
+from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
+from draft_service.proposers.expansion import Expansion
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.checkpoint import fingerprint
+from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.paged_kv import PagePool
+from slipstream_kernels.token_tree import TokenTree
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelConfig:
+    """Limits and sizes.
+
+    top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root
+    included; by default a chain's for top_k 1, 16 otherwise. chunk: rows of one prefill pass. max_cached_tokens and
+    max_cached_bytes: size of all pages; one context always fits. group: sessions drafted in one pass.
+    """
+
+    max_depth: int = 4
+    top_k: int = 1
+    max_nodes: int | None = None
+    page_size: int = 16
+    max_cached_tokens: int = 65_536
+    max_cached_bytes: int = 1 << 30
+    chunk: int = 256
+    group: int = 32
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.max_depth <= 63 and 1 <= self.top_k <= 16 and 2 <= self.rows <= 64):
+            raise InvalidArgumentError("max_depth must be 1 to 63, top_k 1 to 16, max_nodes 2 to 64")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest tree, the root included."""
+        return self.max_nodes or (min(64, self.max_depth + 1) if self.top_k == 1 else 16)
+
+    @property
+    def scratch_slots(self) -> int:
+        """Slots for the nodes that one group expands in one round; the last level is never expanded."""
+        return max(1, self.group * self.top_k * (self.max_depth - 1))
+
+
+class DraftModelProposer(Proposer):
+    """Drafts with a causal language model on the CPU."""
+
+    def __init__(self, name: str, model: CausalLM, config: DraftModelConfig, tokenizer_fingerprint: str = "") -> None:
+        self.name = name
+        self.config = config
+        self.max_depth = min(config.max_depth, config.rows - 1)
+        self.max_nodes = config.rows
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+        self.vocab_size = model.config.vocab_size
+        self._model = model
+        self._max_context = model.config.max_context
+        num_pages = _num_pages(model, config)
+        self._kv = model.new_cache(num_pages=num_pages, page_size=config.page_size, scratch_slots=config.scratch_slots)
+        self._cache = DraftCache(PagePool(num_pages), config.page_size)
+        self._coupling = Coupling(model.config.vocab_size, model.config.eos_token_ids)
+        self._behind: dict[int, None] = {}
+
+    def bind(self, target: Target) -> None:
+        if target.tokenizer_fingerprint != self.tokenizer_fingerprint and self.tokenizer_fingerprint:
+            raise FailedPreconditionError(
+                f"its tokenizer ({self.tokenizer_fingerprint[:12]}) is not the target's "
+                f"({target.tokenizer_fingerprint[:12]})"
+            )
+        self._coupling.limit_vocabulary(target.vocab_size)
+
+    def open(self, session: int, opening: Opening) -> None:
+        tokens = list(opening.token_ids)
+        if len(tokens) > self._max_context:
+            raise SessionRefusedError(f"{len(tokens)} tokens, the draft model's context is {self._max_context}")
+        if max(tokens) >= self.vocab_size:
+            raise SessionRefusedError(f"token {max(tokens)} is outside the draft model's vocabulary")
+        self._cache.add(DraftSession(session, tokens, opening.prompt_length, opening.sampling))
+        self._coupling.open(session, tokens, opening.prompt_length, opening.sampling)
+        self._behind[session] = None
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        if max(token_ids) >= self.vocab_size:
+            raise ValueError(f"token {max(token_ids)} is outside the draft model's vocabulary")
+        self._cache[session].tokens.extend(token_ids)
+        self._coupling.commit(session, token_ids)
+
+    def close(self, session: int) -> None:
+        self._behind.pop(session, None)
+        self._cache.remove(session)
+        self._coupling.close(session)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        trees: dict[int, TokenTree] = {}
+        ready = self._ready(requests)
+        for begin in range(0, len(ready), self.config.group):
+            trees.update(self._round(ready[begin : begin + self.config.group]))
+        return [trees.get(request.session) for request in requests]
+
+    def advance(self) -> bool:
+        """Prefill up to a chunk of rows of sessions that are behind, all but their last token."""
+        batch: list[tuple[DraftSession, int]] = []
+        room = self.config.chunk
+        for number in list(self._behind):
+            session = self._cache[number]
+            rows = min(room, session.pending - 1)
+            fits = len(session.tokens) <= self._max_context and self._cache.reserve(
+                session, session.cached + rows, [s.number for s, _ in batch]
+            )
+            if rows > 0 and fits:
+                batch.append((session, session.cached + rows))
+                room -= rows
+            if not fits or session.cached + rows >= len(session.tokens) - 1:
+                del self._behind[number]
+            if room == 0:
+                break
+        if batch:
+            self._write(batch, with_logits=False)
+        return bool(self._behind)
+
+    def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, DraftSession]]:
+        """Those whose pending tokens fit into one chunk together, shortest first; the others fall behind."""
+        ready: list[tuple[DraftRequest, DraftSession]] = []
+        busy = [request.session for request in requests]
+        room = self.config.chunk
+        for request in sorted(requests, key=lambda request: self._cache[request.session].pending):
+            session = self._cache[request.session]
+            if len(session.tokens) > self._max_context:
+                continue
+            if session.pending > max(room, 1) or not self._cache.reserve(session, len(session.tokens), busy):
+                self._behind[request.session] = None
+                continue
+            room -= session.pending
+            self._behind.pop(request.session, None)
+            ready.append((request, session))
+        return ready
+
+    def _round(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> dict[int, TokenTree]:
+        logits = self._write([(session, len(session.tokens)) for _, session in ready], with_logits=True)
+        branches = [
+            Branch(
+                session,
+                Expansion(
+                    width=self.config.top_k,
+                    budget=min(request.max_nodes, self.max_nodes) - 1,
+                    max_depth=min(request.max_depth, self.max_depth, self._max_context - len(session.tokens) + 1),
+                ),
+            )
+            for request, session in ready
+        ]
+        growing = branches
+        next_scratch = self._kv.scratch_slot(0)
+        while growing:
+            self._coupling.extend(logits, growing, self.config.top_k)
+            growing = [branch for branch in growing if branch.expansion.frontier]
+            if growing:
+                rows, next_scratch = node_rows(growing, next_scratch)
+                logits = self._model.forward(self._kv, rows)
+        return {branch.session.number: branch.expansion.tree() for branch in branches}
+
+    def _write(self, batch: Sequence[tuple[DraftSession, int]], *, with_logits: bool) -> npt.NDArray[np.float32]:
+        """Compute the keys and values of each session up to the length beside it; logits of each one's last row."""
+        rows = committed_rows(batch, self.config.page_size, with_logits=with_logits)
+        logits = self._model.forward(self._kv, rows)
+        for session, length in batch:
+            session.cached = length
+        return logits
+
+
+def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
+    tokens = min(config.max_cached_tokens, config.max_cached_bytes // model.kv_bytes_per_token())
+    return -(-max(tokens, model.config.max_context) // config.page_size)
+
+
+def create(options: ProposerOptions) -> DraftModelProposer:
+    """Factory. The argument is the model's folder."""
+    if not options.argument:
+        raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
+    folder = Path(options.argument)
+    if not folder.is_dir():
+        raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
+    default = DraftModelConfig()
+    config = DraftModelConfig(
+        max_depth=options.max_depth or default.max_depth,
+        top_k=options.top_k or default.top_k,
+        max_nodes=options.max_nodes,
+    )
+    try:
+        model = CausalLM.load(folder, threads=options.threads)
+        tokenizer = fingerprint(folder).tokenizer
+    except CheckpointError as error:
+        raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
+    model.warm_up()
+    return DraftModelProposer(options.name, model, config, tokenizer)
