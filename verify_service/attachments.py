@@ -1,0 +1,117 @@
+"""Draft services that are attached: the terms they attach under, and what is known of each."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError, UnauthenticatedError
+from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.draft_records import AttachRequest, LinkFacts, Offer
+from verify_service.outbox import Outbox
+from verify_service.patience import Patience
+from verify_service.slots import SlotTable
+
+MIN_VERSION = 1
+MAX_VERSION = 1
+TRANSPORTS = ("grpc",)
+MAX_ATTACHMENTS = 16
+MAX_OFFERS = 32
+MAX_NAME = 256
+OPEN_SECONDS = 10.0
+"""How long an attachment may take to open its Exchange."""
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One attached draft service. The link's lock guards everything that changes.
+
+    `wake` tells the Exchange's sender that the outbox holds something; it may be called from any thread.
+    """
+
+    epoch: int
+    request: AttachRequest
+    transport: str
+    slots: SlotTable
+    outbox: Outbox
+    wake: Callable[[], None] | None = None
+    patience: Patience = field(default_factory=Patience)
+    ended: SlipstreamError | None = None
+    """Why it is over; None while it lives."""
+
+    @property
+    def live(self) -> bool:
+        """Whether records can be exchanged now."""
+        return self.wake is not None and self.ended is None
+
+    def index_of(self, proposer: str) -> int | None:
+        """Index of the offer of that name."""
+        return next((i for i, offer in enumerate(self.request.offers) if offer.name == proposer), None)
+
+
+def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> None:
+    """Raise UnauthenticatedError unless the token fits; peers on loopback need none, but a wrong one is refused."""
+    if loopback and not request.token:
+        return
+    if not expected:
+        raise UnauthenticatedError("peers beyond loopback may attach only where an attach token is configured")
+    if not hmac.compare_digest(request.token.encode(), expected.encode()):
+        raise UnauthenticatedError("wrong attach token")
+
+
+def negotiate(request: AttachRequest, facts: LinkFacts) -> tuple[int, str]:
+    """The (protocol version, transport) to use. InvalidArgumentError or FailedPreconditionError if none fits."""
+    if not 1 <= request.min_version <= request.max_version:
+        raise InvalidArgumentError(
+            f"min_version must be from 1 to max_version, got {request.min_version} and {request.max_version}",
+            field="min_version",
+        )
+    if request.min_version > MAX_VERSION or request.max_version < MIN_VERSION:
+        raise FailedPreconditionError(
+            f"protocol versions {request.min_version} to {request.max_version} offered, "
+            f"{MIN_VERSION} to {MAX_VERSION} spoken here",
+            field="min_version",
+        )
+    _check_offers(request.offers)
+    if request.tokenizer_fingerprint != facts.tokenizer_fingerprint:
+        raise FailedPreconditionError(
+            f"tokenizer_fingerprint {request.tokenizer_fingerprint!r} differs from the target's, "
+            f"{facts.tokenizer_fingerprint!r}",
+            field="tokenizer_fingerprint",
+        )
+    if request.vocab_size != facts.vocab_size:
+        raise FailedPreconditionError(
+            f"vocab_size {request.vocab_size} differs from the target's, {facts.vocab_size}", field="vocab_size"
+        )
+    transport = next((name for name in TRANSPORTS if name in request.transports), None)
+    if transport is None:
+        raise FailedPreconditionError(
+            f"transports {list(request.transports)} offered, {list(TRANSPORTS)} spoken here", field="transports"
+        )
+    return min(request.max_version, MAX_VERSION), transport
+
+
+def _check_offers(offers: tuple[Offer, ...]) -> None:
+    if not 1 <= len(offers) <= MAX_OFFERS:
+        raise InvalidArgumentError(f"proposers must be 1 to {MAX_OFFERS}, got {len(offers)}", field="proposers")
+    names = [offer.name for offer in offers]
+    for i, offer in enumerate(offers):
+        where = f"proposers[{i}]"
+        if not offer.name or len(offer.name) > MAX_NAME or not offer.name.isprintable():
+            raise InvalidArgumentError(
+                f"{where}.name must be 1 to {MAX_NAME} printable characters", field=f"{where}.name"
+            )
+        if offer.name in names[:i]:
+            raise InvalidArgumentError(f"{where}.name {offer.name!r} is offered twice", field=f"{where}.name")
+        if offer.max_nodes < 2 or offer.max_depth < 1:
+            raise InvalidArgumentError(
+                f"{where} must offer max_nodes of at least 2 and max_depth of at least 1 (at most {MAX_ROWS} and "
+                f"{MAX_ROWS - 1} are used), got {offer.max_nodes} and {offer.max_depth}",
+                field=f"{where}.max_nodes" if offer.max_nodes < 2 else f"{where}.max_depth",
+            )
+        if offer.feature_boundaries:
+            raise FailedPreconditionError(
+                f"{where} wants feature_boundaries {list(offer.feature_boundaries)}, none are published here",
+                field=f"{where}.feature_boundaries",
+            )

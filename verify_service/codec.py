@@ -1,0 +1,237 @@
+"""Protobuf messages of VerifyService to and from this service's own types. No message object leaves this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
+from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.facts import VerifyFacts
+from verify_service.link_types import LinkState, ProposerStatus
+from verify_service.loop_state import LoopState
+from verify_service.request import (
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    RequestKey,
+    SamplingParams,
+    SpeculationParams,
+    StepOutput,
+    TokenLogprob,
+)
+
+FINISH_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A client takes back a request."""
+
+    key: RequestKey
+
+
+def decode_session_request(data: bytes, session_id: int, arrival: float) -> GenerationRequest | CancelRequest:
+    """What a client sent on its session; ranges are checked at admission.
+
+    InvalidArgumentError, which is the end of the session, if the bytes are no SessionRequest.
+    """
+    try:
+        message = verify_pb2.SessionRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not a SessionRequest: {error}") from error
+    match message.WhichOneof("kind"):
+        case "submit":
+            return _generation_request(message.submit, session_id, arrival)
+        case "cancel":
+            return CancelRequest(RequestKey(session_id, message.cancel.request_id))
+        case _:
+            raise InvalidArgumentError("a SessionRequest must hold submit or cancel", field="kind")
+
+
+def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: float) -> GenerationRequest:
+    return GenerationRequest(
+        key=RequestKey(session_id, submit.request_id),
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        output_token_ids=tuple(submit.output_token_ids),
+        sampling=decode_sampling(submit.sampling),
+        speculation=decode_speculation(submit.speculation),
+        tenant=submit.tenant,
+        adapter_id=submit.adapter_id,
+        choice_index=submit.choice_index,
+        arrival=arrival,
+    )
+
+
+def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Unset fields become the defaults that SamplingParams states."""
+    default = SamplingParams()
+
+    def given(name: str, otherwise: Any) -> Any:
+        return getattr(message, name) if message.HasField(name) else otherwise
+
+    return SamplingParams(
+        temperature=given("temperature", default.temperature),
+        top_k=given("top_k", default.top_k),
+        top_p=given("top_p", default.top_p),
+        min_p=given("min_p", default.min_p),
+        seed=given("seed", default.seed),
+        repetition_penalty=given("repetition_penalty", default.repetition_penalty),
+        presence_penalty=given("presence_penalty", default.presence_penalty),
+        frequency_penalty=given("frequency_penalty", default.frequency_penalty),
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        max_tokens=given("max_tokens", default.max_tokens),
+        min_tokens=given("min_tokens", default.min_tokens),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=given("logprobs", default.logprobs),
+    )
+
+
+def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    """Every field that has a value is written out, so that a drafter needs no defaults of ours."""
+    return sampling_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+    )
+
+
+def decode_speculation(message: sampling_pb2.Speculation) -> SpeculationParams:
+    """Unset fields become None, which takes the operator's default."""
+    return SpeculationParams(
+        enabled=message.enabled if message.HasField("enabled") else None,
+        proposer=message.proposer,
+        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
+        max_depth=message.max_depth if message.HasField("max_depth") else None,
+    )
+
+
+def encode_outputs(outputs: Sequence[StepOutput]) -> bytes:
+    """A SessionResponse."""
+    return verify_pb2.SessionResponse(outputs=map(_output, outputs)).SerializeToString()
+
+
+def _output(output: StepOutput) -> verify_pb2.RequestOutput:
+    message = verify_pb2.RequestOutput(request_id=output.key.request_id, token_ids=output.token_ids, seed=output.seed)
+    if output.logprobs:
+        message.logprobs.extend(map(_position, output.logprobs))
+    if output.step is not None:
+        step = output.step
+        message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
+    if output.finish_reason is not None:
+        _end(message, output, output.finish_reason)
+    return message
+
+
+def _end(message: verify_pb2.RequestOutput, output: StepOutput, reason: FinishReason) -> None:
+    message.finish_reason = FINISH_REASONS[reason]
+    if output.usage is not None:
+        usage = output.usage
+        message.usage.CopyFrom(
+            sampling_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                verify_steps=usage.verify_steps,
+                drafted_tokens=usage.drafted_tokens,
+                accepted_tokens=usage.accepted_tokens,
+            )
+        )
+    if output.timings is not None:
+        times = output.timings
+        message.timings.CopyFrom(
+            sampling_pb2.Timings(queued=times.queued, first_token=times.first_token, total=times.total)
+        )
+    if output.error is not None:
+        message.error.CopyFrom(_error(output.error))
+
+
+def _error(error: SlipstreamError) -> sampling_pb2.Error:
+    code: int = codes_of(error).status.value[0]
+    return sampling_pb2.Error(code=code, message=error.message, field=error.field)
+
+
+def _position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
+    return sampling_pb2.PositionLogprobs(chosen=_logprob(position.chosen), top=map(_logprob, position.top))
+
+
+def _logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
+    return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
+
+
+def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default: str | None) -> bytes:
+    """A GetInfoResponse."""
+    return verify_pb2.GetInfoResponse(
+        model_name=facts.model_name,
+        model_path=facts.model_path,
+        model_fingerprint=facts.model_fingerprint,
+        tokenizer_fingerprint=facts.tokenizer_fingerprint,
+        vocab_size=facts.vocab_size,
+        max_context=facts.max_context,
+        max_running=facts.max_running,
+        max_queued=facts.max_queued,
+        eos_token_ids=facts.eos_token_ids,
+        mode=facts.mode,
+        device=facts.device,
+        page_size=facts.page_size,
+        num_pages=facts.num_pages,
+        proposers=map(_proposer, proposers),
+        default_proposer=default or "",
+        max_nodes=facts.max_nodes,
+        process_id=facts.process_id,
+        version=facts.version,
+    ).SerializeToString()
+
+
+def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
+    message = verify_pb2.ProposerStatus(name=status.name, configured=status.configured)
+    if status.attachment is not None:
+        message.attached = True
+        message.process_id = status.attachment.request.process_id
+        message.address = status.attachment.request.address
+        message.epoch = status.attachment.epoch
+        message.transport = status.attachment.transport
+    return message
+
+
+def encode_state(loop: LoopState, link: LinkState) -> bytes:
+    """A GetStateResponse."""
+    return verify_pb2.GetStateResponse(
+        running=loop.running,
+        queued=loop.queued,
+        pages_total=loop.pages_total,
+        pages_free=loop.pages_free,
+        pages_cached=loop.pages_cached,
+        steps=loop.steps,
+        committed_tokens=loop.committed_tokens,
+        drafted_tokens=loop.drafted_tokens,
+        accepted_tokens=loop.accepted_tokens,
+        preemptions=loop.preemptions,
+        prefix_hit_tokens=loop.prefix_hit_tokens,
+        draft_waits=link.waits,
+        draft_misses=link.misses,
+        stale_records=link.stale,
+        malformed_records=link.malformed,
+        attachments=link.attachments,
+        draining=loop.draining,
+    ).SerializeToString()

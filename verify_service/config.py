@@ -1,0 +1,90 @@
+"""Settings of the verify service: flags, SLIPSTREAM_VERIFY_* environment, TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from slipstream.settings import Names, ServiceSettings
+from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
+from verify_service.link_types import AUTO, LinkConfig
+
+NONE = "none"
+
+
+class VerifySettings(ServiceSettings):
+    """Serve a target model: continuous batching over paged KV, with drafted trees verified exactly."""
+
+    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_VERIFY_")
+
+    model: Path = Field(description="Hugging Face folder of the target model")
+    model_name: str = Field(default="", description="Name that clients ask for; empty: the folder's name")
+    host: str = Field(default="127.0.0.1", description="Address to listen on")
+    port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    page_size: int = Field(default=16, ge=1, le=MAX_PAGE_SIZE, description="Tokens in a KV page")
+    num_pages: int = Field(
+        default=0,
+        ge=0,
+        description="KV pages; 0: full contexts for --max-running requests, at most 1 GiB and half the free memory",
+    )
+    max_running: int = Field(default=64, ge=1, le=4096, description="Requests in the batch")
+    max_queued: int = Field(default=1024, ge=0, le=2**20, description="Requests that may wait for a place in the batch")
+    max_nodes: int = Field(
+        default=MAX_ROWS, ge=1, le=MAX_ROWS, description="Rows of a request's tree, root included; 1: no speculation"
+    )
+    step_nodes: int = Field(default=512, ge=0, le=2**16, description="Drafted rows of one step, over all requests")
+    prefill_chunk: int = Field(default=256, ge=1, le=2**16, description="Prompt rows of one step, over all requests")
+    prefix_cache: bool = Field(default=True, description="Share the KV of equal prompt beginnings")
+    proposers: Names = Field(default=(), description="Proposers that may be asked for before one is attached")
+    default_proposer: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="Proposer of requests that name none; none: plain decoding; auto: the first of --proposers, "
+        "else the first attached",
+    )
+    draft_deadline_ms: float = Field(
+        default=20.0, ge=0.0, le=10_000.0, allow_inf_nan=False, description="How long a step may wait for trees"
+    )
+    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the model")
+    device: Literal["cpu"] = Field(default="cpu", description="Where the model runs")
+    attach_token: SecretStr = Field(
+        default=SecretStr(""), description="Secret that draft services beyond loopback must present"
+    )
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="Prometheus port on --host; 0: none")
+    drain_seconds: float = Field(
+        default=30.0, ge=0.0, allow_inf_nan=False, description="How long requests may finish after SIGTERM"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log")
+
+    @property
+    def served_name(self) -> str:
+        """The model's name for clients."""
+        return self.model_name or self.model.resolve().name
+
+    def engine_config(self, num_pages: int) -> EngineConfig:
+        """The engine's part, with the number of pages that was planned."""
+        return EngineConfig(
+            num_pages=num_pages,
+            page_size=self.page_size,
+            max_running=self.max_running,
+            max_queued=self.max_queued,
+            max_nodes=self.max_nodes,
+            step_nodes=self.step_nodes,
+            prefill_chunk=self.prefill_chunk,
+            prefix_cache=self.prefix_cache,
+        )
+
+    def link_config(self) -> LinkConfig:
+        """The draft link's part. A default that is named counts as configured."""
+        named = () if self.default_proposer in (AUTO, NONE) else (self.default_proposer,)
+        return LinkConfig(
+            configured=tuple(dict.fromkeys((*self.proposers, *named))),
+            default=None if self.default_proposer == NONE else self.default_proposer,
+            deadline=self.draft_deadline_ms / 1000,
+            num_slots=2 * self.max_running,
+            attach_token=self.attach_token.get_secret_value(),
+        )

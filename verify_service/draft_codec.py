@@ -1,0 +1,169 @@
+"""Protobuf messages of DraftLinkService to and from this service's own types. No message object leaves this module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.v1 import draft_pb2, tree_pb2
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION, TRANSPORTS
+from verify_service.codec import FINISH_REASONS, encode_sampling
+from verify_service.draft_records import (
+    AttachReply,
+    AttachRequest,
+    Close,
+    Command,
+    Commit,
+    Gap,
+    LinkFacts,
+    Nack,
+    Offer,
+    Open,
+    Reply,
+    Resume,
+    Stamp,
+    TreeReply,
+)
+
+
+def encode_link_info(facts: LinkFacts) -> bytes:
+    """A DraftLinkServiceGetInfoResponse."""
+    return draft_pb2.DraftLinkServiceGetInfoResponse(
+        min_version=MIN_VERSION,
+        max_version=MAX_VERSION,
+        model_fingerprint=facts.model_fingerprint,
+        tokenizer_fingerprint=facts.tokenizer_fingerprint,
+        vocab_size=facts.vocab_size,
+        hidden_size=facts.hidden_size,
+        num_layers=facts.num_layers,
+        max_context=facts.max_context,
+        max_nodes=facts.max_nodes,
+        transports=TRANSPORTS,
+    ).SerializeToString()
+
+
+def decode_attach(data: bytes) -> AttachRequest:
+    """InvalidArgumentError if the bytes are no AttachRequest or a text is too long."""
+    message = _parse(draft_pb2.AttachRequest, data)
+    for field in ("name", "address", "token", "tokenizer_fingerprint"):
+        if len(getattr(message, field)) > MAX_NAME:
+            raise InvalidArgumentError(f"{field} must be at most {MAX_NAME} characters", field=field)
+    return AttachRequest(
+        min_version=message.min_version,
+        max_version=message.max_version,
+        token=message.token,
+        offers=tuple(map(_offer, message.proposers)),
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocab_size=message.vocab_size,
+        transports=tuple(message.transports),
+        name=message.name,
+        address=message.address,
+        process_id=message.process_id,
+    )
+
+
+def _offer(message: draft_pb2.ProposerOffer) -> Offer:
+    return Offer(message.name, message.max_nodes, message.max_depth, tuple(message.feature_boundaries))
+
+
+def encode_attached(reply: AttachReply) -> bytes:
+    """An AttachResponse."""
+    return draft_pb2.AttachResponse(
+        version=reply.version,
+        epoch=reply.epoch,
+        transport=reply.transport,
+        num_slots=reply.num_slots,
+        deadline_us=reply.deadline_us,
+    ).SerializeToString()
+
+
+def decode_replies(data: bytes) -> list[Reply]:
+    """The records of one ExchangeRequest, copied; stamps and trees are not checked yet.
+
+    InvalidArgumentError if the bytes are no ExchangeRequest, or a record is empty, has no stamp, or a log_prob that
+    is not finite.
+    """
+    return [_reply(reply) for reply in _parse(draft_pb2.ExchangeRequest, data).replies]
+
+
+def _reply(message: draft_pb2.DraftReply) -> Reply:
+    match message.WhichOneof("kind"):
+        case "tree":
+            return _tree(message.tree)
+        case "resume":
+            return Resume(_stamp(message.resume), message.resume.have_length)
+        case "nack":
+            return Nack(_stamp(message.nack), message.nack.reason)
+        case _:
+            raise InvalidArgumentError("a reply must hold tree, resume or nack", field="replies.kind")
+
+
+def _tree(message: tree_pb2.TokenTree) -> TreeReply:
+    log_probs = tuple(message.log_probs)
+    if not all(map(math.isfinite, log_probs)):
+        raise InvalidArgumentError("log_probs must be finite", field="tree.log_probs")
+    tree = TokenTree(tuple(message.token_ids), tuple(message.parents), log_probs or None)
+    return TreeReply(_stamp(message), tree, tuple(message.sources))
+
+
+def _stamp(message: tree_pb2.TokenTree | draft_pb2.Resume | draft_pb2.Nack) -> Stamp:
+    if not message.HasField("stamp"):
+        raise InvalidArgumentError("a reply must carry a stamp", field="stamp")
+    stamp = message.stamp
+    return Stamp(stamp.epoch, stamp.slot, stamp.generation, stamp.base_length, stamp.root_token)
+
+
+def encode_commands(commands: Sequence[Command]) -> bytes:
+    """An ExchangeResponse."""
+    return draft_pb2.ExchangeResponse(commands=map(_command, commands)).SerializeToString()
+
+
+def _command(record: Command) -> draft_pb2.DraftCommand:
+    stamp = tree_pb2.Stamp(
+        epoch=record.stamp.epoch,
+        slot=record.stamp.slot,
+        generation=record.stamp.generation,
+        base_length=record.stamp.base_length,
+        root_token=record.stamp.root_token,
+    )
+    match record:
+        case Commit():
+            return draft_pb2.DraftCommand(
+                commit=draft_pb2.Commit(
+                    stamp=stamp, token_ids=record.token_ids, max_nodes=record.max_nodes, max_depth=record.max_depth
+                )
+            )
+        case Open():
+            return draft_pb2.DraftCommand(open=_open(stamp, record))
+        case Close():
+            return draft_pb2.DraftCommand(close=draft_pb2.Close(stamp=stamp, reason=FINISH_REASONS[record.reason]))
+        case Gap():
+            return draft_pb2.DraftCommand(gap=draft_pb2.Gap(stamp=stamp, dropped=record.dropped))
+
+
+def _open(stamp: tree_pb2.Stamp, record: Open) -> draft_pb2.Open:
+    return draft_pb2.Open(
+        stamp=stamp,
+        proposer=record.proposer,
+        token_ids=record.token_ids,
+        prompt_length=record.prompt_length,
+        sampling=encode_sampling(record.sampling),
+        choice_index=record.choice_index,
+        tenant=record.tenant,
+        adapter_id=record.adapter_id,
+        cached_length=record.cached_length,
+        max_nodes=record.max_nodes,
+        max_depth=record.max_depth,
+    )
+
+
+def _parse(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not a {kind.DESCRIPTOR.name}: {error}") from error

@@ -1,0 +1,129 @@
+"""The records of the exchange in this service's own types; their meaning is that of slipstream/v1/draft.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.request import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The state of a request that a record belongs to. `base_length` counts committed tokens, the root included."""
+
+    epoch: int
+    slot: int
+    generation: int
+    base_length: int
+    root_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    stamp: Stamp
+    proposer: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    choice_index: int
+    tenant: str
+    adapter_id: str
+    cached_length: int
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    stamp: Stamp
+    token_ids: tuple[int, ...]
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    stamp: Stamp
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    stamp: Stamp
+    dropped: int
+
+
+Command = Open | Commit | Close | Gap
+"""Verify to draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReply:
+    """A tree whose lists have been read but not yet checked. `sources` is empty or has one entry a node."""
+
+    stamp: Stamp
+    tree: TokenTree
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    stamp: Stamp
+    have_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    stamp: Stamp
+    reason: str
+
+
+Reply = TreeReply | Resume | Nack
+"""Draft to verify."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A proposer as its draft service offers it. `max_nodes` counts the root."""
+
+    name: str
+    max_nodes: int
+    max_depth: int
+    feature_boundaries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    min_version: int
+    max_version: int
+    token: str
+    offers: tuple[Offer, ...]
+    tokenizer_fingerprint: str
+    vocab_size: int
+    transports: tuple[str, ...]
+    name: str
+    address: str
+    process_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReply:
+    version: int
+    epoch: int
+    transport: str
+    num_slots: int
+    deadline_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """What a drafter has to know, and to match, before it attaches."""
+
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    max_nodes: int

@@ -1,0 +1,137 @@
+"""DraftLinkService: what draft services call. Bytes come in and go out; draft_codec gives them meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from slipstream.rpc.errors import InvalidArgumentError, NotFoundError, SlipstreamError, UnavailableError
+from slipstream.rpc.server import abort
+from verify_service.attachments import OPEN_SECONDS, Attachment
+from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
+from verify_service.draft_link import DraftLink
+
+SERVICE = "slipstream.v1.DraftLinkService"
+EPOCH_KEY = "slipstream-epoch"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraftLinkServicer:
+    """Answers UNAVAILABLE until `link` is set, which happens when the model is ready."""
+
+    def __init__(self, *, open_seconds: float = OPEN_SECONDS) -> None:
+        self.link: DraftLink | None = None
+        self._open_seconds = open_seconds
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server.
+
+        Messages are handed over as bytes, so that one that does not parse is the sender's error and not ours.
+        """
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self.get_info),
+            "Attach": grpc.unary_unary_rpc_method_handler(self.attach),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def get_info(self, _request: bytes, context: Context) -> bytes:
+        """Facts a drafter needs before it attaches."""
+        try:
+            return encode_link_info(self._ready().facts)
+        except SlipstreamError as error:
+            await abort(context, error)
+
+    async def attach(self, request: bytes, context: Context) -> bytes:
+        """Register a draft service; it is forgotten if it does not open its exchange in time."""
+        try:
+            link = self._ready()
+            reply = link.attach(decode_attach(request), loopback=_on_loopback(context.peer()))
+        except SlipstreamError as error:
+            await abort(context, error)
+        asyncio.get_running_loop().call_later(self._open_seconds, link.expire, reply.epoch)
+        return encode_attached(reply)
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Carry records until either end leaves; the attachment ends with the call, however that ends."""
+        try:
+            link = self._ready()
+            wake, woken = _doorbell()
+            attachment = link.start(_epoch(context), wake)
+        except SlipstreamError as error:
+            await abort(context, error)
+        try:
+            await context.send_initial_metadata(())
+            await self._carry(link, attachment, requests, context, woken)
+        except SlipstreamError as error:
+            link.drop(attachment, error)
+            await abort(context, error)
+        finally:
+            link.drop(attachment, UnavailableError("the draft service has left"))
+
+    async def _carry(
+        self,
+        link: DraftLink,
+        attachment: Attachment,
+        requests: AsyncIterator[bytes],
+        context: Context,
+        woken: asyncio.Event,
+    ) -> None:
+        """Run both directions; return when the drafter has half-closed, raise what ends either."""
+
+        async def receive() -> None:
+            async for request in requests:
+                link.receive(attachment, decode_replies(request))
+
+        async def send() -> None:
+            while True:
+                await woken.wait()
+                woken.clear()
+                while records := link.take(attachment):
+                    await context.write(encode_commands(records))
+
+        tasks = (asyncio.create_task(receive()), asyncio.create_task(send()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, SlipstreamError, grpc.aio.BaseError):
+                    await task
+
+    def _ready(self) -> DraftLink:
+        if self.link is None:
+            raise UnavailableError("the model is loading")
+        return self.link
+
+
+def _doorbell() -> tuple[Callable[[], None], asyncio.Event]:
+    """A function that any thread may call, and the event it sets in this loop."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+
+    def ring() -> None:
+        loop.call_soon_threadsafe(woken.set)
+
+    return ring, woken
+
+
+def _epoch(context: Context) -> int:
+    value = dict(context.invocation_metadata() or ()).get(EPOCH_KEY)
+    if value is None:
+        raise InvalidArgumentError(f"metadata {EPOCH_KEY} must name the attachment", field=EPOCH_KEY)
+    if not (isinstance(value, str) and value.isascii() and value.isdigit()):
+        raise NotFoundError(f"metadata {EPOCH_KEY} is not an epoch", field=EPOCH_KEY)
+    return int(value)
+
+
+def _on_loopback(peer: str) -> bool:
+    """Whether a gRPC peer name ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:...") is of this host."""
+    return peer.startswith(("ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:", "ipv6:[::ffff:127.", "unix:"))

@@ -1,0 +1,73 @@
+"""How much KV memory to take, decided once at start-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.rpc.errors import FailedPreconditionError
+
+MAX_AUTO_BYTES = 1 << 30
+"""KV pages that are taken at most where the operator names no number."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`page_bytes` for all pages and `scratch_bytes` for tree nodes, out of `available_bytes`."""
+
+    num_pages: int
+    page_bytes: int
+    scratch_bytes: int
+    available_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_pages} KV pages of {_mib(self.page_bytes)} together, tree rows {_mib(self.scratch_bytes)}, "
+            f"{_mib(self.available_bytes)} available"
+        )
+
+
+def plan_memory(
+    *,
+    num_pages: int,
+    page_size: int,
+    kv_bytes_per_token: int,
+    max_context: int,
+    max_running: int,
+    max_nodes: int,
+    available: int | None = None,
+) -> MemoryPlan:
+    """Settle the number of pages; 0 asks for a choice. Sizes are in bytes, `available` defaults to the machine's.
+
+    The choice is full contexts for all running requests, at most MAX_AUTO_BYTES and half of what is available, but
+    at least one full context. FailedPreconditionError, with the figures, if the result does not fit.
+    """
+    room = available_bytes() if available is None else available
+    page = page_size * kv_bytes_per_token
+    if num_pages == 0:
+        context = -(-max_context // page_size)
+        num_pages = max(context, min(max_running * context, MAX_AUTO_BYTES // page, room // 2 // page))
+    scratch = max_running * (max_nodes - 1) * kv_bytes_per_token
+    plan = MemoryPlan(num_pages, num_pages * page, scratch, room)
+    if plan.page_bytes + plan.scratch_bytes > room:
+        raise FailedPreconditionError(f"out of memory: {plan}; lower --num-pages, --max-running or --max-nodes")
+    return plan
+
+
+def available_bytes() -> int:
+    """Memory this process can still take: what the machine has, or the control group allows, whichever is less."""
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    machine = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return machine
+    return machine if limit == "max" else min(machine, max(0, int(limit) - used))
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,38 @@
+"""How long the verify loop keeps waiting for one draft service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_MISSES = 3
+FIRST_BACKOFF = 0.25
+LAST_BACKOFF = 5.0
+
+
+@dataclass(slots=True)
+class Patience:
+    """After `MAX_MISSES` waits in a row that ended without the trees, waiting is suspended, then probed once.
+
+    The pause doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds while probes fail, so that a drafter too slow
+    costs plain decoding at most one deadline a pause. Times are time.monotonic() in seconds.
+    """
+
+    misses: int = 0
+    backoff: float = 0.0
+    resume_at: float = 0.0
+
+    def waits(self, now: float) -> bool:
+        """Whether a step may wait for this draft service now."""
+        return self.misses < MAX_MISSES or now >= self.resume_at
+
+    def hit(self) -> None:
+        """All trees that were wanted were there in time."""
+        self.misses = 0
+        self.backoff = 0.0
+
+    def miss(self, now: float) -> None:
+        """A wait ended at its deadline."""
+        self.misses += 1
+        if self.misses >= MAX_MISSES:
+            self.backoff = min(max(2 * self.backoff, FIRST_BACKOFF), LAST_BACKOFF)
+            self.resume_at = now + self.backoff
