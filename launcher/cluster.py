@@ -124,7 +124,8 @@ class Cluster:
             service.signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         for service in self._services.values():
-            service.stop(max(0.0, deadline - time.monotonic()))
+            if service.wait(max(0.0, deadline - time.monotonic())) is None:
+                service.kill()
 
     def __enter__(self) -> Self:
         """Start everything and wait until it serves."""

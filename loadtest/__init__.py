@@ -1,0 +1,1 @@
+"""Load on a running server: TTFT, TPOT and throughput against concurrency, over HTTP and over gRPC."""
