@@ -1,0 +1,82 @@
+"""The terms of an attachment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slipstream.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    SlipstreamError,
+    UnauthenticatedError,
+)
+from verify_service.attachments import check_token, negotiate
+from verify_service.draft_records import AttachRequest, LinkFacts, Offer
+
+FACTS = LinkFacts("model", "tokenizer", 512, 128, 2, 512, 64)
+FITTING = AttachRequest(
+    min_version=1,
+    max_version=3,
+    token="",
+    offers=(Offer("ngram", 64, 63),),
+    tokenizer_fingerprint="tokenizer",
+    vocab_size=512,
+    transports=("cuda_ipc", "grpc"),
+    name="d",
+    address="",
+    process_id=1,
+)
+
+
+def test_the_highest_common_version_and_transport_are_taken() -> None:
+    assert negotiate(FITTING, FACTS) == (1, "grpc")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "field"),
+    [
+        ({"min_version": 2}, FailedPreconditionError, "min_version"),
+        ({"min_version": 0}, InvalidArgumentError, "min_version"),
+        ({"min_version": 4}, InvalidArgumentError, "min_version"),
+        ({"tokenizer_fingerprint": "other"}, FailedPreconditionError, "tokenizer_fingerprint"),
+        ({"vocab_size": 511}, FailedPreconditionError, "vocab_size"),
+        ({"transports": ()}, FailedPreconditionError, "transports"),
+        ({"offers": ()}, InvalidArgumentError, "proposers"),
+        ({"offers": (Offer("a", 64, 63),) * 2}, InvalidArgumentError, "proposers[1].name"),
+        ({"offers": (Offer("", 64, 63),)}, InvalidArgumentError, "proposers[0].name"),
+        ({"offers": (Offer("a\n", 64, 63),)}, InvalidArgumentError, "proposers[0].name"),
+        ({"offers": (Offer("a", 1, 63),)}, InvalidArgumentError, "proposers[0].max_nodes"),
+        ({"offers": (Offer("a", 2, 0),)}, InvalidArgumentError, "proposers[0].max_depth"),
+        ({"offers": (Offer("a", 2, 1, (4,)),)}, FailedPreconditionError, "proposers[0].feature_boundaries"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], error: type[SlipstreamError], field: str) -> None:
+    with pytest.raises(error) as caught:
+        negotiate(replace(FITTING, **change), FACTS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "loopback", "fits"),
+    [
+        ("", "", True, True),
+        ("", "secret", True, True),
+        ("secret", "secret", True, True),
+        ("wrong", "secret", True, False),
+        ("wrong", "", True, False),
+        ("secret", "secret", False, True),
+        ("", "secret", False, False),
+        ("", "", False, False),
+        ("größe", "secret", False, False),
+    ],
+)
+def test_tokens(given: str, expected: str, loopback: bool, fits: bool) -> None:
+    request = replace(FITTING, token=given)
+    if fits:
+        check_token(request, expected=expected, loopback=loopback)
+    else:
+        with pytest.raises(UnauthenticatedError):
+            check_token(request, expected=expected, loopback=loopback)

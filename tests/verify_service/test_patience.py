@@ -1,0 +1,41 @@
+"""Waiting is suspended after three misses in a row and probed with growing pauses."""
+
+from __future__ import annotations
+
+from verify_service.patience import FIRST_BACKOFF, LAST_BACKOFF, MAX_MISSES, Patience
+
+
+def test_a_drafter_that_answers_is_always_waited_for() -> None:
+    patience = Patience()
+    for now in range(10):
+        patience.miss(now)
+        patience.hit()
+        assert patience.waits(now)
+
+
+def test_three_misses_suspend_and_probes_double_the_pause() -> None:
+    patience, now = Patience(), 100.0
+    for _ in range(MAX_MISSES):
+        assert patience.waits(now)
+        patience.miss(now)
+    pauses = []
+    for _ in range(8):
+        assert not patience.waits(now)
+        assert not patience.waits(patience.resume_at - 0.001)
+        pauses.append(patience.resume_at - now)
+        now = patience.resume_at
+        assert patience.waits(now)
+        patience.miss(now)
+    assert pauses[:4] == [FIRST_BACKOFF * 2**i for i in range(4)]
+    assert pauses[-1] == LAST_BACKOFF
+
+
+def test_one_hit_restores_patience() -> None:
+    patience = Patience()
+    for _ in range(6):
+        patience.miss(0.0)
+    patience.hit()
+    assert patience.waits(0.0)
+    patience.miss(0.0)
+    patience.miss(0.0)
+    assert patience.waits(0.0)
