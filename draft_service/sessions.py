@@ -128,7 +128,8 @@ class SessionTable:
         if stamp.base_length <= slot.stamp.base_length:
             self.dropped["stale commit"] += 1
             return None
-        if stamp.base_length != slot.stamp.base_length + len(record.token_ids):
+        follows = stamp.base_length == slot.stamp.base_length + len(record.token_ids)
+        if not follows or stamp.root_token != record.token_ids[-1]:
             return self._resume(stamp, slot)
         try:
             slot.proposer.commit(slot.session, record.token_ids)
