@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 
@@ -50,7 +50,9 @@ class Answer:
     total: float
     logprobs: tuple[float, ...] = ()
     """Of the chosen tokens, then of all competitors in order, where they were asked for."""
-    accepted_by_step: tuple[int, ...] = field(default=())
+    accepted_by_step: tuple[int, ...] = ()
+    longest_pause: float = 0.0
+    """Between two messages that carried tokens."""
 
     @property
     def decode_steps(self) -> int:
@@ -119,15 +121,18 @@ class Runner:
 
     async def generate(self, job: Job) -> Answer:
         start = time.perf_counter()
-        first = 0.0
+        first = latest = longest = 0.0
         tokens: list[int] = []
         chosen: list[float] = []
         others: list[float] = []
         steps: list[int] = []
         last = gateway_pb2.GenerateResponse()
         async for message in self._stub.Generate(request_of(job), timeout=REQUEST_SECONDS):
-            if message.token_ids and not tokens:
-                first = time.perf_counter() - start
+            if message.token_ids:
+                now = time.perf_counter() - start
+                first = first or now
+                longest = max(longest, now - (latest or now))
+                latest = now
             tokens.extend(message.token_ids)
             for position in message.logprobs:
                 chosen.append(position.chosen.logprob)
@@ -146,6 +151,7 @@ class Runner:
             total=time.perf_counter() - start,
             logprobs=(*chosen, *others),
             accepted_by_step=tuple(steps),
+            longest_pause=longest,
         )
 
 

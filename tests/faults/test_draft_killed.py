@@ -1,0 +1,89 @@
+"""The draft service is absent, dies in mid-stream and comes back: streams go on, and no token differs."""
+
+import asyncio
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.runner import connect
+from support.ask import ask, jobs, state, tokens_of
+from support.cluster import Cluster
+from support.models import make_tiny_model
+
+STREAMS = 4
+TOKENS = 1200
+DEADLINE_MS = 50
+NOISE_SECONDS = 1.5
+"""What a machine busy with restarting a service may add to a pause."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Large enough that streams outlast the restart of the draft service."""
+    return make_tiny_model(
+        tmp_path_factory.mktemp("faults") / "model",
+        vocab_size=4096,
+        hidden_size=384,
+        intermediate_size=1024,
+        layers=8,
+        heads=3,
+        kv_heads=1,
+        head_dim=128,
+        max_context=2048,
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(model):
+    """The draft service knows the target's own weights, so that it is accepted; it has not started yet."""
+    arguments = ("--draft-deadline-ms", str(DEADLINE_MS))
+    with Cluster(model, draft=(f"draft-model:{model}",), verify_args=arguments, start_draft_now=False) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def plain(cluster):
+    return tokens_of(ask(cluster, jobs(STREAMS, tokens=TOKENS)))
+
+
+def drafted_jobs():
+    return [replace(job, proposer="draft-model", max_depth=3, max_nodes=4) for job in jobs(STREAMS, tokens=TOKENS)]
+
+
+def test_without_a_draft_service_at_start(cluster, plain):
+    short = [replace(job, max_tokens=64) for job in drafted_jobs()]
+    answers = ask(cluster, short)
+    assert tokens_of(answers) == [tokens[:64] for tokens in plain]
+    assert sum(answer.drafted for answer in answers) == 0
+
+
+def test_killed_and_restarted_in_mid_stream(cluster, plain):
+    async def wait_for_acceptance(count):
+        limit = time.monotonic() + 60
+        target = state(cluster).accepted_tokens + count
+        while state(cluster).accepted_tokens < target:
+            assert time.monotonic() < limit, cluster.logs("draft")
+            await asyncio.sleep(0.05)
+
+    async def run():
+        async with connect(cluster.gateway_grpc) as runner:
+            streams = asyncio.create_task(runner.run(drafted_jobs(), STREAMS))
+            await wait_for_acceptance(20)
+            await asyncio.to_thread(cluster.kill, "draft", signal.SIGKILL)
+            killed = state(cluster)
+            assert killed.running == STREAMS
+            await asyncio.to_thread(cluster.start_draft)
+            attached = state(cluster)
+            assert attached.committed_tokens > killed.committed_tokens, "decoding stood still"
+            assert attached.running == STREAMS, "streams ended before the drafter was back"
+            await wait_for_acceptance(20)
+            assert state(cluster).running > 0, "accepted only after the streams had ended"
+            return await streams
+
+    cluster.start_draft()
+    answers = asyncio.run(run())
+    assert tokens_of(answers) == plain
+    assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
+    assert max(answer.longest_pause for answer in answers) < DEADLINE_MS / 1000 + NOISE_SECONDS

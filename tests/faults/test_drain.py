@@ -1,0 +1,61 @@
+"""SIGTERM during 16 streams: they finish, new requests are refused with a clear status."""
+
+import asyncio
+import signal
+import time
+
+import grpc
+import httpx
+import pytest
+
+from benchmarks.runner import connect
+from support.ask import ask, jobs, state, tokens_of
+from support.cluster import Cluster
+from support.models import make_tiny_model
+
+STREAMS = 16
+TOKENS = 250
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Large enough that streams are still running when the refusals are asked for."""
+    folder = tmp_path_factory.mktemp("drain") / "model"
+    return make_tiny_model(folder, hidden_size=512, intermediate_size=2048, layers=8, heads=8, kv_heads=2)
+
+
+@pytest.mark.parametrize("service", ["gateway", "verify"])
+def test_streams_finish_and_new_requests_are_refused(model, service):
+    with Cluster(model, draft=("ngram",)) as cluster:
+        work = jobs(STREAMS, tokens=TOKENS, length=8)
+        plain = tokens_of(ask(cluster, work, STREAMS))
+        model_name = httpx.get(f"{cluster.http_url}/v1/models", timeout=10).json()["data"][0]["id"]
+
+        async def run():
+            async with connect(cluster.gateway_grpc) as runner:
+                streams = asyncio.create_task(runner.run(work, STREAMS))
+                while state(cluster).running < STREAMS:
+                    await asyncio.sleep(0.01)
+                cluster.processes[service].send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                assert not streams.done(), "the streams were too short for this test"
+                with pytest.raises(grpc.RpcError) as raised:
+                    await runner.generate(work[0])
+                async with httpx.AsyncClient(base_url=cluster.http_url, timeout=10) as client:
+                    body = {"model": model_name, "prompt": [11, 12], "max_tokens": 2}
+                    try:
+                        refusal = (await client.post("/v1/completions", json=body)).status_code
+                    except httpx.ConnectError:
+                        refusal = "connection refused"
+                return raised.value.code(), refusal, await streams
+
+        code, refusal, answers = asyncio.run(run())
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert refusal in (503, "connection refused") if service == "gateway" else refusal == 503
+        assert tokens_of(answers) == plain
+        assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
+        limit = time.monotonic() + 20
+        while cluster.processes[service].poll() is None:
+            assert time.monotonic() < limit, "did not exit after draining"
+            time.sleep(0.05)
+        assert cluster.processes[service].returncode == 0

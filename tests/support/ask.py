@@ -1,0 +1,35 @@
+"""Requests to a running cluster, from tests that are not asynchronous."""
+
+import asyncio
+import random
+
+from benchmarks.runner import Job, connect, verify_state
+
+
+def ask(cluster, jobs, concurrency=8):
+    """Answers to all jobs, in order."""
+
+    async def run():
+        async with connect(cluster.gateway_grpc) as runner:
+            return await runner.run(jobs, concurrency)
+
+    return asyncio.run(run())
+
+
+def jobs(count, *, tokens, length=24, vocabulary=(10, 500), temperatures=(0.0, 0.8), **fields):
+    """Requests for random prompts, temperatures in turn; equal arguments give equal requests."""
+    draw = random.Random(f"{count} {length}")
+    prompts = [tuple(draw.randrange(*vocabulary) for _ in range(length + index)) for index in range(count)]
+    return [
+        Job(prompt, tokens, temperature=temperatures[i % len(temperatures)], seed=1000 + i, ignore_eos=True, **fields)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def state(cluster):
+    """The verify service's counters."""
+    return verify_state(cluster.verify_address)
+
+
+def tokens_of(answers):
+    return [answer.token_ids for answer in answers]
