@@ -33,6 +33,7 @@ class Admission:
         self._vocab_size = vocab_size
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
+        self._room = config.num_pages * config.page_size
         self._tickets = 0
 
     def admit(self, request: GenerationRequest) -> RequestState:
@@ -79,7 +80,10 @@ class Admission:
         check_range("choice_index", request.choice_index, 0, 2**32 - 1)
 
     def _limit(self, request: GenerationRequest) -> int:
-        """Prompt and output tokens together at which the request ends."""
+        """Prompt and output tokens together at which the request ends.
+
+        Without max_tokens that is the end of the context, or of the KV cache if that holds less.
+        """
         prompt = len(request.prompt_token_ids)
         context = self._max_context
         if prompt >= context:
@@ -88,7 +92,7 @@ class Admission:
                 field="prompt_token_ids",
             )
         max_tokens = request.sampling.max_tokens
-        limit = context if max_tokens is None else prompt + max_tokens
+        limit = max(prompt + 1, min(context, self._room)) if max_tokens is None else prompt + max_tokens
         if limit > context:
             raise InvalidArgumentError(
                 f"max_tokens is {max_tokens}, but a prompt of {prompt} tokens in a context of {context} "
@@ -112,12 +116,11 @@ class Admission:
         pages = -(-limit // self._config.page_size)
         if pages > self._config.num_pages:
             prompt = len(request.prompt_token_ids)
-            room = self._config.num_pages * self._config.page_size
             raise InvalidArgumentError(
                 f"a prompt of {prompt} tokens and an output of up to {limit - prompt} need {pages} KV pages of "
                 f"{self._config.page_size} tokens, the server has {self._config.num_pages} "
-                f"({room} tokens): shorten the prompt or lower max_tokens",
-                field="max_tokens" if prompt < room else "prompt_token_ids",
+                f"({self._room} tokens): shorten the prompt or lower max_tokens",
+                field="max_tokens" if prompt < self._room else "prompt_token_ids",
             )
 
     def _speculation(self, params: SpeculationParams) -> tuple[str, int, int]:

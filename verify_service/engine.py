@@ -62,7 +62,8 @@ class Engine:
         self._logits = self._model.forward(self._cache, rows.batch)
         if not rows.deciding:
             return []
-        sampled = sample(self._logits, self._sampling.gather(rows.deciding, rows.lines, rows.positions)).tolist()
+        gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
+        sampled = sample(self._logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
         self._compact(decisions, rows.node_slots)
         return decisions

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.admission import Admission
 from verify_service.engine_config import EngineConfig
 from verify_service.loop import VerifyLoop
-from verify_service.request import FinishReason, GenerationRequest, PositionLogprobs, RequestKey, StepOutput
+from verify_service.request import (
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    RequestKey,
+    SamplingParams,
+    StepOutput,
+)
+from verify_service.request_state import RequestState
 from verify_service.tree_source import Committed, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
@@ -209,3 +218,29 @@ class OracleTrees(ScriptedTrees):
                 token = pick.randrange(self._vocab_size - 1)
                 add(token + (token >= avoided >= 0), parent)
         return TokenTree(tuple(token_ids), tuple(parents))
+
+
+def admitted(
+    config: EngineConfig,
+    prompt: Sequence[int],
+    *,
+    request_id: int = 0,
+    output: Sequence[int] = (),
+    sampling: SamplingParams = SamplingParams(seed=0),  # noqa: B008 - frozen
+    tenant: str = "",
+    trees: TreeSource | None = None,
+) -> RequestState:
+    """The state of a request as admission leaves it, in a vocabulary of 512 and a context of 512."""
+    desk = Admission(config, trees or NoTrees(), vocab_size=512, max_context=512, eos_token_ids=(2,))
+    state = desk.admit(
+        GenerationRequest(
+            RequestKey(0, request_id),
+            tuple(prompt),
+            arrival=0.0,
+            output_token_ids=tuple(output),
+            sampling=sampling,
+            tenant=tenant,
+        )
+    )
+    state.ticket = request_id
+    return state
