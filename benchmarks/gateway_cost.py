@@ -172,7 +172,9 @@ def sse_client(port: int) -> Client:
             {"model": "instant", "messages": [{"role": "user", "content": PROMPT}], "stream": True, "user": mode,
              "max_tokens": tokens, "ignore_eos": True}
         ).encode()  # fmt: skip
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         start, first, received = time.perf_counter(), 0.0, b""
         writer.write(head.encode() + body)
@@ -247,9 +249,7 @@ async def drive(client: Client, mode: str, load: Load) -> list[float]:
     return [first for firsts in await asyncio.gather(*map(one, range(load.streams))) for first in firsts]
 
 
-async def measure(
-    api: str, client: Client, direct: Client, mode: str, load: Load, gateway: psutil.Process
-) -> Row:
+async def measure(api: str, client: Client, direct: Client, mode: str, load: Load, gateway: psutil.Process) -> Row:
     """One line of the table."""
     await drive(client, mode, Load(4, 1, 8))
     before, start = gateway.cpu_times(), time.perf_counter()

@@ -151,9 +151,7 @@ class FakeVerify:
             assert time.monotonic() < end, f"never happened: {self.seen}"
             time.sleep(0.01)
 
-    async def answer(
-        self, submit: verify_pb2.Submit, outbox: asyncio.Queue[verify_pb2.RequestOutput | None]
-    ) -> None:
+    async def answer(self, submit: verify_pb2.Submit, outbox: asyncio.Queue[verify_pb2.RequestOutput | None]) -> None:
         """Send one request's outputs."""
         script = self.script
         if script.error is not None:
@@ -192,7 +190,7 @@ def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutpu
     return verify_pb2.RequestOutput(
         request_id=request_id,
         finish_reason=sampling_pb2.FINISH_REASON_ERROR,
-        error=verify_pb2.Error(code=code, message=error.message, field=error.field),
+        error=sampling_pb2.Error(code=code, message=error.message, field=error.field),
     )
 
 
