@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from launcher.commands import Layout, free_ports, join_address, proposer_name, reachable, split_address
+
+
+def layout(**changes) -> Layout:
+    values = {
+        "model": Path("/models/target"),
+        "draft": ("draft-model:/models/draft", "ngram"),
+        "verify_address": "127.0.0.1:2",
+        "draft_address": "127.0.0.1:3",
+        "grpc_address": "0.0.0.0:1",
+        "http_address": "0.0.0.0:8",
+    }
+    return Layout(**(values | changes))
+
+
+def options(arguments: tuple[str, ...]) -> list[tuple[str, str]]:
+    assert arguments[1] == "-m"
+    return list(zip(arguments[3::2], arguments[4::2], strict=True))
+
+
+def test_the_first_proposer_is_the_default():
+    command = options(layout().verify.arguments)
+    assert ("--proposers", "draft-model,ngram") in command
+    assert ("--default-proposer", "draft-model") in command
+
+
+def test_without_a_draft_verify_hears_of_no_proposer():
+    names = [name for name, _ in options(layout(draft=()).verify.arguments)]
+    assert names == ["--model", "--host", "--port"]
+
+
+def test_the_drafter_hosts_all_proposers_and_dials_verify():
+    command = options(layout().drafter.arguments)
+    assert [value for name, value in command if name == "--proposers"] == ["draft-model:/models/draft", "ngram"]
+    assert ("--verify", "127.0.0.1:2") in command
+
+
+def test_the_gateway_is_asked_for_its_health_on_loopback():
+    gateway = layout().gateway
+    assert gateway.address == "127.0.0.1:1"
+    assert ("--host", "0.0.0.0") in options(gateway.arguments)
+
+
+def test_further_arguments_come_last_and_so_win():
+    assert layout(verify_arguments=("--page-size", "1")).verify.arguments[-2:] == ("--page-size", "1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [("ngram", "ngram"), ("draft-model:/a:b", "draft-model"), ("mine=package.module:factory:argument", "mine")],
+)
+def test_names_of_proposers(spec, name):
+    assert proposer_name(spec) == name
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 5), ("::1", 6), ("localhost", 7)])
+def test_addresses_survive_a_round_trip(host, port):
+    assert split_address(join_address(host, port)) == (host, port)
+
+
+def test_wildcards_are_reached_on_loopback():
+    assert [reachable(address) for address in ("0.0.0.0:1", "[::]:2", "127.0.0.3:3")] == [
+        "127.0.0.1:1", "[::1]:2", "127.0.0.3:3"
+    ]  # fmt: skip
+
+
+def test_free_ports_differ_and_can_be_bound():
+    ports = free_ports(8)
+    assert len(set(ports)) == 8
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass

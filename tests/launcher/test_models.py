@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
+
+
+def test_a_folder_without_a_model_is_refused_with_a_hint(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json in .*--model"):
+        resolve_model(tmp_path)
+
+
+def test_a_given_model_gets_ngrams_and_no_foreign_draft_model():
+    assert resolve_draft((), demo=False) == ("ngram",)
+    with pytest.raises(ValueError, match="draft-model:DIR"):
+        resolve_draft(("draft-model",), demo=False)
+
+
+def test_none_turns_speculation_off_and_stands_alone():
+    assert resolve_draft(("none",), demo=True) == ()
+    with pytest.raises(ValueError, match="excludes"):
+        resolve_draft(("none", "ngram"), demo=True)
+
+
+def test_names_must_differ(tiny_draft_model):
+    with pytest.raises(ValueError, match="twice"):
+        resolve_draft(("ngram", "ngram"), demo=False)
+    specs = (f"draft-model:{tiny_draft_model}", "ngram")
+    assert resolve_draft(specs, demo=False) == specs
+
+
+def test_third_party_proposers_pass_as_they_are():
+    assert resolve_draft(("mine=package.module:factory:x",), demo=False) == ("mine=package.module:factory:x",)
+
+
+def test_the_demo_model_brings_its_own_draft_model(demo_model, demo_draft_model):
+    assert resolve_model(None) == demo_model
+    assert resolve_draft((), demo=True) == (f"draft-model:{demo_draft_model}", "ngram")
+    assert resolve_draft(("draft-model",), demo=True) == (f"draft-model:{demo_draft_model}",)
