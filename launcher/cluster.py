@@ -108,8 +108,7 @@ class Cluster:
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Return once every running service serves and the drafter is attached; StartupError with logs otherwise."""
         deadline = time.monotonic() + timeout
-        for service in self._services.values():
-            wait_serving(service, deadline)
+        wait_serving(list(self._services.values()), deadline)
         if "draft" in self._services and "verify" in self._services:
             self._wait_attached(max(1.0, deadline - time.monotonic()))
 

@@ -109,7 +109,7 @@ def render(facts: Facts, *, as_json: bool) -> None:
     for draft in facts.drafts:
         leaf = branch.add(_line("draft", draft.address, draft.status, draft.process_id))
         leaf.add(f"sessions {draft.sessions}, trees sent {draft.trees_sent}")
-    Console(highlight=False, soft_wrap=True).print(root)
+    Console(highlight=False).print(root, crop=False, overflow="ignore", no_wrap=True)
 
 
 def _add_verify(branch: Tree, verify: VerifyFacts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -42,26 +42,31 @@ def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> f
         return frozenset(proposer.name for proposer in info.proposers if proposer.attached)
 
 
-def wait_serving(process: ServiceProcess, deadline: float) -> None:
-    """Return once `process` reports SERVING; StartupError if it ends first or `deadline` (monotonic) passes."""
-    _wait(lambda: is_serving(process.command.address), process, deadline, "ready")
+def wait_serving(processes: Sequence[ServiceProcess], deadline: float) -> None:
+    """Return once all report SERVING; StartupError if one ends first or `deadline` (monotonic) passes."""
+    waiting = list(processes)
+    while waiting := [process for process in waiting if not is_serving(process.command.address)]:
+        for process in processes:
+            _check(process, deadline, "ready", late=process in waiting)
+        time.sleep(POLL_SECONDS)
 
 
 def wait_attached(verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, seconds: float) -> None:
     """Return once all named proposers are attached; StartupError if `drafter` ends first or the time is up."""
     wanted = frozenset(proposers)
     deadline = time.monotonic() + seconds
-    _wait(lambda: wanted <= attached_proposers(verify_address), drafter, deadline, "attached to the verify service")
-
-
-def _wait(condition: Callable[[], bool], process: ServiceProcess, deadline: float, what: str) -> None:
-    while not condition():
-        if not process.running:
-            process.wait(1.0)
-            raise _failure(process, f"{process.command.name} {process.describe_end()} before it was {what}")
-        if time.monotonic() > deadline:
-            raise _failure(process, f"{process.command.name} was not {what} in time")
+    while not wanted <= attached_proposers(verify_address):
+        _check(drafter, deadline, "attached to the verify service")
         time.sleep(POLL_SECONDS)
+
+
+def _check(process: ServiceProcess, deadline: float, what: str, *, late: bool = True) -> None:
+    name = process.command.name
+    if not process.running:
+        process.wait(1.0)
+        raise _failure(process, f"{name} {process.describe_end()} before it was {what}")
+    if late and time.monotonic() > deadline:
+        raise _failure(process, f"{name} was not {what} in time")
 
 
 def _failure(process: ServiceProcess, reason: str) -> StartupError:

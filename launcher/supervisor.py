@@ -62,8 +62,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         try:
             self._watched.extend(_Watched(command, self._spawn(command)) for command in self._commands)
-            for watched in self._watched:
-                wait_serving(watched.process, deadline)
+            wait_serving([watched.process for watched in self._watched], deadline)
         except BaseException:
             self.kill()
             raise
