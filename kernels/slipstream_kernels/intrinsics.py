@@ -13,6 +13,7 @@ from typing import Any, cast
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 LANES = 16
@@ -56,11 +57,21 @@ def constant(value: int) -> Any:
     return ir.Constant(I64, value)
 
 
-def splat(builder: Any, scalar: Any) -> Any:
+def like(shape: Any, element: Any) -> Any:
+    """The type with the lanes of type `shape`, if it has any, and elements of type `element`."""
+    return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
+
+
+def fill(kind: Any, value: float) -> Any:
+    """A constant of a scalar or vector type."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     """A vector that holds `scalar` in every lane."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -205,10 +216,6 @@ axpy: Callable[[float, int, int, int], None] = define(types.void(_f32, _i64, _i6
 float_of_bits: Callable[[int], float] = define(_f32(types.uint32), lambda b, v: b.bitcast(v[0], F32), 1)
 """The float32 whose bits are the given uint32."""
 
-double_of_bits: Callable[[int], float] = define(types.float64(types.uint64), lambda b, v: b.bitcast(v[0], F64), 1)
-"""The float64 whose bits are the given uint64."""
-bits_of_double: Callable[[float], int] = define(types.uint64(types.float64), lambda b, v: b.bitcast(v[0], I64), 1)
-"""The bits of a float64."""
 largest: Callable[[int, int], float] = define(_f32(_i64, _i64), _largest, 2)
 """Largest of a float32 array without NaN (address, size a positive multiple of 16)."""
 total: Callable[[int, int], float] = define(_f32(_i64, _i64), _total, 2)
@@ -229,6 +236,14 @@ pointer_f32 = _address_as(types.CPointer(types.float32))
 """The float32 array at an address, indexed without bounds."""
 pointer_i32 = _address_as(types.CPointer(types.int32))
 """The int32 array at an address, indexed without bounds."""
+pointer_u8 = _address_as(types.CPointer(types.uint8))
+"""The uint8 array at an address, indexed without bounds."""
+pointer_u32 = _address_as(types.CPointer(types.uint32))
+"""The uint32 array at an address, indexed without bounds."""
+pointer_u64 = _address_as(types.CPointer(types.uint64))
+"""The uint64 array at an address, indexed without bounds."""
+pointer_f64 = _address_as(types.CPointer(types.float64))
+"""The float64 array at an address, indexed without bounds."""
 pointer_u16 = _address_as(types.CPointer(types.uint16))
 """The uint16 array at an address, indexed without bounds."""
 
@@ -236,3 +251,27 @@ pointer_u16 = _address_as(types.CPointer(types.uint16))
 def record_at(dtype: Any) -> Callable[[int], Any]:
     """Intrinsic that gives the record of a numpy structured `dtype` at an address."""
     return _address_as(numba.from_dtype(dtype))
+
+
+def address_of(dtype: Any, *, strided: bool = False) -> Callable[[Any], int]:
+    """Intrinsic that gives the address of an array of `dtype`; other arrays fail to compile.
+
+    The array must be C-contiguous unless `strided`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        return builder.ptrtoint(array.data, I64)
+
+    def typer(context: Any, array: Any) -> Any:
+        if not isinstance(array, types.Array) or array.dtype != dtype or not (strided or array.layout == "C"):
+            raise TypingError(f"the array is {array}, expected {'strided' if strided else 'C-contiguous'} {dtype}")
+        return types.int64(array), codegen
+
+    return cast("Callable[[Any], int]", intrinsic(typer))
+
+
+address_f32, address_i32 = address_of(types.float32), address_of(types.int32)
+address_u8, address_u32, address_u64 = address_of(types.uint8), address_of(types.uint32), address_of(types.uint64)
+address_rows_f32 = address_of(types.float32, strided=True)
+"""Address of a float32 array of any layout."""

@@ -164,6 +164,14 @@ class Team:
                 _run(self._address, job.address, args)
 
 
+def run_job(job: Job, args: int, team: Team | None = None) -> None:
+    """Run a job on a team, or on the calling thread alone."""
+    if team is None:
+        _run_alone(job.address, args)
+    else:
+        team.run(job, args)
+
+
 def _live(control: npt.NDArray[np.uint8], address: int) -> None:
     """Body of a helper's thread; it keeps the control block alive."""
     _help(address)

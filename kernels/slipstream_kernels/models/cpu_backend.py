@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.intrinsics import address_f32, address_i32, address_u8
 from slipstream_kernels.jit import kernel
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.cpu_forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
@@ -211,12 +212,12 @@ def _bind(
         return fault
     board[:] = 0
     a = args[0]
-    a.board = board.ctypes.data
-    a.keys, a.values, a.num_slots, a.page_size = keys.ctypes.data, values.ctypes.data, keys.shape[2], page_size
-    a.rows, a.token_ids, a.positions = len(token_ids), token_ids.ctypes.data, positions.ctypes.data
-    a.write_slots, a.page_lines = write_slots.ctypes.data, page_lines.ctypes.data
-    a.prefix_lengths, a.num_ancestors = prefix_lengths.ctypes.data, num_ancestors.ctypes.data
-    a.ancestor_slots, a.ancestor_width = ancestor_slots.ctypes.data, ancestor_slots.shape[1]
-    a.page_table, a.pages = page_table.ctypes.data, page_table.shape[1]
-    a.logit_rows, a.num_logit_rows, a.logits = logit_rows.ctypes.data, len(logit_rows), logits.ctypes.data
+    a.board = address_u8(board)
+    a.keys, a.values, a.num_slots, a.page_size = address_f32(keys), address_f32(values), keys.shape[2], page_size
+    a.rows, a.token_ids, a.positions = len(token_ids), address_i32(token_ids), address_i32(positions)
+    a.write_slots, a.page_lines = address_i32(write_slots), address_i32(page_lines)
+    a.prefix_lengths, a.num_ancestors = address_i32(prefix_lengths), address_i32(num_ancestors)
+    a.ancestor_slots, a.ancestor_width = address_i32(ancestor_slots), ancestor_slots.shape[1]
+    a.page_table, a.pages = address_i32(page_table), page_table.shape[1]
+    a.logit_rows, a.num_logit_rows, a.logits = address_i32(logit_rows), len(logit_rows), address_f32(logits)
     return 0

@@ -1,0 +1,253 @@
+"""What is done to a row of logits before sampling: bias, penalties, forbidden tokens, temperature, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_kernels.intrinsics import (
+    address_f32,
+    address_i32,
+    address_u8,
+    address_u32,
+    address_u64,
+    largest,
+    pointer_f32,
+    pointer_i32,
+    pointer_u8,
+)
+from slipstream_kernels.jit import kernel
+
+_ZERO = np.float32(0)
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each of n rows of logits is sampled. Arrays are C-contiguous."""
+
+    position: Int32
+    """[n], absolute position of the token that is decided: the row's own plus 1"""
+    temperature: Float32
+    """[n], 0 takes the likeliest token"""
+    top_k: Int32
+    """[n], 0 is off"""
+    top_p: Float32
+    """[n], 1 is off"""
+    min_p: Float32
+    """[n], 0 is off"""
+    seed: npt.NDArray[np.uint64]
+    """[n]"""
+    choice: npt.NDArray[np.uint32]
+    """[n], choice index of the request"""
+    repetition: Float32
+    """[n], 1 is off"""
+    presence: Float32
+    """[n], 0 is off"""
+    frequency: Float32
+    """[n], 0 is off"""
+    history: Int32
+    """[n], line of prompt_seen and output_counts; -1: no penalties"""
+    prompt_seen: npt.NDArray[np.uint8]
+    """[lines, vocab], 1 where the prompt has the token"""
+    output_counts: Int32
+    """[lines, vocab], how often the committed output has the token"""
+    path_offsets: Int32
+    """[n + 1], row i owns path_tokens[path_offsets[i] : path_offsets[i + 1]]"""
+    path_tokens: Int32
+    """drafted tokens from below the root to the row, itself included, not yet in output_counts"""
+    bias_offsets: Int32
+    """[n + 1], like path_offsets"""
+    bias_ids: Int32
+    bias_values: Float32
+    mask_offsets: Int32
+    """[n + 1], like path_offsets"""
+    mask_ids: Int32
+    """forbidden token ids"""
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @classmethod
+    def plain(
+        cls,
+        position: npt.ArrayLike,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        choice: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+    ) -> SamplingRows:
+        """Rows without bias, penalties and forbidden tokens, all with the same parameters."""
+        positions = np.ascontiguousarray(position, np.int32)
+        n = len(positions)
+        none, offsets = np.zeros(0, np.int32), np.zeros(n + 1, np.int32)
+        return cls(
+            position=positions,
+            temperature=np.full(n, temperature, np.float32),
+            top_k=np.full(n, top_k, np.int32),
+            top_p=np.full(n, top_p, np.float32),
+            min_p=np.full(n, min_p, np.float32),
+            seed=np.full(n, seed, np.uint64),
+            choice=np.full(n, choice, np.uint32),
+            repetition=np.ones(n, np.float32),
+            presence=np.zeros(n, np.float32),
+            frequency=np.zeros(n, np.float32),
+            history=np.full(n, -1, np.int32),
+            prompt_seen=np.zeros((0, 0), np.uint8),
+            output_counts=np.zeros((0, 0), np.int32),
+            path_offsets=offsets,
+            path_tokens=none,
+            bias_offsets=offsets,
+            bias_ids=none,
+            bias_values=np.zeros(0, np.float32),
+            mask_offsets=offsets,
+            mask_ids=none,
+        )
+
+
+PARAMETERS = (
+    "position", "temperature", "top_k", "top_p", "min_p", "seed", "choice", "repetition", "presence", "frequency",
+    "history", "prompt_seen", "output_counts", "history_stride", "path_offsets", "path_tokens", "bias_offsets",
+    "bias_ids", "bias_values", "mask_offsets", "mask_ids",
+)  # fmt: skip
+"""Fields of a job's record that hold the addresses of the arrays of `SamplingRows`, and its row length."""
+
+
+@kernel
+def bind_rows(
+    a, rows, vocab_size, position, temperature, top_k, top_p, min_p, seed, choice, repetition, presence, frequency,
+    history, prompt_seen, output_counts, path_offsets, path_tokens, bias_offsets, bias_ids, bias_values, mask_offsets,
+    mask_ids,
+):  # fmt: skip
+    """Write the addresses of `SamplingRows` into the record `a`; False unless they fit `rows` and the vocabulary."""
+    a.position, a.temperature, a.top_k = address_i32(position), address_f32(temperature), address_i32(top_k)
+    a.top_p, a.min_p, a.seed = address_f32(top_p), address_f32(min_p), address_u64(seed)
+    a.choice, a.repetition, a.presence = address_u32(choice), address_f32(repetition), address_f32(presence)
+    a.frequency, a.history, a.prompt_seen = address_f32(frequency), address_i32(history), address_u8(prompt_seen)
+    a.output_counts, a.history_stride = address_i32(output_counts), prompt_seen.shape[1]
+    a.path_offsets, a.path_tokens = address_i32(path_offsets), address_i32(path_tokens)
+    a.bias_offsets, a.bias_ids, a.bias_values = address_i32(bias_offsets), address_i32(bias_ids), address_f32(bias_values)
+    a.mask_offsets, a.mask_ids = address_i32(mask_offsets), address_i32(mask_ids)
+    if not (
+        len(position) == rows and len(temperature) == rows and len(top_k) == rows and len(top_p) == rows
+        and len(min_p) == rows and len(seed) == rows and len(choice) == rows and len(repetition) == rows
+        and len(presence) == rows and len(frequency) == rows and len(history) == rows
+        and prompt_seen.shape == output_counts.shape and len(bias_ids) == len(bias_values)
+    ):  # fmt: skip
+        return False
+    for line in history:
+        if line >= len(prompt_seen) or (line >= 0 and prompt_seen.shape[1] < vocab_size):
+            return False
+    return (
+        _fits(path_offsets, path_tokens, rows, vocab_size)
+        and _fits(bias_offsets, bias_ids, rows, vocab_size)
+        and _fits(mask_offsets, mask_ids, rows, vocab_size)
+    )
+
+
+@kernel
+def _fits(offsets, ids, rows, vocab_size):
+    if len(offsets) != rows + 1 or offsets[0] < 0 or offsets[rows] > len(ids):
+        return False
+    for row in range(rows):
+        if offsets[row] > offsets[row + 1]:
+            return False
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            return False
+    return True
+
+
+@kernel
+def is_untouched(a: Any, row: int) -> bool:
+    """Whether `process_row` would copy the row as it is."""
+    bias, mask = pointer_i32(a.bias_offsets), pointer_i32(a.mask_offsets)
+    return (
+        pointer_f32(a.temperature)[row] == _ZERO
+        and pointer_i32(a.history)[row] < 0
+        and bias[row] == bias[row + 1]
+        and mask[row] == mask[row + 1]
+    )
+
+
+@kernel
+def process_row(a: Any, row: int, logits: int, vocab_size: int, counts: int, out: int) -> None:
+    """Processed logits of a row: addresses of float32 logits and out, int32 scratch `counts`, all [vocab_size]."""
+    source, target = pointer_f32(logits), pointer_f32(out)
+    for i in range(vocab_size):
+        target[i] = source[i]
+    offsets, ids, values = pointer_i32(a.bias_offsets), pointer_i32(a.bias_ids), pointer_f32(a.bias_values)
+    for i in range(offsets[row], offsets[row + 1]):
+        target[ids[i]] += values[i]
+    if pointer_i32(a.history)[row] >= 0:
+        _penalise(a, row, vocab_size, counts, out)
+    offsets, ids = pointer_i32(a.mask_offsets), pointer_i32(a.mask_ids)
+    for i in range(offsets[row], offsets[row + 1]):
+        target[ids[i]] = -np.inf
+    temperature = pointer_f32(a.temperature)[row]
+    if temperature > _ZERO:
+        for i in range(vocab_size):
+            target[i] = target[i] / temperature
+
+
+@kernel
+def _penalise(a: Any, row: int, vocab_size: int, counts: int, out: int) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output, the row's path included."""
+    start = pointer_i32(a.history)[row] * a.history_stride
+    seen, committed = pointer_u8(a.prompt_seen + start), pointer_i32(a.output_counts + start * 4)
+    number, target = pointer_i32(counts), pointer_f32(out)
+    for i in range(vocab_size):
+        number[i] = committed[i]
+    offsets, path = pointer_i32(a.path_offsets), pointer_i32(a.path_tokens)
+    for i in range(offsets[row], offsets[row + 1]):
+        number[path[i]] += 1
+    repetition = pointer_f32(a.repetition)[row]
+    presence, frequency = pointer_f32(a.presence)[row], pointer_f32(a.frequency)[row]
+    for i in range(vocab_size):
+        x = target[i]
+        if number[i] > 0 or seen[i] > 0:
+            x = x / repetition if x > _ZERO else x * repetition
+        if number[i] > 0:
+            x = x - frequency * np.float32(number[i]) - presence
+        target[i] = x
+
+
+@kernel
+def argmax_row(x: int, size: int) -> int:
+    """Index of the largest of float32 x [size], the lowest of equals; 0 if all are NaN."""
+    values = pointer_f32(x)
+    whole = size // 16 * 16
+    peak = largest(x, whole) if whole else np.float32(-np.inf)
+    for i in range(whole, size):
+        if values[i] > peak:
+            peak = values[i]
+    for i in range(size):
+        if values[i] == peak:
+            return i
+    return 0
+
+
+def process_reference(logits: Float32, rows: SamplingRows, row: int) -> Float32:
+    """`process_row` in numpy: float32 logits [vocab] to float32 [vocab]."""
+    x = logits.astype(np.float32).copy()
+    bias = slice(rows.bias_offsets[row], rows.bias_offsets[row + 1])
+    for token, value in zip(rows.bias_ids[bias], rows.bias_values[bias], strict=True):
+        x[token] += value
+    line = rows.history[row]
+    if line >= 0:
+        counts = rows.output_counts[line, : len(x)].copy()
+        np.add.at(counts, rows.path_tokens[rows.path_offsets[row] : rows.path_offsets[row + 1]], 1)
+        repeated = (counts > 0) | (rows.prompt_seen[line, : len(x)] > 0)
+        repetition = rows.repetition[row]
+        x = np.where(repeated, np.where(x > 0, x / repetition, x * repetition), x)
+        x = np.where(counts > 0, x - rows.frequency[row] * counts.astype(np.float32) - rows.presence[row], x)
+    x[rows.mask_ids[rows.mask_offsets[row] : rows.mask_offsets[row + 1]]] = -np.inf
+    temperature = rows.temperature[row]
+    return x / temperature if temperature > 0 else x
