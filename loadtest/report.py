@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.measure import Level
+
+TABLE_WIDTH = 132
 
 COLUMNS = {
     "api": "API",
@@ -35,12 +38,12 @@ PLOTS = {
 
 def print_table(levels: Sequence[Level]) -> None:
     """To standard output."""
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for title in COLUMNS.values():
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for level in levels:
         table.add_row(*(_cell(getattr(level, name)) for name in COLUMNS))
-    Console().print(table)
+    Console(width=TABLE_WIDTH).print(table)
 
 
 def write_files(levels: Sequence[Level], folder: Path) -> list[Path]:

@@ -135,7 +135,7 @@ class HttpStreamUser(StreamUser):
         if not finished or usage is None:
             raise StreamError("the stream ended without a finish reason")
         last = last or time.perf_counter()
-        return Answer(started, first or last, last, usage["completion_tokens"])
+        return Answer(started, first or last, last, usage["completion_tokens"], usage.get("verify_steps", 0))
 
 
 class GrpcStreamUser(StreamUser):
