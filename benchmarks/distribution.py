@@ -67,7 +67,8 @@ async def sample(folder: Path, seeds: int, concurrency: int) -> list[Answer]:
         )
         for seed in range(seeds)
     ]
-    verify_args = ("--draft-deadline-ms", "250", "--max-running", str(concurrency), "--log-level", "warning")
+    engine = ("--max-running", str(concurrency), "--step-nodes", str(64 * concurrency))
+    verify_args = ("--draft-deadline-ms", "250", *engine, "--log-level", "warning")
     with Cluster(folder, draft=(f"draft-model:{folder}",), verify_args=verify_args) as cluster:
         async with connect(cluster.gateway_grpc) as runner:
             with tqdm(total=seeds, desc="seeds", mininterval=1.0) as bar:

@@ -21,7 +21,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.loop import VerifyLoop
 from verify_service.request import GenerationRequest, RequestKey, SamplingParams
 
-SEEDS = 3_000
+SEEDS = 2_000
 LAW = Law(temperature=0.7, top_p=0.9, presence_penalty=0.5)
 PROMPT = (2, 5, 3, 7, 4, 6, 2, 2, 3)
 FIRST, RUN = 2, 3  # output 0 is decided by the prompt's last row, output 1 by a root, 2 to 4 by nodes
@@ -87,7 +87,10 @@ def test_joint_of_three_tokens_decided_at_nodes(tmp_path):
     table = conditionals(reference_logits(folder), PROMPT, LAW, FIRST + RUN)
     outputs = queue.SimpleQueue()
     loop = VerifyLoop(
-        CausalLM.load(folder, threads=2), EngineConfig(num_pages=512, max_queued=SEEDS), LikelyTrees(table), outputs.put
+        CausalLM.load(folder, threads=2),
+        EngineConfig(num_pages=512, max_queued=SEEDS, step_nodes=4096),
+        LikelyTrees(table),
+        outputs.put,
     )
     tokens = {}
     at_nodes = Counter()

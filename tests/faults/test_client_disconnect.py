@@ -1,13 +1,12 @@
 """A client that goes away frees its pages within two verify steps."""
 
 import asyncio
-import time
 
 import httpx
 import pytest
 
 from benchmarks.runner import connect, verify_state
-from support.ask import jobs, state
+from support.ask import jobs, state, wait_until
 from support.cluster import Cluster
 from support.hostile import HostileDrafter
 
@@ -36,21 +35,13 @@ def held(counters):
 
 
 def wait_until_running(cluster, steps=2):
-    limit = time.monotonic() + 30
     first = state(cluster).steps
-    while (now := state(cluster)).steps < first + steps or not now.running:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-    assert held(now) > 0
-    return now
+    wait_until(lambda: state(cluster).steps >= first + steps and held(state(cluster)) > 0, "never running")
 
 
 def assert_freed_within_two_steps(cluster, gone):
-    limit = time.monotonic() + 30
-    while (now := state(cluster)).running or held(now):
-        assert time.monotonic() < limit, "pages were never freed"
-        time.sleep(0.005)
-    assert now.steps - gone.steps <= 2
+    wait_until(lambda: not state(cluster).running and not held(state(cluster)), "pages were never freed")
+    assert state(cluster).steps - gone.steps <= 2
 
 
 def test_grpc_client_cancels(cluster, slow_steps):

@@ -2,13 +2,12 @@
 
 import asyncio
 import signal
-import time
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.runner import connect
-from support.ask import ask, jobs, state, tokens_of
+from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.models import make_tiny_model
 
@@ -60,17 +59,14 @@ def test_without_a_draft_service_at_start(cluster, plain):
 
 
 def test_killed_and_restarted_in_mid_stream(cluster, plain):
-    async def wait_for_acceptance(count):
-        limit = time.monotonic() + 60
+    def wait_for_acceptance(count):
         target = state(cluster).accepted_tokens + count
-        while state(cluster).accepted_tokens < target:
-            assert time.monotonic() < limit, cluster.logs("draft")
-            await asyncio.sleep(0.05)
+        wait_until(lambda: state(cluster).accepted_tokens >= target, lambda: cluster.logs("draft"), 60)
 
     async def run():
         async with connect(cluster.gateway_grpc) as runner:
             streams = asyncio.create_task(runner.run(drafted_jobs(), STREAMS))
-            await wait_for_acceptance(20)
+            await asyncio.to_thread(wait_for_acceptance, 20)
             await asyncio.to_thread(cluster.kill, "draft", signal.SIGKILL)
             killed = state(cluster)
             assert killed.running == STREAMS
@@ -78,7 +74,7 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain):
             attached = state(cluster)
             assert attached.committed_tokens > killed.committed_tokens, "decoding stood still"
             assert attached.running == STREAMS, "streams ended before the drafter was back"
-            await wait_for_acceptance(20)
+            await asyncio.to_thread(wait_for_acceptance, 20)
             assert state(cluster).running > 0, "accepted only after the streams had ended"
             return await streams
 

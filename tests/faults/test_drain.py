@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-import time
 
 import grpc
 import httpx
 import pytest
 
 from benchmarks.runner import connect
-from support.ask import ask, jobs, state, tokens_of
+from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.models import make_tiny_model
 
@@ -34,8 +33,7 @@ def test_streams_finish_and_new_requests_are_refused(model, service):
         async def run():
             async with connect(cluster.gateway_grpc) as runner:
                 streams = asyncio.create_task(runner.run(work, STREAMS))
-                while state(cluster).running < STREAMS:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(wait_until, lambda: state(cluster).running == STREAMS, "never all running")
                 cluster.processes[service].send_signal(signal.SIGTERM)
                 await asyncio.sleep(0.3)
                 assert not streams.done(), "the streams were too short for this test"
@@ -54,8 +52,5 @@ def test_streams_finish_and_new_requests_are_refused(model, service):
         assert refusal in (503, "connection refused") if service == "gateway" else refusal == 503
         assert tokens_of(answers) == plain
         assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
-        limit = time.monotonic() + 20
-        while cluster.processes[service].poll() is None:
-            assert time.monotonic() < limit, "did not exit after draining"
-            time.sleep(0.05)
+        wait_until(lambda: cluster.processes[service].poll() is not None, "did not exit after draining")
         assert cluster.processes[service].returncode == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from dataclasses import replace
 
 import grpc
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from benchmarks.runner import connect
-from support.ask import ask, jobs, state, tokens_of
+from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 
 
@@ -35,8 +34,7 @@ def test_clients_learn_of_it_and_the_gateway_recovers(cluster):
         async with connect(cluster.gateway_grpc) as runner:
             long = replace(request, max_tokens=450, proposer="ngram")
             streams = [asyncio.create_task(runner.generate(long)) for _ in range(8)]
-            while state(cluster).running < 1:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
             await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
             outcomes = await asyncio.gather(*streams, return_exceptions=True)
             for outcome in outcomes:
@@ -57,9 +55,7 @@ def test_clients_learn_of_it_and_the_gateway_recovers(cluster):
 
     cluster.start("verify")
     cluster.wait_ready()  # the draft service attaches again by itself
-    limit = time.monotonic() + 20
-    while httpx.get(f"{cluster.http_url}/ready", timeout=10).status_code != 200:
-        assert time.monotonic() < limit, cluster.logs("gateway")
-        time.sleep(0.1)
+    ready = f"{cluster.http_url}/ready"
+    wait_until(lambda: httpx.get(ready, timeout=10).status_code == 200, lambda: cluster.logs("gateway"))
     assert httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10).status_code == 200
     assert tokens_of(ask(cluster, [replace(request, proposer="ngram")])) == before

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 from benchmarks.runner import Job, connect, verify_state
 
@@ -33,3 +34,11 @@ def state(cluster):
 
 def tokens_of(answers):
     return [answer.token_ids for answer in answers]
+
+
+def wait_until(condition, what, timeout=30.0):
+    """Poll until `condition()` holds."""
+    limit = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < limit, what() if callable(what) else what
+        time.sleep(0.005)
