@@ -1,119 +1,21 @@
-"""`python -m gateway`: both APIs in one process on one event loop."""
+"""`python -m gateway`."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import socket
-import sys
-from collections.abc import Iterator
+import os
 from typing import Final
 
-import grpc
-import uvicorn
-import uvloop
-from fastapi import FastAPI
-
-from gateway.config import GatewaySettings
-from gateway.grpc_api import SERVICE_NAME, GatewayServicer
-from gateway.http_api import create_app
-from gateway.service import Gateway
-from slipstream.rpc.errors import SlipstreamError, UnavailableError
-from slipstream.rpc.lifecycle import run_until_terminated
-from slipstream.rpc.logs import set_up_logging
-from slipstream.rpc.server import GrpcServer
-from slipstream.settings import load
-from slipstream.v1 import gateway_pb2_grpc
-
-_log = logging.getLogger("gateway")
-
-_HEALTH_SECONDS: Final = 0.1
-"""Between looks at the verify services' state for the health service."""
-
-_LAST_SECONDS: Final = 0.5
-"""What calls get to end when the drain is over."""
+GRPC_EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
+"""gRPC's event engine hands every message over between two more threads; without it a streamed token costs a third
+less CPU (python -m benchmarks.gateway_cost). A value set from outside wins."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run until told to stop; exits with status 1 if the gateway cannot start."""
-    settings = load(GatewaySettings, "gateway", argv)
-    set_up_logging("gateway", settings.log_level)
-    try:
-        uvloop.run(serve(settings))
-    except (SlipstreamError, OSError) as error:
-        _log.error("cannot start: %s", error)
-        sys.exit(1)
+def main() -> None:
+    """Run the gateway."""
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
+    from gateway.server import main as serve  # gRPC reads its environment when it is imported
 
-
-async def serve(settings: GatewaySettings) -> None:
-    """Serve both APIs until SIGTERM or SIGINT, then drain; a second signal quits at once."""
-    gateway = Gateway(settings)
-
-    def register(server: grpc.aio.Server) -> None:
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(gateway), server)
-
-    grpc_server = GrpcServer(host=settings.host, port=settings.grpc_port, services=[SERVICE_NAME], register=register)
-    listener = _listen(settings.host, settings.http_port)
-    grpc_port = await grpc_server.start()
-    http_server = _HttpServer(_http_config(create_app(gateway)))
-    http = asyncio.create_task(http_server.serve(sockets=[listener]))
-    health = asyncio.create_task(_report_health(gateway, grpc_server))
-
-    async def drain() -> None:
-        health.cancel()
-        await grpc_server.begin_drain()
-        await gateway.drain(settings.drain_seconds)
-        http_server.should_exit = True
-        await asyncio.gather(grpc_server.drain(_LAST_SECONDS), http)
-        await gateway.client.close()
-        _log.info("stopped")
-
-    await gateway.client.start()
-    _log.info("ready http=%d grpc=%d", listener.getsockname()[1], grpc_port)
-    await run_until_terminated(drain)
-
-
-class _HttpServer(uvicorn.Server):
-    """Leaves signals to the process's own handlers."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
-
-
-def _http_config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; uvicorn makes it listen."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error}") from error
-    return listener
-
-
-async def _report_health(gateway: Gateway, server: GrpcServer) -> None:
-    """Keep the health service in step with the verify services."""
-    while True:
-        await server.set_serving(gateway.ready)
-        await asyncio.sleep(_HEALTH_SECONDS)
+    serve()
 
 
 if __name__ == "__main__":

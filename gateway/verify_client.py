@@ -93,10 +93,11 @@ class VerifyClient:
 
     def _unpark(self) -> None:
         """A replica has become ready: what waited for one goes on."""
+        usable = self._usable()
         for replica in self._replicas:
-            if replica.info is not None and not self._serves_same(replica) and len(self._usable()) > 0:
+            if replica.info is not None and replica not in usable:
                 _log.warning("verify service %s serves another model and is not used", replica.address)
-        if self.ready:
+        if usable:
             waiting, self._parked = self._parked, {}
             for ticket, timer in waiting.items():
                 timer.cancel()
