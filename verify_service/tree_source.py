@@ -79,14 +79,23 @@ class TreeSource(Protocol):
         ...
 
 
-class NoTrees(TreeSource):
+class NoTrees:
     """The tree source of a service without proposers."""
 
-    def known(self, name: str) -> bool:  # noqa: ARG002 - the protocol names it
+    def known(self, name: str) -> bool:
         return False
 
     def default(self) -> str | None:
         return None
 
+    def begin(self, opening: Opening) -> None:
+        return None
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        return None
+
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [None] * len(wanted)
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from slipstream.rpc.errors import InvalidArgumentError
 from support.verify_loop import PROPOSER, RandomTrees
-
 from verify_service.admission import Admission
 from verify_service.engine_config import EngineConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.verify_loop import admitted
 
+from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.request_state import RequestState

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from slipstream_kernels.paged_kv import PagePool
 
+from slipstream_kernels.paged_kv import PagePool
 from verify_service.prefix_cache import Lease, Namespace, PrefixCache
 
 PAGES = 40

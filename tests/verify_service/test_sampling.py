@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from slipstream.rpc.errors import InvalidArgumentError
 
+from slipstream.rpc.errors import InvalidArgumentError
 from verify_service.request import SamplingParams
 from verify_service.sampling import validate_sampling
 

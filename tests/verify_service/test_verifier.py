@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slipstream_kernels.token_tree import TokenTree
 
+from slipstream_kernels.token_tree import TokenTree
 from verify_service.verifier import cut, walk
 
 

@@ -1,0 +1,169 @@
+"""Tokens and logprobs are a function of request and model alone: one reference, many ways to run.
+
+The reference decodes one token a pass, without the loop, the scheduler, the cache or the sampling kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.ops.logprobs import logprobs
+from support.plain_reference import plain_generate
+from support.verify_loop import Answer, OracleTrees, RandomTrees, ScriptedTrees, running_loop
+from verify_service.engine_config import EngineConfig
+from verify_service.request import (
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    RequestKey,
+    SamplingParams,
+    TokenLogprob,
+)
+
+TOKENS = 40
+Expected = tuple[tuple[int, ...], tuple[PositionLogprobs, ...], FinishReason]
+
+
+def some_requests(temperature: float) -> list[GenerationRequest]:
+    """Prompts that share prefixes, some with penalties, biases, filters and stops."""
+    pick = random.Random(5)
+    shared = [pick.randrange(512) for _ in range(70)]
+    plain = SamplingParams(temperature=temperature, max_tokens=TOKENS, logprobs=2)
+    edited = replace(
+        plain,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        min_tokens=10,
+        stop_token_ids=(5, 6, 7),
+        logit_bias=((2, 1.0), (9, -3.0)),
+    )
+    filtered = replace(plain, top_k=50, top_p=0.9, min_p=0.02, ignore_eos=True)
+    requests = []
+    for index, params in enumerate((plain, edited, filtered, edited, plain, filtered)):
+        prompt = shared[: (0, 20, 70)[index % 3]] + [pick.randrange(512) for _ in range(pick.randint(1, 50))]
+        requests.append(
+            GenerationRequest(
+                RequestKey(0, index),
+                tuple(prompt),
+                arrival=0.0,
+                sampling=replace(params, seed=100 + index),
+                choice_index=index % 2,
+            )
+        )
+    return requests
+
+
+def expected_of(model: CausalLM, request: GenerationRequest) -> Expected:
+    tokens, rows, reason = plain_generate(
+        model, list(request.prompt_token_ids), request.sampling, choice=request.choice_index
+    )
+    top = request.sampling.logprobs or 0
+    values, ranks, ids, top_values = logprobs(np.stack(rows), np.array(tokens, dtype=np.int32), top)
+    entries = tuple(
+        PositionLogprobs(
+            TokenLogprob(token, float(values[i]), int(ranks[i])),
+            tuple(TokenLogprob(int(ids[i, j]), float(top_values[i, j]), j + 1) for j in range(top)),
+        )
+        for i, token in enumerate(tokens)
+    )
+    return tuple(tokens), entries, reason
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
+def reference(request: pytest.FixtureRequest, model: CausalLM) -> tuple[list[GenerationRequest], list[Expected]]:
+    requests = some_requests(request.param)
+    return requests, [expected_of(model, one) for one in requests]
+
+
+def assert_equal(answers: Sequence[Answer], expected: Sequence[Expected]) -> None:
+    for answer, (tokens, entries, reason) in zip(answers, expected, strict=True):
+        assert answer.last.error is None
+        assert answer.token_ids == tokens
+        assert answer.logprobs == entries
+        assert answer.finish_reason is reason
+        usage = answer.last.usage
+        assert usage is not None
+        assert usage.completion_tokens == len(tokens)
+
+
+def drafter(name: str, requests: list[GenerationRequest], expected: list[Expected]) -> ScriptedTrees | None:
+    if name == "random":
+        return RandomTrees(512, seed=3)
+    if name == "oracle":
+        texts = {one.key: one.prompt_token_ids + tokens for one, (tokens, _, _) in zip(requests, expected, strict=True)}
+        return OracleTrees(texts, 512, seed=3)
+    return None
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("proposer", ["none", "random", "oracle"])
+def test_every_way_to_run_gives_the_same(
+    model: CausalLM,
+    reference: tuple[list[GenerationRequest], list[Expected]],
+    proposer: str,
+    page_size: int,
+) -> None:
+    requests, expected = reference
+    longest = max(len(one.prompt_token_ids) + TOKENS for one in requests)
+    least = -(-longest // page_size)
+    preemptions = accepted = steps = committed = 0
+    for chunk, cached, short, concurrency in itertools.product((7, 512), (True, False), (True, False), (1, 8)):
+        if short and concurrency == 1:
+            continue
+        trees = drafter(proposer, requests, expected)
+        config = EngineConfig(
+            num_pages=least + (1 if page_size == 64 else least // 4) if short else 6 * least,
+            page_size=page_size,
+            max_running=8,
+            prefill_chunk=chunk,
+            prefix_cache=cached,
+        )
+        with running_loop(model, config, trees) as runner:
+            assert_equal(runner.run(requests, concurrency), expected)
+            state = runner.loop.state()
+        preemptions += state.preemptions
+        accepted += state.accepted_tokens
+        steps += state.steps
+        committed += state.committed_tokens
+        assert (state.prefix_hit_tokens > 0) >= (cached and concurrency == 1 and page_size < 64)
+    if proposer != "oracle":
+        assert preemptions > 0
+    assert (accepted > 0) == (proposer != "none")
+
+
+def test_the_oracle_is_accepted_across_pages(
+    model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = reference
+    config = EngineConfig(num_pages=64, page_size=16)
+    with running_loop(model, config, drafter("oracle", requests, expected)) as runner:
+        answers = runner.run(requests, 1)
+    usages = [answer.last.usage for answer in answers if answer.last.usage is not None]
+    assert sum(usage.completion_tokens for usage in usages) > 6 * sum(usage.verify_steps for usage in usages)
+    assert max(output.step.accepted for answer in answers for output in answer.outputs if output.step) > 16
+
+
+def test_a_resumed_stream_goes_on_where_it_was(
+    model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = reference
+    for cut in (1, 17):
+        resumed = [
+            replace(one, output_token_ids=tokens[:cut]) for one, (tokens, _, _) in zip(requests, expected, strict=True)
+        ]
+        with running_loop(model, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
+            answers = runner.run(resumed)
+        for answer, (tokens, entries, reason) in zip(answers, expected, strict=True):
+            assert answer.token_ids == tokens[cut:]
+            assert answer.logprobs == entries[cut:]
+            assert answer.finish_reason is reason
+            assert answer.last.usage is not None
+            assert answer.last.usage.completion_tokens == len(tokens)
