@@ -17,6 +17,8 @@ from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 TIMEOUT_SECONDS = 5.0
+LINE_WIDTH = 160
+"""Lines are not broken before this column, so that they can be searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ def render(facts: Facts, *, as_json: bool) -> None:
     for draft in facts.drafts:
         leaf = branch.add(_line("draft", draft.address, draft.status, draft.process_id))
         leaf.add(f"sessions {draft.sessions}, trees sent {draft.trees_sent}")
-    Console(highlight=False).print(root, crop=False, overflow="ignore", no_wrap=True)
+    width = max(Console().width, LINE_WIDTH)
+    Console(highlight=False, width=width).print(root)
 
 
 def _add_verify(branch: Tree, verify: VerifyFacts) -> None:

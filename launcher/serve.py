@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shlex
 import signal
 import socket
 import sys
@@ -98,7 +99,7 @@ Slipstream is ready.
 
 Try it:
   curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{json.dumps(body)}'
+    -d {shlex.quote(json.dumps(body))}
   slipstream chat --address {reachable(layout.grpc_address)}
 
 Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.

@@ -1,0 +1,163 @@
+"""`slipstream serve` from start to drain, on real services."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from launcher.info import collect
+from support.cluster import free_ports
+
+START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Served:
+    process: subprocess.Popen[str]
+    http: str
+    verify: str
+    ports: dict[str, int]
+
+    def facts(self):
+        return collect(self.verify, self.http.removeprefix("http://"))
+
+    def wait_for(self, condition, seconds: float = START_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not condition(facts := self.facts()):
+            assert time.monotonic() < deadline, facts
+            time.sleep(0.1)
+        return facts
+
+
+def start(model: Path, draft: tuple[str, ...], log: Path) -> Served:
+    ports = dict(zip(("http", "grpc", "verify", "draft"), free_ports(4), strict=True))
+    command = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--model-name", "tiny"]
+    command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
+    command += [part for spec in draft for part in ("--draft", spec)]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)
+    served = Served(process, f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['verify']}", ports)
+    assert process.stdout is not None
+    greeting = []
+    for line in process.stdout:
+        greeting.append(line)
+        if "Ctrl-C" in line:
+            break
+    else:
+        process.wait()
+        pytest.fail(f"serve ended with {process.returncode}:\n{log.read_text()}")
+    assert any(served.http in line for line in greeting)
+    return served
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model, tiny_draft_model, tmp_path_factory) -> Iterator[Served]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    served = start(tiny_model, (f"draft-model:{tiny_draft_model}", "ngram"), log)
+    with served.process:
+        yield served
+        served.process.terminate()
+
+
+def complete(served: Served, **changes) -> dict:
+    body = {"model": "tiny", "prompt": "The harbour was quiet", "max_tokens": 8, "temperature": 0} | changes
+    reply = httpx.post(f"{served.http}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def attached(facts) -> bool:
+    return len(facts.verify.proposers) == 2 and all(proposer.attached for proposer in facts.verify.proposers)
+
+
+def test_it_answers_with_all_proposers_attached(served):
+    facts = served.wait_for(attached)
+    assert facts.complete
+    assert [proposer.name for proposer in facts.verify.proposers if proposer.default] == ["draft-model"]
+    assert complete(served)["usage"]["completion_tokens"] == 8
+
+
+def test_info_shows_process_ids_and_attachments_as_json(served):
+    served.wait_for(attached)
+    command = [sys.executable, "-m", "launcher", "info", "--json", "--verify", served.verify]
+    command += ["--gateway", served.http.removeprefix("http://")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    facts = json.loads(run.stdout)
+    process_ids = {facts["gateway"]["process_id"], facts["verify"]["process_id"], facts["drafts"][0]["process_id"]}
+    assert len(process_ids) == 3
+    for process_id in process_ids:
+        os.kill(process_id, 0)
+    assert {each["process_id"] for each in facts["verify"]["proposers"]} == {facts["drafts"][0]["process_id"]}
+
+
+def test_a_killed_draft_service_is_started_again_and_attaches(served):
+    before = served.wait_for(attached).drafts[0].process_id
+    tokens = complete(served, return_token_ids=True)["choices"][0]["token_ids"]
+    os.kill(before, signal.SIGKILL)
+    assert complete(served, return_token_ids=True)["choices"][0]["token_ids"] == tokens
+    after = served.wait_for(lambda facts: attached(facts) and facts.drafts and facts.drafts[0].process_id != before)
+    assert after.verify.process_id == served.facts().verify.process_id
+    assert complete(served, return_token_ids=True)["choices"][0]["token_ids"] == tokens
+
+
+def test_taken_ports_are_named(served, tiny_model):
+    command = [sys.executable, "-m", "launcher", "serve", "--model", str(tiny_model), "--draft", "none"]
+    command += ["--http-port", str(served.ports["http"])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 2
+    assert "--http-port" in run.stderr
+
+
+def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_path):
+    served = start(tiny_model, ("none",), tmp_path / "log")
+    with served.process:
+        facts = served.facts()
+        body = {"model": "tiny", "prompt": "The harbour", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        lines = []
+        streaming = threading.Event()
+
+        def read() -> None:
+            with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=60) as reply:
+                for line in reply.iter_lines():
+                    lines.append(line)
+                    streaming.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert streaming.wait(30)
+        served.process.send_signal(signal.SIGTERM)
+        reader.join(timeout=60)
+        assert served.process.wait(timeout=60) == 0
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert "draining" in (tmp_path / "log").read_text()
+    for process_id in (facts.gateway.process_id, facts.verify.process_id):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+
+def test_a_second_signal_ends_it_at_once(tiny_model, tmp_path):
+    served = start(tiny_model, ("none",), tmp_path / "log")
+    with served.process:
+        process_id = served.facts().verify.process_id
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
+        with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=60) as reply:
+            next(reply.iter_lines())
+            os.kill(process_id, signal.SIGSTOP)  # the stream cannot finish
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            assert served.process.poll() is None
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait(timeout=10) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
