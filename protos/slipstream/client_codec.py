@@ -1,0 +1,158 @@
+"""Between the client's types and the messages of slipstream.v1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from slipstream.completion import (
+    Event,
+    FinishReason,
+    Message,
+    Model,
+    Options,
+    PositionLogprobs,
+    SpeculationOptions,
+    SpeculationStep,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.v1 import gateway_pb2, sampling_pb2
+
+_SAMPLING: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "max_tokens",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+)
+_REQUEST: Final = ("model", "tenant", "adapter_id", "choice_index")
+_REASONS: Final[dict[int, FinishReason]] = {
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+def write_request(
+    prompt: str | None, messages: Sequence[Message] | None, token_ids: Sequence[int] | None, options: Options
+) -> gateway_pb2.GenerateRequest:
+    """A request for one choice. InvalidArgumentError for what cannot even be written, TypeError for unknown options."""
+    if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
+        raise InvalidArgumentError("give exactly one of prompt, messages and token_ids", field="prompt")
+    given = dict(options)
+    given.pop("timeout", None)
+    stop = given.pop("stop", ())
+    speculation = given.pop("speculation", None)
+    sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
+    fields = {name: given.pop(name) for name in _REQUEST if name in given}
+    if given:
+        raise TypeError(f"unknown options: {', '.join(sorted(given))}")
+    try:
+        request = gateway_pb2.GenerateRequest(
+            **fields,  # type: ignore[arg-type]  # protobuf checks each field's type itself
+            sampling=sampling_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]  # protobuf checks it too
+            stop=[stop] if isinstance(stop, str) else stop,  # type: ignore[arg-type]  # protobuf checks it too
+        )
+        if isinstance(speculation, SpeculationOptions):
+            request.speculation.CopyFrom(_write_speculation(speculation))
+        _write_prompt(request, prompt, messages, token_ids)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(str(error)) from error
+    return request
+
+
+def _write_speculation(options: SpeculationOptions) -> sampling_pb2.Speculation:
+    return sampling_pb2.Speculation(
+        enabled=options.enabled,
+        proposer=options.proposer,
+        max_nodes=options.max_nodes,
+        max_depth=options.max_depth,
+    )
+
+
+def _write_prompt(
+    request: gateway_pb2.GenerateRequest,
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    token_ids: Sequence[int] | None,
+) -> None:
+    if prompt is not None:
+        request.text = prompt
+    elif messages is not None:
+        request.chat.SetInParent()
+        for message in messages:
+            request.chat.messages.add(role=message["role"], content=message["content"])
+    elif token_ids is not None:
+        request.token_ids.SetInParent()
+        request.token_ids.ids.extend(token_ids)
+
+
+def write_tokenize(prompt: str | None, messages: Sequence[Message] | None, model: str) -> gateway_pb2.TokenizeRequest:
+    """A request for token ids."""
+    whole = write_request(prompt, messages, None, {"model": model})
+    if messages is not None:
+        return gateway_pb2.TokenizeRequest(model=model, chat=whole.chat)
+    return gateway_pb2.TokenizeRequest(model=model, text=whole.text)
+
+
+def read_event(message: gateway_pb2.GenerateResponse) -> Event:
+    """What one message of the stream says."""
+    step = message.step
+    usage = message.usage
+    timings = message.timings
+    return Event(
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(_read_position(entry) for entry in message.logprobs),
+        step=SpeculationStep(step.drafted, step.accepted, step.proposer) if message.HasField("step") else None,
+        seed=message.seed if message.HasField("seed") else None,
+        finish_reason=_REASONS.get(message.finish_reason),
+        usage=_read_usage(usage) if message.HasField("usage") else None,
+        timings=Timings(timings.queued, timings.first_token, timings.total) if message.HasField("timings") else None,
+        stop_string=message.stop_string or None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+    )
+
+
+def _read_position(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
+    return PositionLogprobs(_read_logprob(message.chosen), tuple(_read_logprob(entry) for entry in message.top))
+
+
+def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.rank)
+
+
+def _read_usage(message: sampling_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=message.cached_tokens,
+        verify_steps=message.verify_steps,
+        drafted_tokens=message.drafted_tokens,
+        accepted_tokens=message.accepted_tokens,
+    )
+
+
+def read_models(message: gateway_pb2.ListModelsResponse) -> list[Model]:
+    """The models that can be asked for."""
+    return [
+        Model(
+            name=entry.name,
+            max_context=entry.max_context,
+            vocab_size=entry.vocab_size,
+            proposers=tuple(entry.proposers),
+            default_proposer=entry.default_proposer or None,
+        )
+        for entry in message.models
+    ]

@@ -1,0 +1,171 @@
+"""What the client is asked for and what it gives back, free of protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+FinishReason = Literal["stop", "length"]
+"""A stop token or string, or the end of max_tokens or the context."""
+
+
+class Message(TypedDict):
+    """One turn of a conversation; `role` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """What a request says about speculation; what is left out takes the operator's default."""
+
+    enabled: bool | None = None
+    proposer: str = ""
+    max_nodes: int | None = None
+    max_depth: int | None = None
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of a generation. Ranges and defaults are those of slipstream/v1/sampling.proto."""
+
+    model: str
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int
+    stop: str | Sequence[str]
+    speculation: SpeculationOptions
+    tenant: str
+    adapter_id: str
+    choice_index: int
+    timeout: float | None  # seconds for the whole call; None waits as long as it takes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its natural log-probability from the raw logits and its rank, 1 being the most likely."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The chosen token of a position and the most likely ones."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStep:
+    """One verify step: drafted tokens verified, how many of the output's tokens they became, and whose they were."""
+
+    drafted: int
+    accepted: int
+    proposer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals of one output."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    verify_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step, the bonus token included; 0 without steps."""
+        return self.completion_tokens / self.verify_steps if self.verify_steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from the arrival of the request."""
+
+    queued: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one verify step added. `seed` is set on the first event; from `finish_reason` on, on the last."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    step: SpeculationStep | None = None
+    seed: int | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output. `steps` are its verify steps in order."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    steps: tuple[SpeculationStep, ...]
+    seed: int
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be asked for."""
+
+    name: str
+    max_context: int
+    vocab_size: int
+    proposers: tuple[str, ...] = field(default=())
+    default_proposer: str | None = None
+
+
+def collect(events: Iterable[Event]) -> Completion:
+    """The whole output of a stream that has ended. ValueError if it has not."""
+    gathered = list(events)
+    if not gathered or gathered[-1].finish_reason is None:
+        raise ValueError("the stream has not ended")
+    first, last = gathered[0], gathered[-1]
+    assert last.finish_reason is not None
+    assert last.usage is not None
+    assert last.timings is not None
+    return Completion(
+        text="".join(event.text for event in gathered),
+        token_ids=tuple(token_id for event in gathered for token_id in event.token_ids),
+        logprobs=tuple(entry for event in gathered for entry in event.logprobs),
+        steps=tuple(event.step for event in gathered if event.step is not None),
+        seed=first.seed or 0,
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        timings=last.timings,
+        stop_string=last.stop_string,
+        stop_token_id=last.stop_token_id,
+    )
