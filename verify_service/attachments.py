@@ -61,7 +61,10 @@ def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> Non
 
 
 def negotiate(request: AttachRequest, facts: LinkFacts) -> tuple[int, str]:
-    """The (protocol version, transport) to use. InvalidArgumentError or FailedPreconditionError if none fits."""
+    """The (protocol version, transport) to use. InvalidArgumentError or FailedPreconditionError if none fits.
+
+    An empty fingerprint and a vocabulary of 0 come from drafters that work with any, such as n-gram matchers.
+    """
     if not 1 <= request.min_version <= request.max_version:
         raise InvalidArgumentError(
             f"min_version must be from 1 to max_version, got {request.min_version} and {request.max_version}",
@@ -74,13 +77,13 @@ def negotiate(request: AttachRequest, facts: LinkFacts) -> tuple[int, str]:
             field="min_version",
         )
     _check_offers(request.offers)
-    if request.tokenizer_fingerprint != facts.tokenizer_fingerprint:
+    if request.tokenizer_fingerprint and request.tokenizer_fingerprint != facts.tokenizer_fingerprint:
         raise FailedPreconditionError(
             f"tokenizer_fingerprint {request.tokenizer_fingerprint!r} differs from the target's, "
             f"{facts.tokenizer_fingerprint!r}",
             field="tokenizer_fingerprint",
         )
-    if request.vocab_size != facts.vocab_size:
+    if request.vocab_size and request.vocab_size != facts.vocab_size:
         raise FailedPreconditionError(
             f"vocab_size {request.vocab_size} differs from the target's, {facts.vocab_size}", field="vocab_size"
         )

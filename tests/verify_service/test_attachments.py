@@ -35,6 +35,10 @@ def test_the_highest_common_version_and_transport_are_taken() -> None:
     assert negotiate(FITTING, FACTS) == (1, "grpc")
 
 
+def test_a_drafter_may_work_with_any_tokenizer() -> None:
+    assert negotiate(replace(FITTING, tokenizer_fingerprint="", vocab_size=0), FACTS) == (1, "grpc")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "field"),
     [
