@@ -1,4 +1,4 @@
-"""What kernels need from LLVM beyond numba: atomics, typed views of addresses, reinterpreted bits, explicit fused multiply-add.
+"""What kernels need from LLVM beyond numba: atomics, typed views of addresses, vectors, fused multiply-add.
 
 Vectors are 16 floats wide; LLVM splits them where registers are narrower. No result depends on that width:
 every sum below has its own chain of operations in an order fixed by the source.
@@ -41,7 +41,6 @@ def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callabl
         1: lambda context, a: (signature, codegen),
         2: lambda context, a, b: (signature, codegen),
         3: lambda context, a, b, c: (signature, codegen),
-        4: lambda context, a, b, c, d: (signature, codegen),
         7: lambda context, a, b, c, d, e, f, g: (signature, codegen),
     }
     return cast("Callable[..., Any]", intrinsic(typers[parameters]))
@@ -108,7 +107,9 @@ def store_vector(builder: Any, vector: Any, address: Any, index: Any) -> None:
     builder.store(vector, builder.bitcast(pointer(builder, address, F32, index), VECTOR.as_pointer()), align=4)
 
 
-def loop(builder: Any, count: Any, step: int, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+def loop(
+    builder: Any, count: Any, step: int, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
     """`for i in range(0, count, step): carried = body(i, carried)`; the body runs at least once."""
     before = builder.block
     inside, after = builder.append_basic_block("body"), builder.append_basic_block("after")
@@ -167,17 +168,6 @@ def _dot(builder: Any, values: Any) -> Any:
     return lane_sum(builder, loop(builder, size, LANES, [zero_vector()], body)[0])
 
 
-def _axpy(builder: Any, values: Any) -> None:
-    scale, x, y, size = values
-    factor = splat(builder, scale)
-
-    def body(index: Any, _carried: list[Any]) -> list[Any]:
-        store_vector(builder, fma(builder, factor, load_vector(builder, x, index), load_vector(builder, y, index)), y, index)
-        return []
-
-    loop(builder, size, LANES, [], body)
-
-
 def _largest(builder: Any, values: Any) -> Any:
     lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
 
@@ -197,6 +187,10 @@ def _total(builder: Any, values: Any) -> Any:
     return lane_sum(builder, loop(builder, values[1], LANES, [zero_vector()], body)[0])
 
 
+def _widened(builder: Any, values: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(values[0], I32), ir.Constant(I32, 16)), F32)
+
+
 _i64, _f32 = types.int64, types.float32
 
 atomic_add: Callable[[int, int], int] = define(_i64(_i64, _i64), _atomic_add, 2)
@@ -210,12 +204,9 @@ pause: Callable[[], None] = define(types.void(), _pause, 0)
 call_job: Callable[[int, int], None] = define(types.void(_i64, _i64), _call_job, 2)
 """Call the `void(int64)` function at an address."""
 dot: Callable[[int, int, int], float] = define(_f32(_i64, _i64, _i64), _dot, 3)
-"""Inner product of two float32 arrays (addresses, size a positive multiple of 16): 16 chains of fma, then `lane_sum`."""
-axpy: Callable[[float, int, int, int], None] = define(types.void(_f32, _i64, _i64, _i64), _axpy, 4)
-"""y[i] = fma(scale, x[i], y[i]) on float32 arrays (addresses, size a positive multiple of 16)."""
-float_of_bits: Callable[[int], float] = define(_f32(types.uint32), lambda b, v: b.bitcast(v[0], F32), 1)
-"""The float32 whose bits are the given uint32."""
-
+"""Inner product of float32 arrays (addresses, size a positive multiple of 16): 16 chains of fma, then `lane_sum`."""
+widened: Callable[[int], float] = define(_f32(types.uint16), _widened, 1)
+"""The float32 equal to the bfloat16 of the given bits."""
 largest: Callable[[int, int], float] = define(_f32(_i64, _i64), _largest, 2)
 """Largest of a float32 array without NaN (address, size a positive multiple of 16)."""
 total: Callable[[int, int], float] = define(_f32(_i64, _i64), _total, 2)
@@ -226,7 +217,7 @@ def _address_as(result: Any) -> Callable[[int], Any]:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
-    def typer(context: Any, address: Any) -> Any:
+    def typer(_context: Any, _address: Any) -> Any:
         return result(types.int64), codegen
 
     return cast("Callable[[int], Any]", intrinsic(typer))
@@ -263,7 +254,7 @@ def address_of(dtype: Any, *, strided: bool = False) -> Callable[[Any], int]:
         array = context.make_array(signature.args[0])(context, builder, values[0])
         return builder.ptrtoint(array.data, I64)
 
-    def typer(context: Any, array: Any) -> Any:
+    def typer(_context: Any, array: Any) -> Any:
         if not isinstance(array, types.Array) or array.dtype != dtype or not (strided or array.layout == "C"):
             raise TypingError(f"the array is {array}, expected {'strided' if strided else 'C-contiguous'} {dtype}")
         return types.int64(array), codegen

@@ -6,6 +6,8 @@ The cache folder therefore carries a digest of all of its sources.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import hashlib
 import os
@@ -17,7 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-import numba.core.config as numba_config
+from numba.core import config
+
+numba_config: Any = config
+"""Numba's settings, which it makes at import from the environment."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,7 +35,7 @@ def kernel(function: Function) -> Function:
 
 
 class Job:
-    """A kernel `function(args: int64 address) -> None` that a `Team` runs on all of its threads, compiled at first use."""
+    """A kernel `function(args: address) -> None` that a `Team` runs on all of its threads, compiled at first use."""
 
     __slots__ = ("__dict__", "_function")
 
@@ -45,7 +50,16 @@ class Job:
     @functools.cached_property
     def _compiled(self) -> Any:
         with _cache_location():
-            return numba.cfunc("void(int64)", nopython=True, cache=True, error_model="numpy")(self._function)
+            return numba.cfunc("void(int64)", cache=True, error_model="numpy")(self._function)
+
+
+def tuple_type(record: type, name: str, module: str) -> Any:
+    """A named tuple type with the fields of a dataclass: the form in which kernels take several arrays.
+
+    Numba's cache finds the type again under `name` in `module`.
+    """
+    names = [field.name for field in dataclasses.fields(record)]
+    return collections.namedtuple(name, names, module=module)  # noqa: PYI024 (fields from data)
 
 
 @contextmanager
@@ -63,10 +77,10 @@ def _cache_location() -> Iterator[None]:
 def cache_folder() -> Path:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR, else the user's cache folder, else a private temporary one."""
     name = f"slipstream-kernels-{_source_digest()}"
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    candidates = [os.environ.get("NUMBA_CACHE_DIR"), home, os.path.join(tempfile.gettempdir(), f"cache-{os.getuid()}")]
-    for base in filter(None, candidates):
-        folder = Path(base) / name
+    configured = [os.environ.get(variable) for variable in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")]
+    usual = [Path.home() / ".cache", Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"]
+    for base in [*map(Path, filter(None, configured)), *usual]:
+        folder = base / name
         if _is_private(folder):
             return folder
     return Path(tempfile.mkdtemp(prefix="slipstream-kernels-"))

@@ -80,8 +80,10 @@ def _copy_slots(
 
 
 class PagePool:
-    """Which pages are free and how many holders each other page has. Lowest-numbered free pages go first at start;
-    afterwards the most recently released ones do."""
+    """Which pages are free and how many holders each other page has.
+
+    The page released last is the first to be given away again; a new pool starts at page 0.
+    """
 
     __slots__ = ("_free", "_references")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +31,13 @@ _SPINS_BEFORE_YIELD = 5_000
 COUNTER_BYTES = 128
 """Bytes of one phase on a job's board: the counter of claimed tasks and, a cache line later, that of finished ones."""
 
-_mutex_init = types.ExternalFunction("pthread_mutex_init", types.int32(types.int64, types.int64))
-_mutex_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
-_mutex_unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
-_condition_init = types.ExternalFunction("pthread_cond_init", types.int32(types.int64, types.int64))
-_condition_wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
-_condition_broadcast = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
-_yield = types.ExternalFunction("sched_yield", types.int32())
+_mutex_init: Any = types.ExternalFunction("pthread_mutex_init", types.int32(types.int64, types.int64))
+_mutex_lock: Any = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
+_mutex_unlock: Any = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
+_condition_init: Any = types.ExternalFunction("pthread_cond_init", types.int32(types.int64, types.int64))
+_condition_wait: Any = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
+_condition_broadcast: Any = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
+_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 
 
 @kernel

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from slipstream_kernels.intrinsics import address_f32, address_i32, address_u8
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit import kernel, tuple_type
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.cpu_forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
 from slipstream_kernels.models.row_batch import RowBatch
@@ -37,6 +40,10 @@ _FAULTS = (
 """What `_fault` found, by its result."""
 
 
+_BatchArrays: Any = tuple_type(RowBatch, "_BatchArrays", __name__)
+_arrays_of = attrgetter(*[field.name for field in fields(RowBatch)])
+
+
 class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
@@ -60,10 +67,17 @@ class CpuBackend:
             self._reserve(len(rows))
             logits = np.empty((len(rows.logit_rows), int(self._args["vocab_stride"][0])), np.float32)
             fault = _bind(
-                self._args, self._board, cache.keys, cache.values, cache.page_size, self._config.vocab_size,
-                self._config.max_context, rows.token_ids, rows.positions, rows.write_slots, rows.page_lines,
-                rows.prefix_lengths, rows.ancestor_slots, rows.num_ancestors, rows.page_table, rows.logit_rows, logits,
-            )  # fmt: skip
+                self._args,
+                self._board,
+                cache.keys,
+                cache.values,
+                cache.num_pages,
+                cache.page_size,
+                self._config.vocab_size,
+                self._config.max_context,
+                _BatchArrays._make(_arrays_of(rows)),
+                logits,
+            )
             if fault:
                 raise ValueError(f"malformed batch: {_FAULTS[fault]}")
             if len(rows):
@@ -159,40 +173,64 @@ def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 @kernel
-def _fault(
-    vocab_size, context, slots, page_size, token_ids, positions, write_slots, page_lines, prefix_lengths,
-    ancestor_slots, num_ancestors, page_table, logit_rows,
-):  # fmt: skip
-    rows, width = len(token_ids), ancestor_slots.shape[1]
-    if not (
-        len(positions) == rows and len(write_slots) == rows and len(page_lines) == rows
-        and len(prefix_lengths) == rows and len(ancestor_slots) == rows and len(num_ancestors) == rows
-    ):  # fmt: skip
-        return 1
-    for row in range(rows):
-        prefix, ancestors = prefix_lengths[row], num_ancestors[row]
-        if not 0 <= token_ids[row] < vocab_size:
-            return 2
-        if not 0 <= positions[row] < context:
-            return 3
-        if not 0 <= write_slots[row] < slots:
-            return 4
-        if not 0 <= page_lines[row] < len(page_table):
-            return 5
-        if prefix < 0 or ancestors < 0 or prefix + ancestors != positions[row] + 1:
-            return 6
-        if ancestors > width:
-            return 7
-        pages = (prefix + page_size - 1) // page_size
-        if pages > page_table.shape[1]:
+def _lengths_agree(batch: RowBatch) -> bool:
+    rows = len(batch.token_ids)
+    lengths = (
+        len(batch.positions),
+        len(batch.write_slots),
+        len(batch.page_lines),
+        len(batch.prefix_lengths),
+        len(batch.ancestor_slots),
+        len(batch.num_ancestors),
+    )
+    for length in lengths:  # noqa: SIM110 (kernels have no generators)
+        if length != rows:
+            return False
+    return True
+
+
+@kernel
+def _row_fault(batch: RowBatch, row: int, vocab_size: int, context: int, slots: int) -> int:
+    prefix, ancestors = batch.prefix_lengths[row], batch.num_ancestors[row]
+    if not 0 <= batch.token_ids[row] < vocab_size:
+        return 2
+    if not 0 <= batch.positions[row] < context:
+        return 3
+    if not 0 <= batch.write_slots[row] < slots:
+        return 4
+    if not 0 <= batch.page_lines[row] < len(batch.page_table):
+        return 5
+    if prefix < 0 or ancestors < 0 or prefix + ancestors != batch.positions[row] + 1:
+        return 6
+    return 7 if ancestors > batch.ancestor_slots.shape[1] else 0
+
+
+@kernel
+def _path_fault(batch: RowBatch, row: int, num_pages: int, page_size: int, slots: int) -> int:
+    pages = (batch.prefix_lengths[row] + page_size - 1) // page_size
+    if pages > batch.page_table.shape[1]:
+        return 8
+    for i in range(pages):
+        if not 0 <= batch.page_table[batch.page_lines[row], i] < num_pages:
             return 8
-        for page in page_table[page_lines[row], :pages]:
-            if not 0 <= page < slots // page_size:
-                return 8
-        for slot in ancestor_slots[row, :ancestors]:
-            if not 0 <= slot < slots:
-                return 9
-    for row in logit_rows:
+    for i in range(batch.num_ancestors[row]):
+        if not 0 <= batch.ancestor_slots[row, i] < slots:
+            return 9
+    return 0
+
+
+@kernel
+def _fault(batch: RowBatch, vocab_size: int, context: int, slots: int, num_pages: int, page_size: int) -> int:
+    if not _lengths_agree(batch):
+        return 1
+    rows = len(batch.token_ids)
+    for row in range(rows):
+        fault = _row_fault(batch, row, vocab_size, context, slots)
+        if fault == 0:
+            fault = _path_fault(batch, row, num_pages, page_size, slots)
+        if fault:
+            return fault
+    for row in batch.logit_rows:
         if not 0 <= row < rows:
             return 10
     return 0
@@ -200,24 +238,29 @@ def _fault(
 
 @kernel
 def _bind(
-    args, board, keys, values, page_size, vocab_size, context, token_ids, positions, write_slots, page_lines,
-    prefix_lengths, ancestor_slots, num_ancestors, page_table, logit_rows, logits,
-):  # fmt: skip
+    args: npt.NDArray[Any],
+    board: npt.NDArray[np.uint8],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    num_pages: int,
+    page_size: int,
+    vocab_size: int,
+    context: int,
+    batch: RowBatch,
+    logits: npt.NDArray[np.float32],
+) -> int:
     """Check a batch and write it into the job's arguments; returns an index into `_FAULTS`."""
-    fault = _fault(
-        vocab_size, context, keys.shape[2], page_size, token_ids, positions, write_slots, page_lines, prefix_lengths,
-        ancestor_slots, num_ancestors, page_table, logit_rows,
-    )  # fmt: skip
+    fault = _fault(batch, vocab_size, context, keys.shape[2], num_pages, page_size)
     if fault:
         return fault
     board[:] = 0
     a = args[0]
     a.board = address_u8(board)
     a.keys, a.values, a.num_slots, a.page_size = address_f32(keys), address_f32(values), keys.shape[2], page_size
-    a.rows, a.token_ids, a.positions = len(token_ids), address_i32(token_ids), address_i32(positions)
-    a.write_slots, a.page_lines = address_i32(write_slots), address_i32(page_lines)
-    a.prefix_lengths, a.num_ancestors = address_i32(prefix_lengths), address_i32(num_ancestors)
-    a.ancestor_slots, a.ancestor_width = address_i32(ancestor_slots), ancestor_slots.shape[1]
-    a.page_table, a.pages = address_i32(page_table), page_table.shape[1]
-    a.logit_rows, a.num_logit_rows, a.logits = address_i32(logit_rows), len(logit_rows), address_f32(logits)
+    a.rows, a.token_ids, a.positions = len(batch.token_ids), address_i32(batch.token_ids), address_i32(batch.positions)
+    a.write_slots, a.page_lines = address_i32(batch.write_slots), address_i32(batch.page_lines)
+    a.prefix_lengths, a.num_ancestors = address_i32(batch.prefix_lengths), address_i32(batch.num_ancestors)
+    a.ancestor_slots, a.ancestor_width = address_i32(batch.ancestor_slots), batch.ancestor_slots.shape[1]
+    a.page_table, a.pages = address_i32(batch.page_table), batch.page_table.shape[1]
+    a.logit_rows, a.num_logit_rows, a.logits = address_i32(batch.logit_rows), len(batch.logit_rows), address_f32(logits)
     return 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.intrinsics import float_of_bits, pointer_f32, pointer_i32, pointer_u16, record_at
+from slipstream_kernels.intrinsics import pointer_f32, pointer_i32, pointer_u16, record_at, widened
 from slipstream_kernels.jit import Job, kernel
 from slipstream_kernels.ops.linear import linear_task, linear_tasks
 from slipstream_kernels.ops.rms_norm import rms_norm_row
@@ -51,7 +51,7 @@ def _embed(a: Any, phase: int) -> None:
         source = pointer_u16(a.embedding + token * a.hidden * 2)
         target = pointer_f32(a.x + row * a.hidden_stride * 4)
         for i in range(a.hidden):
-            target[i] = float_of_bits(np.uint32(source[i]) << np.uint32(16))
+            target[i] = widened(source[i])
         for i in range(a.hidden, a.hidden_stride):
             target[i] = np.float32(0)
         finish(a.board, phase)
@@ -71,7 +71,16 @@ def _norm(a: Any, phase: int, weight: int) -> None:
 
 @kernel
 def _linear(
-    a: Any, phase: int, x: int, rows: int, size: int, weight: int, out: int, stride: int, addend: int, addend_stride: int
+    a: Any,
+    phase: int,
+    x: int,
+    rows: int,
+    size: int,
+    weight: int,
+    out: int,
+    stride: int,
+    addend: int,
+    addend_stride: int,
 ) -> None:
     blocks = stride // 64
     tasks = linear_tasks(rows, blocks)

@@ -12,9 +12,9 @@ import numpy as np
 
 from slipstream_kernels.intrinsics import address_i32, address_rows_f32, pointer_f32, pointer_i32
 from slipstream_kernels.jit import kernel
+from slipstream_kernels.ops.bound_rows import bind_sampling, sampling_args, score_row
 from slipstream_kernels.ops.logits import Float32, Int32, SamplingRows, process_row
 from slipstream_kernels.ops.logprobs import best, log_normaliser
-from slipstream_kernels.ops.sampling import bind_sampling, sampling_args, score_row
 
 
 @kernel

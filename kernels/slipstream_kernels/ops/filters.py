@@ -7,6 +7,8 @@ sorted but the few candidates at the edge: the others are told apart by buckets 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +22,7 @@ _PER_UNIT = np.float32(32)
 
 
 @kernel
-def _bucket(x: np.float32, peak: np.float32) -> int:
+def _bucket(x: np.float32, peak: np.float32) -> Any:
     return np.int64(min((peak - x) * _PER_UNIT, np.float32(BUCKETS - 1)))
 
 
@@ -133,9 +135,7 @@ def filter_row(
     return count
 
 
-def filter_reference(
-    x: npt.NDArray[np.float32], top_k: int, top_p: float, min_p: float
-) -> npt.NDArray[np.int64]:
+def filter_reference(x: npt.NDArray[np.float32], top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.int64]:
     """Candidates of processed logits [vocab], ascending, by a full sort and float64 sums in numpy."""
     order = np.argsort(-x.astype(np.float64), kind="stable")
     order = order[np.isfinite(x[order])]

@@ -91,7 +91,16 @@ def linear_tasks(rows: int, blocks: int) -> int:
 
 @kernel
 def linear_task(
-    task: int, x: int, rows: int, size: int, w: int, blocks: int, out: int, out_stride: int, addend: int, addend_stride: int
+    task: int,
+    x: int,
+    rows: int,
+    size: int,
+    w: int,
+    blocks: int,
+    out: int,
+    out_stride: int,
+    addend: int,
+    addend_stride: int,
 ) -> None:
     """One task: a block of columns for a group of rows. Addresses of float32 x, out, addend and packed w.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from slipstream_kernels.intrinsics import (
     pointer_i32,
     pointer_u8,
 )
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit import kernel, tuple_type
 
 _ZERO = np.float32(0)
 Float32 = npt.NDArray[np.float32]
@@ -120,46 +121,73 @@ PARAMETERS = (
 """Fields of a job's record that hold the addresses of the arrays of `SamplingRows`, and its row length."""
 
 
+RowArrays: Any = tuple_type(SamplingRows, "RowArrays", __name__)
+"""The arrays of `SamplingRows` as kernels take them."""
+_arrays_of = attrgetter(*[field.name for field in fields(SamplingRows)])
+
+
+def row_arrays(rows: SamplingRows) -> SamplingRows:
+    """The same fields in a tuple, which a kernel can be called with."""
+    return cast(SamplingRows, RowArrays._make(_arrays_of(rows)))
+
+
 @kernel
-def bind_rows(
-    a, rows, vocab_size, position, temperature, top_k, top_p, min_p, seed, choice, repetition, presence, frequency,
-    history, prompt_seen, output_counts, path_offsets, path_tokens, bias_offsets, bias_ids, bias_values, mask_offsets,
-    mask_ids,
-):  # fmt: skip
-    """Write the addresses of `SamplingRows` into the record `a`; False unless they fit `rows` and the vocabulary."""
-    a.position, a.temperature, a.top_k = address_i32(position), address_f32(temperature), address_i32(top_k)
-    a.top_p, a.min_p, a.seed = address_f32(top_p), address_f32(min_p), address_u64(seed)
-    a.choice, a.repetition, a.presence = address_u32(choice), address_f32(repetition), address_f32(presence)
-    a.frequency, a.history, a.prompt_seen = address_f32(frequency), address_i32(history), address_u8(prompt_seen)
-    a.output_counts, a.history_stride = address_i32(output_counts), prompt_seen.shape[1]
-    a.path_offsets, a.path_tokens = address_i32(path_offsets), address_i32(path_tokens)
-    a.bias_offsets, a.bias_ids, a.bias_values = address_i32(bias_offsets), address_i32(bias_ids), address_f32(bias_values)
-    a.mask_offsets, a.mask_ids = address_i32(mask_offsets), address_i32(mask_ids)
-    if not (
-        len(position) == rows and len(temperature) == rows and len(top_k) == rows and len(top_p) == rows
-        and len(min_p) == rows and len(seed) == rows and len(choice) == rows and len(repetition) == rows
-        and len(presence) == rows and len(frequency) == rows and len(history) == rows
-        and prompt_seen.shape == output_counts.shape and len(bias_ids) == len(bias_values)
-    ):  # fmt: skip
-        return False
-    for line in history:
-        if line >= len(prompt_seen) or (line >= 0 and prompt_seen.shape[1] < vocab_size):
-            return False
+def bind_rows(a: Any, rows: int, vocab_size: int, p: SamplingRows) -> bool:
+    """Write the addresses of `row_arrays` into the record `a`; False unless they fit `rows` and the vocabulary."""
+    a.position, a.temperature, a.top_k = address_i32(p.position), address_f32(p.temperature), address_i32(p.top_k)
+    a.top_p, a.min_p, a.seed = address_f32(p.top_p), address_f32(p.min_p), address_u64(p.seed)
+    a.choice, a.repetition, a.presence = address_u32(p.choice), address_f32(p.repetition), address_f32(p.presence)
+    a.frequency, a.history, a.prompt_seen = address_f32(p.frequency), address_i32(p.history), address_u8(p.prompt_seen)
+    a.output_counts, a.history_stride = address_i32(p.output_counts), p.prompt_seen.shape[1]
+    a.path_offsets, a.path_tokens = address_i32(p.path_offsets), address_i32(p.path_tokens)
+    a.bias_offsets, a.bias_ids = address_i32(p.bias_offsets), address_i32(p.bias_ids)
+    a.bias_values, a.mask_offsets, a.mask_ids = (
+        address_f32(p.bias_values),
+        address_i32(p.mask_offsets),
+        address_i32(p.mask_ids),
+    )
     return (
-        _fits(path_offsets, path_tokens, rows, vocab_size)
-        and _fits(bias_offsets, bias_ids, rows, vocab_size)
-        and _fits(mask_offsets, mask_ids, rows, vocab_size)
+        _have_rows(p, rows)
+        and _have_history(p, vocab_size)
+        and len(p.bias_ids) == len(p.bias_values)
+        and _fits(p.path_offsets, p.path_tokens, rows, vocab_size)
+        and _fits(p.bias_offsets, p.bias_ids, rows, vocab_size)
+        and _fits(p.mask_offsets, p.mask_ids, rows, vocab_size)
     )
 
 
 @kernel
-def _fits(offsets, ids, rows, vocab_size):
+def _have_rows(p: SamplingRows, rows: int) -> bool:
+    filters = (len(p.top_k), len(p.top_p), len(p.min_p), len(p.repetition), len(p.presence), len(p.frequency))
+    for length in filters:
+        if length != rows:
+            return False
+    others = (len(p.position), len(p.temperature), len(p.seed), len(p.choice), len(p.history))
+    for length in others:  # noqa: SIM110 (kernels have no generators)
+        if length != rows:
+            return False
+    return True
+
+
+@kernel
+def _have_history(p: SamplingRows, vocab_size: int) -> bool:
+    lines, width = p.prompt_seen.shape
+    if p.output_counts.shape != p.prompt_seen.shape:
+        return False
+    for line in p.history:  # noqa: SIM110 (kernels have no generators)
+        if line >= lines or (line >= 0 and width < vocab_size):
+            return False
+    return True
+
+
+@kernel
+def _fits(offsets: Int32, ids: Int32, rows: int, vocab_size: int) -> bool:
     if len(offsets) != rows + 1 or offsets[0] < 0 or offsets[rows] > len(ids):
         return False
     for row in range(rows):
         if offsets[row] > offsets[row + 1]:
             return False
-    for token in ids:
+    for token in ids:  # noqa: SIM110 (kernels have no generators)
         if not 0 <= token < vocab_size:
             return False
     return True
@@ -169,7 +197,7 @@ def _fits(offsets, ids, rows, vocab_size):
 def is_untouched(a: Any, row: int) -> bool:
     """Whether `process_row` would copy the row as it is."""
     bias, mask = pointer_i32(a.bias_offsets), pointer_i32(a.mask_offsets)
-    return (
+    return bool(
         pointer_f32(a.temperature)[row] == _ZERO
         and pointer_i32(a.history)[row] < 0
         and bias[row] == bias[row + 1]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import types
 
 from slipstream_kernels import intrinsics as llvm
@@ -68,7 +69,7 @@ def _noise_block(lanes: int) -> Callable[[int, int, int, int, int, int, int], No
 
     def emit(builder: Any, values: Any) -> None:
         *request, ids, out, first = values
-        narrow = llvm.ir.VectorType(llvm.I32, lanes) if lanes > 1 else llvm.I32
+        narrow = ir.VectorType(llvm.I32, lanes) if lanes > 1 else llvm.I32
         source = builder.bitcast(llvm.pointer(builder, ids, llvm.I32, first), narrow.as_pointer())
         index = builder.zext(builder.load(source, align=4), llvm.like(narrow, llvm.I64))
         words = [llvm.splat(builder, word, lanes) if lanes > 1 else word for word in request]
@@ -83,9 +84,10 @@ _noise_many, _noise_one = _noise_block(_LANES), _noise_block(1)
 
 
 @kernel
-def gumbel_row(seed: int, choice: int, position: int, ids: int, count: int, out: int) -> None:
+def gumbel_row(seed: Any, choice: Any, position: Any, ids: int, count: int, out: int) -> None:
     """Noise of `count` vocabulary indices: addresses of int32 ids and float32 out; seed uint64."""
-    k0, k1 = np.int64(seed & np.uint64(_LOW)), np.int64(seed >> np.uint64(32))
+    k0: Any = np.int64(seed & np.uint64(_LOW))
+    k1: Any = np.int64(seed >> np.uint64(32))
     whole = count // _LANES * _LANES
     for first in range(0, whole, _LANES):
         _noise_many(k0, k1, position, choice, ids, out, first)
@@ -94,7 +96,7 @@ def gumbel_row(seed: int, choice: int, position: int, ids: int, count: int, out:
 
 
 @kernel
-def _gumbel(seed: int, choice: int, position: int, ids: npt.NDArray[np.int32], out: npt.NDArray[np.float32]) -> None:
+def _gumbel(seed: Any, choice: int, position: int, ids: npt.NDArray[np.int32], out: npt.NDArray[np.float32]) -> None:
     gumbel_row(seed, choice, position, ids.ctypes.data, len(ids), out.ctypes.data)
 
 
@@ -126,4 +128,4 @@ def gumbel_reference(seed: int, choice: int, position: int, ids: npt.ArrayLike) 
     counter[..., 0], counter[..., 1], counter[..., 2] = indices, position, choice
     bits = philox_reference(counter, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))[..., 0]
     u = ((bits >> np.uint32(9)) + 0.5) * 2.0**-23
-    return (-np.log(-np.log(u))).astype(np.float32)
+    return np.asarray(-np.log(-np.log(u)), np.float32)

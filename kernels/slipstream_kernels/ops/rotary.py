@@ -56,7 +56,9 @@ def rotate_head(x: int, table_row: int, head_dim: int, out: int) -> None:
 
 
 @kernel
-def _rotary(x: int, rows: int, heads: int, head_dim: int, table: int, positions: npt.NDArray[np.int32], out: int) -> None:
+def _rotary(
+    x: int, rows: int, heads: int, head_dim: int, table: int, positions: npt.NDArray[np.int32], out: int
+) -> None:
     for row in range(rows):
         for head in range(heads):
             offset = (row * heads + head) * head_dim * 4
