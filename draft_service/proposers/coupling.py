@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from draft_service.proposers.base import Sampling
 from draft_service.proposers.draft_rows import Branch
-from slipstream_kernels.ops.sampling import SamplingRows, gumbel, top_candidates
+from slipstream_kernels.ops.candidates import top_candidates
+from slipstream_kernels.ops.logits import SamplingRows
+from slipstream_kernels.ops.philox import gumbel
 
 _EXTRA = 3
 """Candidates beyond the children wanted that stand for the rest of the vocabulary in a coupled score."""
@@ -48,28 +50,28 @@ class Coupling:
         self._allowed = vocab_size
         self._eos = tuple(eos_token_ids)
         self._rules: dict[int, _Rules] = {}
-        self._free_lines: list[int] = []
-        self._prompt_seen: npt.NDArray[np.uint8] = np.zeros((0, vocab_size), np.uint8)
-        self._output_counts: npt.NDArray[np.int32] = np.zeros((0, vocab_size), np.int32)
+        self._clear_counts()
 
     def limit_vocabulary(self, size: int) -> None:
-        """Never choose ids from `size` on: the target has no such tokens."""
+        """Never choose ids from `size` on: the target has no such tokens. Only while no session is open."""
+        assert not self._rules
         self._allowed = min(size, self._vocab_size)
+        self._clear_counts()
 
     def open(self, session: int, tokens: Sequence[int], prompt_length: int, sampling: Sampling) -> None:
         """Begin a session with `tokens`, the first `prompt_length` of which are the prompt."""
         line = -1
         if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
             line = self._take_line()
-            self._prompt_seen[line, list(tokens[:prompt_length])] = 1
-            np.add.at(self._output_counts[line], list(tokens[prompt_length:]), 1)
+            self._prompt_seen[line, self._known(tokens[:prompt_length])] = 1
+            np.add.at(self._output_counts[line], self._known(tokens[prompt_length:]), 1)
         stops = sampling.stop_token_ids if sampling.ignore_eos else (*self._eos, *sampling.stop_token_ids)
         self._rules[session] = _Rules(sampling, line, prompt_length, stops)
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         line = self._rules[session].line
         if line >= 0:
-            np.add.at(self._output_counts[line], list(token_ids), 1)
+            np.add.at(self._output_counts[line], self._known(token_ids), 1)
 
     def close(self, session: int) -> None:
         rules = self._rules.pop(session, None)
@@ -94,6 +96,13 @@ class Coupling:
             ids, log_probs = top_candidates(logits, many, rows)
             scores = log_probs if width == 1 else _coupled_scores(ids, log_probs, rows)
         id_lists, score_lists, log_lists = (array[:, :width].tolist() for array in (ids, scores, log_probs))
+        if ids[:, :width].min() < 0:
+            # Fewer tokens passed the filters than children are wanted; they come first.
+            counts = (ids[:, :width] >= 0).sum(axis=1).tolist()
+            id_lists, score_lists, log_lists = (
+                [row[:count] for row, count in zip(rows_, counts, strict=True)]
+                for rows_ in (id_lists, score_lists, log_lists)
+            )
         begin = 0
         for branch in branches:
             end = begin + len(branch.expansion.frontier)
@@ -128,8 +137,8 @@ class Coupling:
             presence=np.array([s.presence_penalty for s in samplings], np.float32),
             frequency=np.array([s.frequency_penalty for s in samplings], np.float32),
             history=np.array([rule.line for rule in rules], np.int32),
-            prompt_seen=self._prompt_seen[:, : self._allowed],
-            output_counts=self._output_counts[:, : self._allowed],
+            prompt_seen=self._prompt_seen,
+            output_counts=self._output_counts,
             path_offsets=_offsets(paths),
             path_tokens=np.array([token for path in paths for token in path], np.int32),
             bias_offsets=_offsets(biases),
@@ -138,6 +147,14 @@ class Coupling:
             mask_offsets=_offsets(masks),
             mask_ids=np.array([token for mask in masks for token in mask], np.int32),
         )
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token < self._allowed]
+
+    def _clear_counts(self) -> None:
+        self._free_lines: list[int] = []
+        self._prompt_seen: npt.NDArray[np.uint8] = np.zeros((0, self._allowed), np.uint8)
+        self._output_counts: npt.NDArray[np.int32] = np.zeros((0, self._allowed), np.int32)
 
     def _take_line(self) -> int:
         if not self._free_lines:
@@ -154,15 +171,15 @@ def _coupled_scores(
 ) -> npt.NDArray[np.float32]:
     """Logarithm of the estimated probability that each candidate is the target's choice, float32 [rows, candidates].
 
-    The softmax of (log-probability + T g) over the candidates: the draft's own distribution at T = 0, and at higher T
-    one that knows the noise.
+    The softmax of T (log-probability + g) over the candidates, the log-probability being that of logits / T: the
+    draft's own distribution at T = 0, and at higher T one that knows the noise.
     """
     values = log_probs.copy()
     for row in range(len(ids)):
         temperature = rows.temperature[row]
         if temperature > 0:
             noise = gumbel(int(rows.seed[row]), int(rows.choice[row]), int(rows.position[row]), ids[row])
-            perturbed = values[row] + temperature * noise
+            perturbed = temperature * (values[row] + noise)
             values[row] = perturbed - np.logaddexp.reduce(perturbed)
     return values
 

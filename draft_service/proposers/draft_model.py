@@ -24,6 +24,7 @@ from draft_service.proposers.base import (
     Opening,
     Proposer,
     ProposerOptions,
+    Sampling,
     SessionRefusedError,
     Target,
 )
@@ -99,6 +100,14 @@ class DraftModelProposer(Proposer):
                 f"({target.tokenizer_fingerprint[:12]})"
             )
         self._coupling.limit_vocabulary(target.vocab_size)
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Compile every kernel that a round uses, plain and sampled. Only while no session is open."""
+        for sampling in (Sampling(temperature=0.0), Sampling(presence_penalty=1.0)):
+            self.open(0, Opening([0], 1, sampling=sampling))
+            self.propose([DraftRequest(0, self.max_nodes, self.max_depth)])
+            self.close(0)
 
     def open(self, session: int, opening: Opening) -> None:
         tokens = list(opening.token_ids)
@@ -222,4 +231,6 @@ def create(options: ProposerOptions) -> DraftModelProposer:
     except CheckpointError as error:
         raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
     model.warm_up()
-    return DraftModelProposer(options.name, model, config, tokenizer)
+    proposer = DraftModelProposer(options.name, model, config, tokenizer)
+    proposer.warm_up()
+    return proposer

@@ -12,7 +12,8 @@ from draft_service.proposers.draft_model import DraftModelConfig, DraftModelProp
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
-from slipstream_kernels.ops.sampling import SamplingRows, sample
+from slipstream_kernels.ops.logits import SamplingRows
+from slipstream_kernels.ops.sampling import sample
 from slipstream_kernels.token_tree import TokenTree
 from support.models import make_tiny_model
 
