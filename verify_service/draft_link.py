@@ -66,6 +66,7 @@ class DraftLink:
         config: LinkConfig,
         *,
         on_wait: Callable[[float], None] | None = None,
+        first_epoch: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.facts = facts
@@ -76,7 +77,7 @@ class DraftLink:
         self._running: dict[RequestKey, _Running] = {}
         self._attachments: dict[int, Attachment] = {}
         # Epochs of an earlier life of this service must not be taken for ours.
-        self._next_epoch = secrets.randbits(48) + 1
+        self._next_epoch = secrets.randbits(48) + 1 if first_epoch is None else first_epoch
         self._closed: SlipstreamError | None = None
         self._waits = self._misses = self._stale = self._malformed = self._gaps = 0
 

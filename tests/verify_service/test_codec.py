@@ -1,0 +1,166 @@
+"""Messages of VerifyService: fields arrive, unset ones take their defaults, bad bytes are the client's error."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
+from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.codec import (
+    CancelRequest,
+    decode_sampling,
+    decode_session_request,
+    encode_info,
+    encode_outputs,
+    encode_sampling,
+    encode_state,
+)
+from verify_service.facts import VerifyFacts
+from verify_service.link_types import LinkState, ProposerStatus
+from verify_service.loop_state import LoopState
+from verify_service.request import (
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    RequestKey,
+    SamplingParams,
+    SpeculationParams,
+    SpeculationStep,
+    StepOutput,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from verify_service.sampling import validate_sampling
+
+FULL = SamplingParams(
+    temperature=0.5,
+    top_k=7,
+    top_p=0.75,
+    min_p=0.25,
+    seed=2**64 - 1,
+    repetition_penalty=1.5,
+    presence_penalty=-1.5,
+    frequency_penalty=2.0,
+    logit_bias=((3, -100.0), (9, 0.5)),
+    max_tokens=12,
+    min_tokens=3,
+    stop_token_ids=(4, 4, 5),
+    ignore_eos=True,
+    logprobs=0,
+)
+
+
+def submit(**fields: object) -> bytes:
+    return verify_pb2.SessionRequest(submit=verify_pb2.Submit(**fields)).SerializeToString()
+
+
+def test_a_submit_arrives_whole() -> None:
+    data = submit(
+        request_id=2**64 - 1,
+        prompt_token_ids=[1, 2],
+        output_token_ids=[3],
+        sampling=encode_sampling(FULL),
+        speculation=sampling_pb2.Speculation(enabled=False, proposer="p", max_nodes=0, max_depth=0),
+        tenant="t",
+        adapter_id="a",
+        choice_index=5,
+    )
+    assert decode_session_request(data, 8, 1.5) == GenerationRequest(
+        key=RequestKey(8, 2**64 - 1),
+        prompt_token_ids=(1, 2),
+        output_token_ids=(3,),
+        sampling=FULL,
+        speculation=SpeculationParams(enabled=False, proposer="p", max_nodes=0, max_depth=0),
+        tenant="t",
+        adapter_id="a",
+        choice_index=5,
+        arrival=1.5,
+    )
+
+
+def test_unset_fields_take_the_defaults() -> None:
+    request = decode_session_request(submit(prompt_token_ids=[1]), 8, 0.0)
+    assert isinstance(request, GenerationRequest)
+    assert request.sampling == SamplingParams()
+    assert request.speculation == SpeculationParams()
+
+
+def test_zero_is_not_unset() -> None:
+    params = decode_sampling(sampling_pb2.SamplingParams(temperature=0.0, seed=0, max_tokens=0, top_p=0.0))
+    assert (params.temperature, params.seed, params.max_tokens, params.top_p) == (0.0, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused_by_name(field: str, value: float) -> None:
+    params = decode_sampling(sampling_pb2.SamplingParams(**{field: value}))
+    with pytest.raises(InvalidArgumentError, match=field) as caught:
+        validate_sampling(params, vocab_size=512)
+    assert caught.value.field == field
+
+
+def test_a_bias_that_is_no_number_is_refused() -> None:
+    params = decode_sampling(sampling_pb2.SamplingParams(logit_bias={1: math.nan}))
+    with pytest.raises(InvalidArgumentError, match="logit_bias"):
+        validate_sampling(params, vocab_size=512)
+
+
+def test_a_cancel_names_its_request() -> None:
+    message = verify_pb2.SessionRequest(cancel=verify_pb2.Cancel(request_id=7))
+    assert decode_session_request(message.SerializeToString(), 8, 0.0) == CancelRequest(RequestKey(8, 7))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_requests_or_the_clients_error(data: bytes) -> None:
+    with contextlib.suppress(InvalidArgumentError):
+        assert isinstance(decode_session_request(data, 1, 0.0), GenerationRequest | CancelRequest)
+
+
+def test_outputs_are_written_whole() -> None:
+    entry = PositionLogprobs(TokenLogprob(5, -0.5, 1), (TokenLogprob(5, -0.5, 1), TokenLogprob(6, -1.0, 2)))
+    last = StepOutput(
+        RequestKey(8, 7),
+        token_ids=(5,),
+        logprobs=(entry,),
+        step=SpeculationStep(3, 2, "p"),
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(1, 2, 3, 4, 5, 6),
+        timings=Timings(0.25, 0.5, 1.0),
+        seed=0,
+    )
+    refused = StepOutput(
+        RequestKey(8, 9), finish_reason=FinishReason.ERROR, error=ResourceExhaustedError("full", field="f")
+    )
+    message = verify_pb2.SessionResponse.FromString(encode_outputs([last, StepOutput(RequestKey(8, 8)), refused]))
+    first, empty, error = message.outputs
+    assert (first.request_id, list(first.token_ids), first.seed, first.HasField("seed")) == (7, [5], 0, True)
+    assert (first.logprobs[0].chosen.token_id, first.logprobs[0].top[1].logprob) == (5, -1.0)
+    assert (first.step.drafted, first.step.accepted, first.step.proposer) == (3, 2, "p")
+    assert first.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
+    usage = first.usage
+    assert [getattr(usage, field.name) for field in usage.DESCRIPTOR.fields] == [1, 2, 3, 4, 5, 6]
+    assert (first.timings.queued, first.timings.first_token, first.timings.total) == (0.25, 0.5, 1.0)
+    assert (empty.HasField("seed"), empty.HasField("step"), empty.HasField("usage")) == (False, False, False)
+    assert (error.error.code, error.error.message, error.error.field) == (8, "full", "f")
+
+
+def test_info_and_state_carry_every_figure() -> None:
+    facts = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "exact", "cpu", 16, 99, 64, 123, "0.1")
+    info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None))
+    assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
+    assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
+    assert info.default_proposer == ""
+    loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
+    state = verify_pb2.GetStateResponse.FromString(encode_state(loop, LinkState(12, 13, 14, 15, 16, 17)))
+    assert [state.running, state.queued, state.pages_total, state.pages_free, state.pages_cached] == [1, 2, 3, 4, 5]
+    assert [state.steps, state.committed_tokens, state.drafted_tokens, state.accepted_tokens] == [6, 7, 8, 9]
+    assert [state.preemptions, state.prefix_hit_tokens, state.draining] == [10, 11, True]
+    assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
+    assert [state.stale_records, state.malformed_records] == [15, 16]

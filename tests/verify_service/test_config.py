@@ -1,0 +1,59 @@
+"""Settings become the engine's and the link's configuration; mistakes name the flag."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.settings import load
+from verify_service.config import VerifySettings
+
+
+def settings(*flags: str) -> VerifySettings:
+    return load(VerifySettings, "verify_service", ["--model", "models/demo", *flags])
+
+
+def test_defaults() -> None:
+    given = settings()
+    assert (given.host, given.port, given.served_name) == ("127.0.0.1", 50052, "demo")
+    assert given.engine_config(8).num_pages == 8
+    link = given.link_config()
+    assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
+
+
+def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_VERIFY_MAX_QUEUED", "9")
+    given = settings(
+        *("--model-name", "m", "--page-size", "1", "--max-running", "3", "--max-nodes", "8", "--prefill-chunk", "32"),
+        *("--no-prefix-cache", "--proposers", "ngram,draft-model", "--default-proposer", "other"),
+        *("--draft-deadline-ms", "5", "--attach-token", "secret", "--step-nodes", "40"),
+    )
+    engine = given.engine_config(5)
+    assert (engine.page_size, engine.max_running, engine.max_queued, engine.max_nodes) == (1, 3, 9, 8)
+    assert (engine.prefill_chunk, engine.prefix_cache, engine.step_nodes) == (32, False, 40)
+    link = given.link_config()
+    assert (link.configured, link.default) == (("ngram", "draft-model", "other"), "other")
+    assert (link.deadline, link.attach_token) == (0.005, "secret")
+    assert given.served_name == "m"
+    assert "secret" not in repr(given)
+
+
+def test_none_means_plain_decoding() -> None:
+    link = settings("--proposers", "ngram", "--default-proposer", "none").link_config()
+    assert (link.configured, link.default) == (("ngram",), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--page-size", "65"), "--page-size: should be less than or equal to 64, got '65'"),
+        (("--max-nodes", "0"), "--max-nodes: "),
+        (("--draft-deadline-ms", "nan"), "--draft-deadline-ms: "),
+        (("--device", "tpu"), "--device"),
+        (("--log-level", "loud"), "--log-level"),
+    ],
+)
+def test_mistakes_name_the_flag(flags: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        settings(*flags)
+    assert caught.value.code == 2
+    assert line in capsys.readouterr().err
