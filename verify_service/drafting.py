@@ -56,10 +56,11 @@ class Drafting:
             state.wants_tree = False
             if tree is None or not len(tree):
                 continue
-            length = len(state.tokens)
-            depth = min(tree.depth, state.depth_left)
-            room = self._memory.grow_up_to(state, length + depth) - length
-            item.tree = cut(tree, max_nodes=state.max_nodes, max_depth=min(depth, room))
+            length, depth = len(state.tokens), tree.depth
+            allowed = min(depth, state.depth_left)
+            allowed = min(allowed, self._memory.grow_up_to(state, length + allowed) - length)
+            fits = allowed == depth and len(tree) < state.max_nodes
+            item.tree = tree if fits else cut(tree, max_nodes=state.max_nodes, max_depth=allowed)
 
     def next_budget(self, state: RequestState, running: int) -> tuple[int, int]:
         """Rows (root included) and depth of the next tree of a request among `running`; 1 row asks for none."""

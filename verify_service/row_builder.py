@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
+from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 
 IntArray = NDArray[np.int32]
@@ -54,9 +55,10 @@ class RowBuilder:
         deciding: list[ScheduledRows] = []
         node_slots: list[int] = []
         spans: list[tuple[int, int]] = []
-        width = max((item.tree.depth for item in items if item.tree is not None), default=1)
+        depths = [() if item.tree is None else item.tree.depths for item in items]
+        width = max((max(levels) for levels in depths if levels), default=1)
         row, scratch = 0, self._first_scratch_slot
-        for item in items:
+        for item, levels in zip(items, depths, strict=True):
             root = row + item.count - 1
             self._write_committed(item, row)
             row = root + 1
@@ -65,7 +67,7 @@ class RowBuilder:
             deciding.append(item)
             node_slots.append(scratch)
             if item.tree is not None:
-                self._write_nodes(item, item.tree, row, scratch, width)
+                self._write_nodes(item.state, item.tree, levels, row, scratch, width)
                 row += len(item.tree)
                 scratch += len(item.tree)
             spans.append((root, row))
@@ -91,11 +93,11 @@ class RowBuilder:
         np.add(positions, 1, out=self._prefix_lengths[row:end])
         self._num_ancestors[row:end] = 0
 
-    def _write_nodes(self, item: ScheduledRows, tree: TokenTree, row: int, scratch: int, width: int) -> None:
-        state = item.state
+    def _write_nodes(
+        self, state: RequestState, tree: TokenTree, depths: Sequence[int], row: int, scratch: int, width: int
+    ) -> None:
         base = len(state.tokens)
         end = row + len(tree)
-        depths = tree.depths
         self._token_ids[row:end] = tree.token_ids
         self._num_ancestors[row:end] = depths
         np.add(self._num_ancestors[row:end], base - 1, out=self._positions[row:end])

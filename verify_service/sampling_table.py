@@ -36,6 +36,8 @@ class SamplingTable:
         self._output_counts = np.zeros((max_running, vocab_size), dtype=np.int32)
         self._bias: list[tuple[IntArray, NDArray[np.float32]] | None] = [None] * max_running
         self._masked: list[IntArray | None] = [None] * max_running
+        self._edited: set[int] = set()
+        self._no_offsets = np.zeros(0, dtype=np.int32)
         self._no_ids = np.zeros(0, dtype=np.int32)
         self._no_values = np.zeros(0, dtype=np.float32)
 
@@ -53,6 +55,8 @@ class SamplingTable:
         self._frequency[line] = params.frequency_penalty
         self._begin_history(state)
         self._begin_edits(state)
+        edited = self._history[line] >= 0 or self._bias[line] is not None or self._masked[line] is not None
+        (self._edited.add if edited else self._edited.discard)(line)
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         """Count tokens that were added to the output."""
@@ -65,9 +69,15 @@ class SamplingTable:
 
         `lines` int32 [n] names each row's line, `positions` int32 [n] the position of the token it decides.
         """
-        path_offsets, path_tokens = self._paths(deciding, len(lines))
-        bias_offsets, bias_ids, bias_values = self._biases(deciding, len(lines))
-        mask_offsets, mask_ids = self._masks(deciding, len(lines))
+        if len(self._no_offsets) <= len(lines):
+            self._no_offsets = np.zeros(2 * len(lines) + 1, dtype=np.int32)
+        offsets = path_offsets = bias_offsets = mask_offsets = self._no_offsets[: len(lines) + 1]
+        path_tokens = bias_ids = mask_ids = self._no_ids
+        bias_values = self._no_values
+        if any(item.state.line in self._edited for item in deciding):
+            path_offsets, path_tokens = self._paths(deciding, offsets.copy())
+            bias_offsets, bias_ids, bias_values = self._biases(deciding, offsets.copy())
+            mask_offsets, mask_ids = self._masks(deciding, offsets.copy())
         return SamplingRows(
             position=positions,
             temperature=self._temperature[lines],
@@ -111,9 +121,8 @@ class SamplingTable:
         if params.min_tokens:
             self._masked[state.line] = np.array(sorted({*params.stop_token_ids, *self._eos_token_ids}), dtype=np.int32)
 
-    def _paths(self, deciding: Sequence[ScheduledRows], rows: int) -> tuple[IntArray, IntArray]:
+    def _paths(self, deciding: Sequence[ScheduledRows], offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Drafted tokens above and at each row that no output count holds yet."""
-        offsets = np.zeros(rows + 1, dtype=np.int32)
         tokens: list[int] = []
         row = 0
         for item in deciding:
@@ -132,8 +141,9 @@ class SamplingTable:
             return offsets, self._no_ids
         return np.cumsum(offsets, dtype=np.int32), np.array(tokens, dtype=np.int32)
 
-    def _biases(self, deciding: Sequence[ScheduledRows], rows: int) -> tuple[IntArray, IntArray, NDArray[np.float32]]:
-        offsets = np.zeros(rows + 1, dtype=np.int32)
+    def _biases(
+        self, deciding: Sequence[ScheduledRows], offsets: IntArray
+    ) -> tuple[IntArray, IntArray, NDArray[np.float32]]:
         ids: list[IntArray] = []
         values: list[NDArray[np.float32]] = []
         row = 0
@@ -149,9 +159,8 @@ class SamplingTable:
             return offsets, self._no_ids, self._no_values
         return np.cumsum(offsets, dtype=np.int32), np.concatenate(ids), np.concatenate(values)
 
-    def _masks(self, deciding: Sequence[ScheduledRows], rows: int) -> tuple[IntArray, IntArray]:
+    def _masks(self, deciding: Sequence[ScheduledRows], offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Ids that would end an output shorter than min_tokens."""
-        offsets = np.zeros(rows + 1, dtype=np.int32)
         ids: list[IntArray] = []
         row = 0
         for item in deciding:

@@ -39,6 +39,5 @@ def walk(tree: TokenTree, sampled: Sequence[int]) -> Walk:
 
 def cut(tree: TokenTree, *, max_nodes: int, max_depth: int) -> TokenTree | None:
     """The part of a tree within both limits; `max_nodes` counts the root. None where no node is left."""
-    if len(tree) >= max_nodes or tree.depth > max_depth:
-        tree = tree.truncated(max(0, max_nodes - 1), max(0, max_depth))
+    tree = tree.truncated(max(0, max_nodes - 1), max(0, max_depth))
     return tree if len(tree) else None

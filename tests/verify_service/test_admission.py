@@ -73,7 +73,7 @@ def test_refusals_name_field_and_limit(change: dict[str, object], field: str, fi
 
 def test_without_max_tokens_the_cache_may_end_the_output() -> None:
     assert admission(num_pages=4).admit(REQUEST).limit == 64
-    with pytest.raises(InvalidArgumentError, match="prompt of 64 tokens.* need 5 KV pages") as refused:
+    with pytest.raises(InvalidArgumentError, match=r"prompt of 64 tokens.* need 5 KV pages") as refused:
         admission(num_pages=4).admit(replace(REQUEST, prompt_token_ids=(1,) * 64))
     assert refused.value.field == "prompt_token_ids"
 
