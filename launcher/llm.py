@@ -1,0 +1,253 @@
+"""Offline generation: the services as child processes, a list of prompts in, a list of outputs out."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from launcher.cluster import Cluster
+from launcher.models import DRAFT_MODEL, resolve_model
+from launcher.sampling_params import SamplingParams
+from slipstream.client import Client
+from slipstream.completion import Completion, Message, PositionLogprobs, SpeculationOptions, Usage
+
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
+
+MAX_STREAMS = 64
+"""Outputs generated together; more wait here."""
+
+TOKENIZE_SECONDS = 60.0
+
+_CONFIG_KEYS = frozenset({"method", "model", "num_speculative_tokens", "max_nodes"})
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    """Why it ended: "stop" or "length"."""
+    stop_reason: str | int | None
+    """The stop string or stop token that ended it, where one did."""
+    logprobs: tuple[PositionLogprobs, ...]
+    seed: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt with its choices. `prompt` is None where token ids were given."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    prompt: int
+    choice: int
+
+
+class LLM:
+    """A model behind its own services, on free loopback ports of this machine. Use it in a `with` block, or `close` it.
+
+    `speculative_config` is None for plain decoding, or a mapping: `method` ("ngram", "draft-model", or any proposer's
+    name), `model` (folder of its weights, where it has some), `num_speculative_tokens` (depth of the drafted tree) and
+    `max_nodes` (its rows, the root included). It changes speed and never a token.
+
+    Raises ModelNotFoundError, ValueError for a wrong configuration, StartupError with the services' logs.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        verify_args: Sequence[str] = (),
+        draft_args: Sequence[str] = (),
+    ) -> None:
+        config = dict(speculative_config or {})
+        self._speculation = _speculation(config)
+        draft = [_proposer(config)] if speculative_config is not None else []
+        quiet = ("--log-level", "warning")
+        self._cluster = Cluster(
+            resolve_model(Path(model)),
+            draft=draft,
+            verify_args=(*quiet, *verify_args),
+            draft_args=(*quiet, *draft_args),
+            gateway_args=quiet,
+        )
+        self._client: Client | None = None
+        self._cluster.__enter__()
+        atexit.register(self.close)
+        self._client = Client(self._cluster.gateway_grpc)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; outputs come in the order of the prompts.
+
+        `sampling_params` is one for all prompts or one for each. Raises the errors of slipstream.rpc.errors.
+        """
+        listed = _listed(prompts)
+        params = _params(sampling_params, len(listed))
+        client = self._open_client()
+        token_ids = [
+            client.tokenize(prompt, timeout=TOKENIZE_SECONDS) if isinstance(prompt, str) else list(prompt)
+            for prompt in listed
+        ]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(client, texts, token_ids, params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """As `generate`, from conversations under the model's own chat template."""
+        listed: list[Sequence[Message]] = []
+        for each in conversations:
+            if isinstance(each, Mapping):
+                listed = [conversations]  # type: ignore[list-item]  # its first item is a message: one conversation
+                break
+            listed.append(each)
+        params = _params(sampling_params, len(listed))
+        client = self._open_client()
+        token_ids = [client.tokenize(messages=messages, timeout=TOKENIZE_SECONDS) for messages in listed]
+        return self._run(client, [None] * len(listed), token_ids, params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Stop the services. Without effect the second time."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+            self._cluster.stop()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        """The services run already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the services."""
+        self.close()
+
+    def _open_client(self) -> Client:
+        if self._client is None:
+            raise RuntimeError("this LLM is closed")
+        return self._client
+
+    def _run(
+        self,
+        client: Client,
+        texts: Sequence[str | None],
+        token_ids: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        jobs = [_Job(prompt, choice) for prompt in range(len(token_ids)) for choice in range(params[prompt].n)]
+        done: dict[_Job, Completion] = {}
+
+        def generate(job: _Job) -> Completion:
+            options = params[job.prompt].options()
+            options["choice_index"] = job.choice
+            options["speculation"] = self._speculation
+            return client.generate(token_ids=token_ids[job.prompt], **options)
+
+        with (
+            ThreadPoolExecutor(max(1, min(MAX_STREAMS, len(jobs))), thread_name_prefix="generate") as threads,
+            tqdm(total=len(jobs), desc="Completions", unit="it", disable=not use_tqdm, dynamic_ncols=True) as bar,
+        ):
+            pending = {threads.submit(generate, job): job for job in jobs}
+            try:
+                for future in as_completed(pending):
+                    done[pending[future]] = future.result()
+                    _advance(bar, done.values())
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [
+            RequestOutput(
+                prompt=texts[prompt],
+                prompt_token_ids=tuple(token_ids[prompt]),
+                outputs=tuple(_output(choice, done[_Job(prompt, choice)]) for choice in range(params[prompt].n)),
+            )
+            for prompt in range(len(token_ids))
+        ]
+
+
+def _advance(bar: Any, completions: Any) -> None:
+    tokens = sum(len(each.token_ids) for each in completions)
+    steps = sum(each.usage.verify_steps for each in completions)
+    bar.update()
+    elapsed = bar.format_dict["elapsed"]
+    bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.0f} tokens/s, {tokens / max(steps, 1):.2f} tokens/step")
+
+
+def _output(index: int, completion: Completion) -> CompletionOutput:
+    stop_reason = completion.stop_string if completion.stop_string is not None else completion.stop_token_id
+    return CompletionOutput(
+        index=index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
+        stop_reason=stop_reason,
+        logprobs=completion.logprobs,
+        seed=completion.seed,
+        usage=completion.usage,
+    )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(each, int) for each in listed):
+        return [[int(each) for each in listed if isinstance(each, int)]]
+    return [each for each in listed if not isinstance(each, int)]
+
+
+def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
+    return list(given)
+
+
+def _proposer(config: Mapping[str, Any]) -> str:
+    unknown = sorted(set(config) - _CONFIG_KEYS)
+    if unknown:
+        raise ValueError(f"speculative_config has unknown keys: {', '.join(unknown)}")
+    model = config.get("model")
+    method = str(config.get("method") or (DRAFT_MODEL if model else "")).replace("draft_model", DRAFT_MODEL)
+    if not method:
+        raise ValueError("speculative_config needs a method or a model")
+    return f"{method}:{resolve_model(Path(model))}" if model else method
+
+
+def _speculation(config: Mapping[str, Any]) -> SpeculationOptions:
+    return SpeculationOptions(
+        enabled=bool(config), max_nodes=config.get("max_nodes"), max_depth=config.get("num_speculative_tokens")
+    )

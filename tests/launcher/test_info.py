@@ -1,0 +1,51 @@
+"""`slipstream info` and `slipstream probe`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from launcher.info import collect, render
+from support.cluster import free_ports
+
+
+def test_facts_name_processes_and_attachments(tiny_cluster):
+    facts = collect(tiny_cluster.verify_address, tiny_cluster.http_url.removeprefix("http://"))
+    processes = tiny_cluster.processes
+    assert facts.complete
+    assert facts.gateway.process_id == processes["gateway"].pid
+    assert facts.verify.process_id == processes["verify"].pid
+    assert [draft.process_id for draft in facts.drafts] == [processes["draft"].pid]
+    assert {proposer.name: proposer.process_id for proposer in facts.verify.proposers} == dict.fromkeys(
+        ("draft-model", "ngram"), processes["draft"].pid
+    )
+    assert facts.drafts[0].verify_address == tiny_cluster.verify_address
+
+
+def test_people_get_a_tree_and_programs_json(tiny_cluster, capsys):
+    facts = collect(tiny_cluster.verify_address, tiny_cluster.http_url.removeprefix("http://"))
+    render(facts, as_json=False)
+    tree = capsys.readouterr().out
+    assert f"pid {facts.verify.process_id}" in tree
+    assert "the default" in tree
+    render(facts, as_json=True)
+    assert json.loads(capsys.readouterr().out)["verify"]["state"]["running"] == 0
+
+
+def test_silence_is_reported_and_fails():
+    verify, gateway = free_ports(2)
+    command = [sys.executable, "-m", "launcher", "info", "--verify", f"127.0.0.1:{verify}"]
+    command += ["--gateway", f"127.0.0.1:{gateway}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert run.stdout.count("unreachable") == 2
+
+
+def test_probe_turns_health_into_a_status(tiny_cluster):
+    (nobody,) = free_ports(1)
+    statuses = [
+        subprocess.run([sys.executable, "-m", "launcher", "probe", address], check=False, timeout=60).returncode
+        for address in (tiny_cluster.verify_address, tiny_cluster.gateway_grpc, f"127.0.0.1:{nobody}")
+    ]
+    assert statuses == [0, 0, 1]

@@ -1,0 +1,91 @@
+"""Offline generation on real services."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from launcher import LLM, SamplingParams
+from slipstream.rpc.errors import InvalidArgumentError
+
+PROMPTS = ["The harbour was quiet", "def add(a, b):", "Water boils"]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model, tiny_draft_model):
+    config = {"method": "draft-model", "model": str(tiny_draft_model), "num_speculative_tokens": 3}
+    with LLM(tiny_model, speculative_config=config) as llm:
+        yield llm
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm):
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == PROMPTS
+    for output in outputs:
+        assert [choice.index for choice in output.outputs] == [0]
+        assert len(output.outputs[0].token_ids) == 12
+        assert output.outputs[0].finish_reason == "length"
+    again = llm.generate([output.prompt_token_ids for output in outputs], GREEDY, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in again] == [each.outputs[0].token_ids for each in outputs]
+
+
+def test_one_prompt_may_stand_alone(llm):
+    (from_text,) = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
+    (from_ids,) = llm.generate(list(from_text.prompt_token_ids), GREEDY, use_tqdm=False)
+    assert from_ids.outputs[0].text == from_text.outputs[0].text
+
+
+def test_choices_share_a_seed_and_differ(llm):
+    params = SamplingParams(n=3, seed=11, max_tokens=16, temperature=1.0, ignore_eos=True, logprobs=2)
+    (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert len({choice.token_ids for choice in output.outputs}) == 3
+    assert {choice.seed for choice in output.outputs} == {11}
+    assert all(len(choice.logprobs) == 16 for choice in output.outputs)
+    (again,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert [choice.token_ids for choice in again.outputs] == [choice.token_ids for choice in output.outputs]
+
+
+def test_each_prompt_may_have_its_own_parameters(llm):
+    params = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in (1, 2, 3)]
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    with pytest.raises(ValueError, match="3 prompts, but 2"):
+        llm.generate(PROMPTS, params[:2], use_tqdm=False)
+
+
+def test_a_conversation_is_written_under_the_template(llm):
+    conversation = [{"role": "user", "content": "Hello"}]
+    (alone,) = llm.chat(conversation, GREEDY, use_tqdm=False)
+    (listed,) = llm.chat([conversation], GREEDY, use_tqdm=False)
+    assert alone.prompt_token_ids == listed.prompt_token_ids
+    assert alone.outputs[0].token_ids == listed.outputs[0].token_ids
+
+
+def test_bad_parameters_are_errors_that_name_the_field(llm):
+    with pytest.raises(InvalidArgumentError) as caught:
+        llm.generate(PROMPTS, SamplingParams(temperature=9.0), use_tqdm=False)
+    assert "temperature" in caught.value.field
+
+
+def test_progress_is_shown_and_closing_stops_the_services(tiny_model, capsys):
+    llm = LLM(tiny_model)
+    process_ids = [process.pid for process in llm._cluster.processes.values()]
+    llm.generate(PROMPTS, GREEDY)
+    assert "3/3" in capsys.readouterr().err
+    llm.close()
+    llm.close()
+    for process_id in process_ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate(PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"), [({"metod": "ngram"}, "unknown keys: metod"), ({"max_nodes": 4}, "method or a model")]
+)
+def test_wrong_configurations_say_so(tiny_model, config, reason):
+    with pytest.raises(ValueError, match=reason):
+        LLM(tiny_model, speculative_config=config)
