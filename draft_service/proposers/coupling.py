@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,8 @@ from slipstream_kernels.ops.candidates import top_candidates
 from slipstream_kernels.ops.logits import SamplingRows
 from slipstream_kernels.ops.philox import gumbel
 
+T = TypeVar("T", bound=np.generic)
+
 _EXTRA = 3
 """Candidates beyond the children wanted that stand for the rest of the vocabulary in a coupled score."""
 
@@ -27,19 +31,43 @@ _EXTRA = 3
 class _Rules:
     """How one session chooses.
 
-    line: its line of the counts, -1 without penalties. stops: the ids that min_tokens masks.
+    line: its line of the counts, -1 without penalties. stops: the ids that min_tokens masks. reals: temperature,
+    top_p, min_p and the three penalties. whole: top_k and line.
     """
 
     sampling: Sampling
-    line: int
     prompt_length: int
     stops: tuple[int, ...]
+    bias_ids: tuple[int, ...]
+    bias_values: tuple[float, ...]
+    reals: tuple[float, ...]
+    whole: tuple[int, int]
+
+    @classmethod
+    def of(cls, sampling: Sampling, prompt_length: int, line: int, eos: tuple[int, ...], allowed: int) -> _Rules:
+        """Rules over the ids below `allowed`."""
+        s = sampling
+        stops = s.stop_token_ids if s.ignore_eos else (*eos, *s.stop_token_ids)
+        bias = {token: value for token, value in s.logit_bias.items() if token < allowed}
+        return cls(
+            sampling=sampling,
+            prompt_length=prompt_length,
+            stops=tuple(stop for stop in stops if stop < allowed),
+            bias_ids=tuple(bias),
+            bias_values=tuple(bias.values()),
+            reals=(s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
+            whole=(s.top_k, line),
+        )
+
+    @property
+    def line(self) -> int:
+        return self.whole[1]
 
     @property
     def plain(self) -> bool:
         """Whether the highest logit wins, unprocessed."""
         s = self.sampling
-        return s.temperature == 0 and self.line < 0 and not s.logit_bias and not s.min_tokens
+        return s.temperature == 0 and self.line < 0 and not self.bias_ids and not s.min_tokens
 
 
 class Coupling:
@@ -65,8 +93,7 @@ class Coupling:
             line = self._take_line()
             self._prompt_seen[line, self._known(tokens[:prompt_length])] = 1
             np.add.at(self._output_counts[line], self._known(tokens[prompt_length:]), 1)
-        stops = sampling.stop_token_ids if sampling.ignore_eos else (*self._eos, *sampling.stop_token_ids)
-        self._rules[session] = _Rules(sampling, line, prompt_length, stops)
+        self._rules[session] = _Rules.of(sampling, prompt_length, line, self._eos, self._allowed)
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         line = self._rules[session].line
@@ -112,40 +139,44 @@ class Coupling:
     def _sampling_rows(self, branches: Sequence[Branch]) -> SamplingRows:
         rules: list[_Rules] = []
         positions: list[int] = []
-        paths: list[list[int]] = []
+        paths: list[Sequence[int]] = []
         masks: list[tuple[int, ...]] = []
         for branch in branches:
             rule, length = self._rules[branch.session.number], len(branch.session.tokens)
             for node in branch.expansion.frontier:
-                path = [branch.expansion.token(ancestor) for ancestor in branch.expansion.path(node)]
+                path = branch.expansion.path(node)
                 rules.append(rule)
                 positions.append(length + len(path))
-                paths.append(path if rule.line >= 0 else [])
+                paths.append([branch.expansion.token(ancestor) for ancestor in path] if rule.line >= 0 else ())
                 short = positions[-1] - rule.prompt_length < rule.sampling.min_tokens
-                masks.append(tuple(stop for stop in rule.stops if stop < self._allowed) if short else ())
-        samplings = [rule.sampling for rule in rules]
-        biases = [{token: bias for token, bias in s.logit_bias.items() if token < self._allowed} for s in samplings]
+                masks.append(rule.stops if short else ())
+        reals = np.array([rule.reals for rule in rules], np.float32).T.copy()
+        whole = np.array([rule.whole for rule in rules], np.int32).T.copy()
+        path_offsets, path_tokens = _ragged(paths, np.int32)
+        bias_offsets, bias_ids = _ragged([rule.bias_ids for rule in rules], np.int32)
+        _, bias_values = _ragged([rule.bias_values for rule in rules], np.float32)
+        mask_offsets, mask_ids = _ragged(masks, np.int32)
         return SamplingRows(
             position=np.array(positions, np.int32),
-            temperature=np.array([s.temperature for s in samplings], np.float32),
-            top_k=np.array([s.top_k for s in samplings], np.int32),
-            top_p=np.array([s.top_p for s in samplings], np.float32),
-            min_p=np.array([s.min_p for s in samplings], np.float32),
-            seed=np.array([s.seed for s in samplings], np.uint64),
-            choice=np.array([s.choice for s in samplings], np.uint32),
-            repetition=np.array([s.repetition_penalty for s in samplings], np.float32),
-            presence=np.array([s.presence_penalty for s in samplings], np.float32),
-            frequency=np.array([s.frequency_penalty for s in samplings], np.float32),
-            history=np.array([rule.line for rule in rules], np.int32),
+            temperature=reals[0],
+            top_k=whole[0],
+            top_p=reals[1],
+            min_p=reals[2],
+            seed=np.array([rule.sampling.seed for rule in rules], np.uint64),
+            choice=np.array([rule.sampling.choice for rule in rules], np.uint32),
+            repetition=reals[3],
+            presence=reals[4],
+            frequency=reals[5],
+            history=whole[1],
             prompt_seen=self._prompt_seen,
             output_counts=self._output_counts,
-            path_offsets=_offsets(paths),
-            path_tokens=np.array([token for path in paths for token in path], np.int32),
-            bias_offsets=_offsets(biases),
-            bias_ids=np.array([token for bias in biases for token in bias], np.int32),
-            bias_values=np.array([value for bias in biases for value in bias.values()], np.float32),
-            mask_offsets=_offsets(masks),
-            mask_ids=np.array([token for mask in masks for token in mask], np.int32),
+            path_offsets=path_offsets,
+            path_tokens=path_tokens,
+            bias_offsets=bias_offsets,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            mask_offsets=mask_offsets,
+            mask_ids=mask_ids,
         )
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
@@ -184,5 +215,9 @@ def _coupled_scores(
     return values
 
 
-def _offsets(lists: Sequence[Collection[object]]) -> npt.NDArray[np.int32]:
-    return np.cumsum([0, *map(len, lists)], dtype=np.int32)
+def _ragged(lists: Sequence[Sequence[float]], dtype: type[T]) -> tuple[npt.NDArray[np.int32], npt.NDArray[T]]:
+    """Lists end to end, and where each begins and ends: offsets int32 [n + 1]."""
+    if not any(lists):
+        return np.zeros(len(lists) + 1, np.int32), np.empty(0, dtype)
+    offsets = np.array([0, *accumulate(map(len, lists))], np.int32)
+    return offsets, np.array([value for values in lists for value in values], dtype)
