@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
-from slipstream_kernels.ops.sampling import sample
+from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.engine_config import EngineConfig
 from verify_service.request import PositionLogprobs, TokenLogprob
 from verify_service.request_state import RequestState
@@ -48,6 +48,14 @@ class Engine:
         self._builder = RowBuilder(config, page_table, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._logits: FloatArray = np.zeros((0, model.config.vocab_size), dtype=np.float32)
+
+    def warm_up(self) -> None:
+        """Compile the kernels that follow a forward pass, so that no request waits for that."""
+        logits = np.zeros((1, self._model.config.vocab_size), dtype=np.float32)
+        chosen = sample(logits, SamplingRows.plain([0], temperature=1.0), team=self._model.team)
+        logprobs(logits, chosen, 1)
+        slot = np.zeros(1, dtype=np.int32)
+        self._cache.copy_slots(slot, slot)
 
     def begin(self, state: RequestState) -> None:
         """A request takes a line and will be scheduled."""

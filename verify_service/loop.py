@@ -74,7 +74,8 @@ class VerifyLoop:
         self._thread = threading.Thread(target=self._run, name="verify-loop", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Compile what a step needs beside the model, and start the thread."""
+        self._engine.warm_up()
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> None:
