@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from gateway.limits import ContextLengthError
@@ -71,13 +72,16 @@ def plain_error(status: int, message: str, headers: Mapping[str, str] | None = N
 
 
 def from_validation(error: ValidationError, body: bytes) -> InvalidArgumentError:
-    """The error that says most precisely what is wrong with `body`: of several, the one deepest in it."""
+    """The error that says most precisely what is wrong with `body`.
+
+    Of several, as a union's members give, it is the one deepest in the body, and rather about a value than its type.
+    """
     details = error.errors(include_url=False)
     if details[0]["type"] == "json_invalid":
         return MalformedBodyError(f"the body is not valid JSON: {details[0].get('ctx', {}).get('error', '')}")
-    data = orjson.loads(body)
+    data = from_json(body)
     located = [(_path(detail["loc"], data), detail) for detail in details]
-    path, detail = max(located, key=lambda entry: len(entry[0]))
+    path, detail = max(located, key=lambda entry: (len(entry[0]), not entry[1]["type"].endswith("_type")))
     name = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
     kind, message = detail["type"], str(detail["msg"])
     if kind == "extra_forbidden":

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.auth import ApiKeys
+from slipstream.rpc.errors import InvalidArgumentError, UnauthenticatedError
+
+
+def test_without_keys_everyone_is_let_in() -> None:
+    assert ApiKeys.from_file(None).tenant_of(None) is None
+
+
+def test_a_key_stands_for_its_tenant(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys]\n"sk-1" = "red"\n"sk-2" = "blue"\n', "utf-8")
+    keys = ApiKeys.from_file(file)
+    assert keys.required
+    assert keys.tenant_of("Bearer sk-1") == "red"
+    assert keys.tenant_of("bearer sk-2") == "blue"
+
+
+@pytest.mark.parametrize("header", [None, "", "sk-1", "Basic sk-1", "Bearer", "Bearer sk-3", "Bearer sk-\udc80"])
+def test_anything_else_is_refused(header: str | None) -> None:
+    with pytest.raises(UnauthenticatedError):
+        ApiKeys({"sk-1": "red"}).tenant_of(header)
+
+
+@pytest.mark.parametrize("text", ["", "[keys]", "keys = 3", "[keys]\na = 1"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(InvalidArgumentError, match="needs a"):
+        ApiKeys.from_file(file)

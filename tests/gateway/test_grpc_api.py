@@ -1,0 +1,154 @@
+"""The public gRPC API, spoken with generated stubs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from slipstream.rpc.channel import from_rpc_error, open_sync_channel
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
+from support.fake_verify import EOS_ID, FakeVerify
+from support.gateway_process import GatewayProcess
+
+
+@pytest.fixture
+def channel(gateway: GatewayProcess) -> Iterator[grpc.Channel]:
+    with open_sync_channel(gateway.grpc_address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> Any:
+    return gateway_pb2_grpc.GatewayServiceStub(channel)
+
+
+def test_generate_streams_one_message_a_step(stub: Any, verify: FakeVerify) -> None:
+    verify.reset(tokens_per_step=4)
+    request = gateway_pb2.GenerateRequest(
+        text="Hello é 東京!", sampling={"max_tokens": 10, "seed": 5, "logprobs": 1}, tenant="red", adapter_id="a"
+    )
+    messages = list(stub.Generate(request))
+    assert [len(message.token_ids) for message in messages] == [4, 4, 2]
+    assert "".join(message.text for message in messages) == "Hello é 東\ufffd"
+    assert [message.HasField("seed") for message in messages] == [True, False, False]
+    assert messages[0].seed == 5
+    assert messages[0].step == sampling_pb2.SpeculationStep(drafted=4, accepted=3, proposer="ngram")
+    assert [len(message.logprobs) for message in messages] == [4, 4, 2]
+    assert messages[0].logprobs[0].top[0].token_id == 10
+    assert messages[-1].finish_reason == sampling_pb2.FINISH_REASON_LENGTH
+    assert messages[-1].usage == sampling_pb2.Usage(
+        prompt_tokens=12, completion_tokens=10, cached_tokens=3, verify_steps=3, drafted_tokens=12, accepted_tokens=7
+    )
+    assert messages[-1].timings.total == 0.25
+    assert (verify.seen.submits[0].tenant, verify.seen.submits[0].adapter_id) == ("red", "a")
+
+
+def test_chat_and_token_ids_are_prompts_too(stub: Any, verify: FakeVerify) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    messages = list(stub.Generate(gateway_pb2.GenerateRequest(chat=chat)))
+    assert messages[-1].stop_token_id == EOS_ID
+    ids = stub.Tokenize(gateway_pb2.TokenizeRequest(chat=chat)).token_ids
+    assert list(verify.seen.submits[0].prompt_token_ids) == list(ids)
+    again = list(stub.Generate(gateway_pb2.GenerateRequest(token_ids={"ids": ids})))
+    assert [list(message.token_ids) for message in again] == [list(message.token_ids) for message in messages]
+
+
+def test_a_stop_string_is_reported(stub: Any) -> None:
+    messages = list(stub.Generate(gateway_pb2.GenerateRequest(text="one two", stop=["tw"])))
+    assert "".join(message.text for message in messages) == "one "
+    assert messages[-1].stop_string == "tw"
+    assert messages[-1].finish_reason == sampling_pb2.FINISH_REASON_STOP
+    assert messages[-1].HasField("timings")
+
+
+def test_list_models(stub: Any) -> None:
+    (model,) = stub.ListModels(gateway_pb2.ListModelsRequest()).models
+    assert (model.name, model.max_context, list(model.proposers), model.default_proposer) == (
+        "tiny", 512, ["ngram"], "ngram"
+    )  # fmt: skip
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "must be set"),
+    ({"text": ""}, "text", "empty"),
+    ({"token_ids": {}}, "token_ids", "empty"),
+    ({"token_ids": {"ids": [512]}}, "token_ids", "below 512"),
+    ({"chat": {}}, "chat.messages", "empty"),
+    ({"chat": {"messages": [{"role": "tool", "content": "x"}]}}, "messages", "Unknown role"),
+    ({"text": "x" * 9000}, "text", "512"),
+    ({"text": "x", "sampling": {"max_tokens": 512}}, "sampling.max_tokens", "513 together"),
+    ({"text": "x", "sampling": {"temperature": -0.5}}, "sampling.temperature", "from 0 to 2, got -0.5"),
+    ({"text": "x", "sampling": {"temperature": float("nan")}}, "sampling.temperature", "nan"),
+    ({"text": "x", "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0 and at most 1"),
+    ({"text": "x", "sampling": {"logprobs": 21}}, "sampling.logprobs", "from 0 to 20"),
+    ({"text": "x", "sampling": {"logit_bias": {600: 1}}}, "sampling.logit_bias", "below 512"),
+    ({"text": "x", "sampling": {"logit_bias": {6: 101}}}, "sampling.logit_bias.6", "from -100 to 100"),
+    ({"text": "x", "sampling": {"stop_token_ids": [1] * 129}}, "sampling.stop_token_ids", "at most 128"),
+    ({"text": "x", "stop": ["y"] * 17}, "stop", "at most 16"),
+    ({"text": "x", "stop": [""]}, "stop", "1 to 256 characters"),
+    ({"text": "x", "speculation": {"max_nodes": 65}}, "speculation.max_nodes", "from 1 to 64"),
+    ({"text": "x", "tenant": "x" * 257}, "tenant", "256 bytes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "words"), BAD)
+def test_a_bad_field_is_named_with_its_limit(stub: Any, fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(gateway_pb2.GenerateRequest(**fields)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = from_rpc_error(caught.value)
+    assert error.field == field
+    assert words in error.message
+
+
+def test_unknown_model(stub: Any) -> None:
+    for call in (
+        lambda: list(stub.Generate(gateway_pb2.GenerateRequest(model="x", text="x"))),
+        lambda: stub.Tokenize(gateway_pb2.TokenizeRequest(model="x", text="x")),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_cancel_and_deadline_reach_the_verify_service(stub: Any, verify: FakeVerify, how: str) -> None:
+    verify.reset(step_seconds=0.05)
+    request = gateway_pb2.GenerateRequest(text="x", sampling={"ignore_eos": True})
+    call = stub.Generate(request, timeout=0.5 if how == "deadline" else None)
+    next(call)
+    if how == "cancel":
+        call.cancel()
+    with pytest.raises(grpc.RpcError):
+        list(call)
+    verify.wait_for(lambda seen: len(seen.cancels) == 1)
+
+
+def test_a_lost_verify_service_is_unavailable_and_comes_back(
+    gateway: GatewayProcess, stub: Any, channel: grpc.Channel, verify: FakeVerify
+) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    verify.reset(step_seconds=0.05)
+    call = stub.Generate(gateway_pb2.GenerateRequest(text="x", sampling={"ignore_eos": True}))
+    next(call)
+    verify.stop()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    gateway.wait_ready(ready=False)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(gateway_pb2.GenerateRequest(text="x")))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    verify.start()
+    gateway.wait_ready()
+    assert list(stub.Generate(gateway_pb2.GenerateRequest(text="x", sampling={"max_tokens": 1})))
+    assert health.Check(health_pb2.HealthCheckRequest()).status in (1, 2)
+
+
+def test_reflection_names_the_service(channel: grpc.Channel) -> None:
+    assert "slipstream.v1.GatewayService" in ProtoReflectionDescriptorDatabase(channel).get_services()
