@@ -23,6 +23,9 @@ from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 
 _log = logging.getLogger(__name__)
 
+MAX_LOG_PROB = 1e30
+"""Magnitude below which a path's log-probability survives the wire's float32."""
+
 Send = Callable[[list[Reply]], None]
 """Takes the replies of one pass; called on the worker's thread and must not block."""
 
@@ -175,18 +178,26 @@ class Worker:
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
         """One tree a request, empty where the proposer has no guess, None where it failed."""
-        try:
-            trees = proposer.propose(requests)
-            if len(trees) != len(requests):
-                raise InvalidTreeError(f"{len(trees)} trees for {len(requests)} requests")
-        except Exception:  # noqa: BLE001 (a third party's code; the requests that fail alone lose their trees)
-            if len(requests) > 1:
-                return [self._propose(proposer, [request])[0] for request in requests]
-            _log.exception("proposer %s failed", proposer.name)
+        trees = self._attempt(proposer, requests)
+        if trees is None and len(requests) > 1:
+            # The requests that fail alone lose their trees, not the others.
+            return [self._propose(proposer, [request])[0] for request in requests]
+        if trees is None:
             return [None]
         return [
             self._checked(proposer, request, tree or EMPTY_TREE) for request, tree in zip(requests, trees, strict=True)
         ]
+
+    def _attempt(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None] | None:
+        try:
+            trees = proposer.propose(requests)
+        except Exception:  # noqa: BLE001 (a third party's code)
+            _log.exception("proposer %s failed", proposer.name)
+            return None
+        if len(trees) != len(requests):
+            _log.error("proposer %s made %d trees for %d requests", proposer.name, len(trees), len(requests))
+            return None
+        return trees
 
     def _checked(self, proposer: Proposer, request: DraftRequest, tree: TokenTree) -> TokenTree | None:
         try:

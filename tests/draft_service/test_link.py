@@ -52,6 +52,8 @@ class Broken(Proposer):
                 return TokenTree((5000,), (-1,))
             case 4:
                 return TokenTree.chain(range(9))
+            case 6:
+                return TokenTree((7,), (-1,), (float("-inf"),))
             case _:
                 return TokenTree.chain((11, 12))
 
@@ -215,10 +217,10 @@ def test_a_failing_proposer_loses_that_request_only() -> None:
         peer = VerifyPeer()
         async with linked(peer, [Broken(), ngram()]):
             epoch = await peer.next_epoch()
-            peer.send(*(open_command(stamp(epoch, slot, 1, [9, slot]), [9, slot]) for slot in range(1, 6)))
-            replies = [await peer.next_reply() for _ in range(5)]
+            peer.send(*(open_command(stamp(epoch, slot, 1, [9, slot]), [9, slot]) for slot in range(1, 7)))
+            replies = [await peer.next_reply() for _ in range(6)]
             kinds = {reply.nack.stamp.slot or reply.tree.stamp.slot: reply.WhichOneof("kind") for reply in replies}
-            assert kinds == {1: "nack", 2: "nack", 3: "nack", 4: "nack", 5: "tree"}
+            assert kinds == {1: "nack", 2: "nack", 3: "nack", 4: "nack", 5: "tree", 6: "nack"}
 
             peer.send(commit_command(stamp(epoch, 1, 1, [9, 1, 5]), [5]))
             peer.send(commit_command(stamp(epoch, 5, 1, [9, 5, 5]), [5]))
