@@ -2,157 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.metadata
 import logging
-import os
 import sys
-from dataclasses import dataclass
 
-import grpc
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from slipstream.rpc.errors import SlipstreamError
-from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
-from slipstream.rpc.metrics import serve_metrics
-from slipstream.rpc.server import GrpcServer
 from slipstream.settings import load
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
-from slipstream_kernels.models.config import CheckpointError
-from verify_service import draft_servicer, service
 from verify_service.config import VerifySettings
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_servicer import DraftLinkServicer
-from verify_service.facts import VerifyFacts
-from verify_service.loop import VerifyLoop
-from verify_service.memory_plan import plan_memory
-from verify_service.metrics import VerifyMetrics
-from verify_service.service import Backend, VerifyServicer
-from verify_service.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
-
-STOP_SECONDS = 1.0
-"""How long streams may take to end once every request is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    model: CausalLM
-    fingerprint: Fingerprint
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
     settings = load(VerifySettings, "verify_service", argv)
     set_up_logging("verify", settings.log_level)
+    # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
+    from slipstream_kernels.models.config import CheckpointError
+    from verify_service.serving import serve
+
     try:
-        uvloop.run(_serve(settings))
+        uvloop.run(serve(settings))
     except (SlipstreamError, CheckpointError, OSError) as error:
         _log.error("%s", error)
         sys.exit(1)
-
-
-async def _serve(settings: VerifySettings) -> None:
-    """Listen at once, so that health can be asked; serve when the model is ready."""
-    registry = CollectorRegistry()
-    metrics = VerifyMetrics(registry)
-    verify, draft = VerifyServicer(metrics), DraftLinkServicer()
-
-    def register(server: grpc.aio.Server) -> None:
-        verify.register(server)
-        draft.register(server)
-
-    server = GrpcServer(
-        host=settings.host, port=settings.port, services=(service.SERVICE, draft_servicer.SERVICE), register=register
-    )
-    port = await server.start()
-    endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
-
-    async def prepare() -> None:
-        loaded = await asyncio.to_thread(_load, settings)
-        verify.backend = _start(settings, loaded, verify, metrics)
-        draft.link = verify.backend.link
-        await server.set_serving(True)
-        _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
-
-    async def drain() -> None:
-        await server.begin_drain()
-        await verify.drain(settings.drain_seconds)
-        await server.drain(STOP_SECONDS)
-
-    preparing = asyncio.create_task(prepare())
-    terminated = asyncio.create_task(run_until_terminated(drain))
-    await asyncio.wait((preparing, terminated), return_when=asyncio.FIRST_COMPLETED)
-    if not preparing.done():
-        # The loading thread cannot be interrupted and owns nothing that needs an orderly end.
-        os._exit(0)
-    await preparing
-    await terminated
-    if endpoint is not None:
-        endpoint.close()
-
-
-def _load(settings: VerifySettings) -> _Loaded:
-    """Read the weights and compile every kernel; takes seconds."""
-    _log.info("loading %s", settings.model)
-    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads)
-    warm_up(model)
-    return _Loaded(model, fingerprint(settings.model))
-
-
-def _start(settings: VerifySettings, loaded: _Loaded, verify: VerifyServicer, metrics: VerifyMetrics) -> Backend:
-    """Take the memory and start the engine's thread."""
-    config = loaded.model.config
-    plan = plan_memory(
-        num_pages=settings.num_pages,
-        page_size=settings.page_size,
-        kv_bytes_per_token=loaded.model.kv_bytes_per_token(),
-        max_context=config.max_context,
-        max_running=settings.max_running,
-        max_nodes=settings.max_nodes,
-    )
-    _log.info("memory: %s", plan)
-    facts = LinkFacts(
-        model_fingerprint=loaded.fingerprint.model,
-        tokenizer_fingerprint=loaded.fingerprint.tokenizer,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        max_context=config.max_context,
-        max_nodes=settings.max_nodes,
-    )
-    link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
-    loop = VerifyLoop(loaded.model, settings.engine_config(plan.num_pages), link, verify.sink)
-    metrics.watch(loop.state, link.state)
-    loop.start()
-    return Backend(_facts(settings, loaded, plan.num_pages), loop, link)
-
-
-def _facts(settings: VerifySettings, loaded: _Loaded, num_pages: int) -> VerifyFacts:
-    config = loaded.model.config
-    return VerifyFacts(
-        model_name=settings.served_name,
-        model_path=str(settings.model),
-        model_fingerprint=loaded.fingerprint.model,
-        tokenizer_fingerprint=loaded.fingerprint.tokenizer,
-        vocab_size=config.vocab_size,
-        max_context=config.max_context,
-        max_running=settings.max_running,
-        max_queued=settings.max_queued,
-        eos_token_ids=tuple(config.eos_token_ids),
-        mode="exact",
-        device=settings.device,
-        page_size=settings.page_size,
-        num_pages=num_pages,
-        max_nodes=settings.max_nodes,
-        process_id=os.getpid(),
-        version=importlib.metadata.version("slipstream-server"),
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""The service as a process: loading, ready, drained, and refusals to start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream.rpc.channel import open_sync_channel
+from slipstream.v1 import verify_pb2, verify_pb2_grpc
+from support.cluster import free_ports
+
+COMMAND = (sys.executable, "-m", "verify_service")
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process and its port, once it says that it is ready."""
+    process = subprocess.Popen([*COMMAND, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"ready grpc=(\d+)", line):
+                yield process, int(found[1])
+                break
+        else:
+            raise AssertionError("the process ended before it was ready")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_and_ends_on_sigterm(tiny_model: Path) -> None:
+    (metrics_port,) = free_ports(1)
+    with started("--model", str(tiny_model), "--metrics-port", str(metrics_port)) as (process, port):
+        with open_sync_channel(f"127.0.0.1:{port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "slipstream.v1.VerifyService", "slipstream.v1.DraftLinkService"):
+                status = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status
+                assert status == health_pb2.HealthCheckResponse.SERVING
+            info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
+            assert (info.model_name, info.mode, info.process_id) == (tiny_model.name, "exact", process.pid)
+            state = verify_pb2_grpc.VerifyServiceStub(channel).GetState(verify_pb2.GetStateRequest(), timeout=5)
+            assert (state.steps, state.pages_free) == (0, state.pages_total)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5) as reply:
+            assert b"slipstream_num_requests_running 0.0" in reply.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+
+
+def refused(*flags: str) -> tuple[int, str]:
+    command = [*COMMAND, "--port", "0", *flags]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    status, log = refused("--model", str(tmp_path))
+    assert status == 1
+    assert "config.json" in log
+
+
+def test_memory_that_does_not_fit_is_refused_with_figures(tiny_model: Path) -> None:
+    status, log = refused("--model", str(tiny_model), "--num-pages", "10000000")
+    assert status == 1
+    assert re.search(r"out of memory: 10000000 KV pages of .* MiB available", log)
+
+
+def test_a_taken_port_is_refused(tiny_model: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        status, log = refused("--model", str(tiny_model), "--port", str(port))
+    finally:
+        server.stop(0).wait()
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in log
+
+
+def test_help_lists_every_setting() -> None:
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    for flag in ("--model", "--page-size", "--no-prefix-cache", "--default-proposer", "--attach-token"):
+        assert flag in done.stdout
