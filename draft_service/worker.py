@@ -202,6 +202,8 @@ class Worker:
     def _checked(self, proposer: Proposer, request: DraftRequest, tree: TokenTree) -> TokenTree | None:
         try:
             tree.validate(vocab_size=self._vocab_size, max_nodes=request.max_nodes - 1, max_depth=request.max_depth)
+            if not all(-MAX_LOG_PROB < log_prob < MAX_LOG_PROB for log_prob in tree.log_probs or ()):
+                raise InvalidTreeError("log_probs must be finite float32 numbers")
         except InvalidTreeError as error:
             _log.error("proposer %s made a malformed tree: %s", proposer.name, error)
             return None
