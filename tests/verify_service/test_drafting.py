@@ -1,0 +1,95 @@
+"""Trees enter a step within the request's budget, its remaining length and free memory."""
+
+from __future__ import annotations
+
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import ScriptedTrees, admitted
+from verify_service.drafting import Drafting
+from verify_service.engine_config import EngineConfig
+from verify_service.kv_memory import KVMemory
+from verify_service.request import RequestKey, SamplingParams
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+
+
+class Fixed(ScriptedTrees):
+    """Always the same tree, whatever was asked for."""
+
+    def __init__(self, tree: TokenTree | None) -> None:
+        super().__init__()
+        self.tree = tree
+        self.asked: list[RequestKey] = []
+
+    def collect(self, wanted: list[RequestKey]) -> list[TokenTree | None]:  # type: ignore[override]  # as called here
+        self.asked.extend(wanted)
+        return [self.tree] * len(wanted)
+
+
+def decoding(config: EngineConfig, memory: KVMemory, trees: Fixed, max_tokens: int = 100) -> RequestState:
+    params = SamplingParams(seed=1, max_tokens=max_tokens)
+    state = admitted(config, range(10, 17), sampling=params, trees=trees)
+    state.line = 0
+    memory.begin(state)
+    state.computed = len(state.tokens) - 1
+    state.wants_tree = True
+    return state
+
+
+def attach(
+    tree: TokenTree | None, *, max_nodes: int = 64, max_tokens: int = 100, pages_left: int = 62
+) -> ScheduledRows:
+    config = EngineConfig(num_pages=64, page_size=4, max_nodes=max_nodes)
+    memory = KVMemory(config, 512)
+    trees = Fixed(tree)
+    state = decoding(config, memory, trees, max_tokens)
+    memory._pool.allocate(62 - pages_left)
+    item = ScheduledRows(state, 1)
+    Drafting(trees, memory, config).attach_trees([item])
+    assert trees.asked == [state.key]
+    assert not state.wants_tree
+    assert len(state.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
+    return item
+
+
+def test_a_fitting_tree_is_taken_whole() -> None:
+    tree = TokenTree((1, 2, 3), (-1, 0, -1))
+    assert attach(tree).tree is tree
+
+
+def test_no_tree_and_an_empty_tree_mean_a_plain_step() -> None:
+    assert attach(None).tree is None
+    assert attach(TokenTree((), ())).tree is None
+
+
+def test_depth_is_cut_at_the_last_token_that_could_be_output() -> None:
+    chain = TokenTree.chain(range(1, 11))
+    assert attach(chain, max_tokens=4).tree == TokenTree.chain([1, 2, 3])
+    assert attach(chain, max_tokens=1).tree is None
+
+
+def test_depth_is_cut_where_pages_end() -> None:
+    chain = TokenTree.chain(range(1, 11))
+    assert attach(chain, pages_left=1).tree == TokenTree.chain([1, 2, 3, 4, 5])
+    assert attach(chain, pages_left=0).tree == TokenTree.chain([1])
+
+
+def test_nodes_are_cut_at_the_budget() -> None:
+    wide = TokenTree(tuple(range(1, 11)), (-1,) * 10)
+    tree = attach(wide, max_nodes=4).tree
+    assert tree == TokenTree((1, 2, 3), (-1,) * 3)
+
+
+def test_only_who_decides_and_asked_is_served() -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    trees = Fixed(TokenTree.chain([1]))
+    state = decoding(config, memory, trees)
+    state.computed = 2
+    drafting = Drafting(trees, memory, config)
+    drafting.attach_trees([ScheduledRows(state, 3)])
+    assert trees.asked == []
+    assert state.wants_tree
+    resumed = ScheduledRows(state, 5)
+    drafting.attach_trees([resumed])
+    assert trees.asked == [state.key]
+    assert resumed.tree is not None
