@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_kernels.arrays import aligned_empty
 from slipstream_kernels.jit import kernel
 
 
@@ -32,8 +33,8 @@ class PagedKV:
         self.page_size = page_size
         self.scratch_slots = scratch_slots
         shape = (layers, kv_heads, num_pages * page_size + scratch_slots, head_dim)
-        self.keys = np.empty(shape, np.float32)
-        self.values = np.empty(shape, np.float32)
+        self.keys: npt.NDArray[np.float32] = aligned_empty(shape, np.float32)
+        self.values: npt.NDArray[np.float32] = aligned_empty(shape, np.float32)
 
     @property
     def num_slots(self) -> int:

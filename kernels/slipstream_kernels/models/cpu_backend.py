@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.arrays import aligned, aligned_empty
 from slipstream_kernels.intrinsics import address_f32, address_i32, address_u8
 from slipstream_kernels.jit import kernel, tuple_type
 from slipstream_kernels.models.config import ModelConfig
@@ -53,7 +54,7 @@ class CpuBackend:
         self._config = config
         self._arrays = _packed(config, tensors)
         self._args = np.zeros(1, ARGS)
-        self._board = _aligned(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
+        self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
         self._buffers: dict[str, Array] = {}
         self._capacity = 0
         self._lock = threading.Lock()
@@ -98,8 +99,8 @@ class CpuBackend:
             "gate_up_out": padded(2 * config.intermediate_size),
             "activated": config.intermediate_size,
         }
-        self._buffers = {name: _aligned(capacity * width * 4) for name, width in widths.items()}
-        self._buffers["scratch"] = _aligned(self.team.threads * room * 8)
+        self._buffers = {name: _bytes(capacity * width * 4) for name, width in widths.items()}
+        self._buffers["scratch"] = _bytes(self.team.threads * room * 8)
         self._set({name: array.ctypes.data for name, array in self._buffers.items()})
 
     def _set(self, values: Mapping[str, int]) -> None:
@@ -137,10 +138,10 @@ def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[st
         ]
 
     def matrices(*names: str) -> Array:
-        return np.stack([pack_weight(weight) for weight in layers(*names)])
+        return aligned(np.stack([pack_weight(weight) for weight in layers(*names)]))
 
     def vectors(*names: str) -> Array:
-        return torch.stack(layers(*names)).float().numpy()
+        return aligned(torch.stack(layers(*names)).float().numpy())
 
     embedding = tensors["model.embed_tokens.weight"].contiguous()
     head = embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
@@ -166,10 +167,8 @@ def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[st
     return arrays
 
 
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes that start on a cache line."""
-    block = np.zeros(nbytes + 64, np.uint8)
-    return block[-block.ctypes.data % 64 :][:nbytes]
+def _bytes(size: int) -> npt.NDArray[np.uint8]:
+    return aligned_empty((size,), np.uint8)
 
 
 @kernel

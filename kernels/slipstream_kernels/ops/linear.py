@@ -3,7 +3,9 @@
 Every output element is one chain of fused multiply-adds over k = 0, 1, ..., K-1, starting at zero; its addend (bias
 or residual) is added at the end. Blocks of rows and columns only choose which chains run side by side.
 
-Weights are packed `[N / 64, K, 64]`: the 64 outputs of a block lie side by side for each k. N is padded by zeros.
+Weights are packed `[N / 64, K, 64]`: the 64 outputs of a block lie side by side for each k, in two groups of 32. Within
+a group output j is followed by output j + 16, so that a 32-bit word holds two outputs whose float32 values are the
+word shifted up and the word without its lower half. N is padded by zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from llvmlite import ir
 from numba import types
 
 from slipstream_kernels import intrinsics as llvm
+from slipstream_kernels.arrays import aligned
 from slipstream_kernels.jit import kernel
 
 BLOCK = 64
@@ -32,9 +35,7 @@ _WIDE = "avx512f" in (name for name, on in llvmlite.binding.get_host_cpu_feature
 
 def _columns_at_once(rows: int) -> int:
     """Columns whose accumulators fit the registers beside those of `rows` rows."""
-    if _WIDE or rows == 1:
-        return BLOCK
-    return 32 if rows == 2 else 16
+    return BLOCK if _WIDE or rows == 1 else 2 * llvm.LANES
 
 
 def _row_block(rows: int) -> Callable[[int, int, int, int, int, int, int], None]:
@@ -50,19 +51,29 @@ def _row_block(rows: int) -> Callable[[int, int, int, int, int, int, int], None]
     return llvm.define(types.void(*[types.int64] * 7), emit, 7)
 
 
+def _emit_weights(builder: Any, w: Any, k: Any, start: int, vectors: int) -> list[Any]:
+    """The vectors of columns start, start + 16, .. at depth k, two for each vector of 32-bit words."""
+    words_type = ir.VectorType(llvm.I32, llvm.LANES)
+    row = builder.mul(k, llvm.constant(BLOCK // 2))
+    columns = []
+    for pair in range(vectors // 2):
+        index = builder.add(row, llvm.constant(start // 2 + pair * llvm.LANES))
+        source = builder.bitcast(llvm.pointer(builder, w, llvm.I32, index), words_type.as_pointer())
+        words = builder.load(source, align=4)
+        halves = (
+            builder.shl(words, llvm.fill(words_type, 16)),
+            builder.and_(words, llvm.fill(words_type, 0xFFFF0000)),
+        )
+        columns += [builder.bitcast(half, llvm.VECTOR) for half in halves]
+    return columns
+
+
 def _emit_columns(builder: Any, values: Any, rows: int, start: int, vectors: int) -> None:
     x, w, size, out, out_stride, addend, addend_stride = values
-    narrow, wide = (ir.VectorType(kind, llvm.LANES) for kind in (llvm.I16, llvm.I32))
-    shift = ir.Constant(wide, [16] * llvm.LANES)
     tile = [(row, vector) for row in range(rows) for vector in range(vectors)]
 
-    def weights(k: Any, vector: int) -> Any:
-        index = builder.add(builder.mul(k, llvm.constant(BLOCK)), llvm.constant(start + vector * llvm.LANES))
-        bits = builder.load(builder.bitcast(llvm.pointer(builder, w, llvm.I16, index), narrow.as_pointer()), align=2)
-        return builder.bitcast(builder.shl(builder.zext(bits, wide), shift), llvm.VECTOR)
-
     def body(k: Any, sums: list[Any]) -> list[Any]:
-        columns = [weights(k, vector) for vector in range(vectors)]
+        columns = _emit_weights(builder, w, k, start, vectors)
         inputs = []
         for row in range(rows):
             index = builder.add(builder.mul(size, llvm.constant(row)), k)
@@ -80,7 +91,7 @@ def _emit_columns(builder: Any, values: Any, rows: int, start: int, vectors: int
         llvm.store_vector(builder, builder.fadd(total, llvm.load_vector(builder, addend, source)), out, target)
 
 
-_rows_1, _rows_2, _rows_3, _rows_4, _rows_6 = (_row_block(rows) for rows in (1, 2, 3, 4, 6))
+_rows_1, _rows_2, _rows_3, _rows_4, _rows_5, _rows_6 = (_row_block(rows) for rows in range(1, 7))
 
 
 @kernel
@@ -114,24 +125,23 @@ def linear_task(
     addend += block * BLOCK * 4
     while row < end:
         left = end - row
+        block_rows = left if left <= 6 else 6 if left >= 12 else (left + 1) // 2
         x_row = x + row * size * 4
         out_row = out + row * out_stride * 4
         add_row = addend + row * addend_stride * 4
-        if left >= 6:
+        if block_rows == 6:
             _rows_6(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-            row += 6
-        elif left >= 4:
+        elif block_rows == 5:
+            _rows_5(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        elif block_rows == 4:
             _rows_4(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-            row += 4
-        elif left == 3:
+        elif block_rows == 3:
             _rows_3(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-            row += 3
-        elif left == 2:
+        elif block_rows == 2:
             _rows_2(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-            row += 2
         else:
             _rows_1(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-            row += 1
+        row += block_rows
 
 
 @kernel
@@ -150,7 +160,8 @@ def pack_weight(weight: torch.Tensor) -> npt.NDArray[np.uint16]:
     outputs, inputs = weight.shape
     bits = np.zeros((padded(outputs), inputs), np.uint16)
     bits[:outputs] = weight.contiguous().view(torch.uint16).numpy()
-    return np.ascontiguousarray(bits.reshape(-1, BLOCK, inputs).transpose(0, 2, 1))
+    groups = bits.reshape(-1, BLOCK // 32, 2, 16, inputs)
+    return aligned(groups.transpose(0, 4, 1, 3, 2).reshape(-1, inputs, BLOCK))
 
 
 def linear(

@@ -22,7 +22,7 @@ from slipstream_kernels.intrinsics import largest, pointer_f32, pointer_i32, tot
 from slipstream_kernels.jit import kernel
 from slipstream_kernels.ops.elementary import exp
 
-_TOGETHER = 4
+_TOGETHER = 8
 """Positions whose scores are computed side by side."""
 
 
@@ -32,25 +32,38 @@ def _slot_row(builder: Any, base: Any, slots: Any, index: Any, head_dim: Any) ->
     return builder.add(base, builder.mul(slot, builder.mul(head_dim, llvm.constant(4))))
 
 
-def _emit_scores(builder: Any, values: Any) -> None:
-    query, keys, slots, count, head_dim, out = values[:6]
+def _scores(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]:
+    """Intrinsic (query, keys, slots, count, head_dim, out, 0): out[i] = query . keys[slots[i]].
 
-    def positions(first: Any, _carried: list[Any]) -> list[Any]:
-        indices = [builder.add(first, llvm.constant(i)) for i in range(_TOGETHER)]
-        rows = [_slot_row(builder, keys, slots, index, head_dim) for index in indices]
+    head_dim is a multiple of 16 times `vectors`, which only unrolls: lane l of a product sums dimensions l, l + 16, ..
+    in one chain.
+    """
 
-        def products(k: Any, sums: list[Any]) -> list[Any]:
-            q = llvm.load_vector(builder, query, k)
-            return [
-                llvm.fma(builder, q, llvm.load_vector(builder, row, k), s) for row, s in zip(rows, sums, strict=True)
-            ]
+    def emit(builder: Any, values: Any) -> None:
+        query, keys, slots, count, head_dim, out, _ = values
 
-        sums = llvm.loop(builder, head_dim, llvm.LANES, [llvm.zero_vector()] * _TOGETHER, products)
-        for index, vector in zip(indices, sums, strict=True):
-            builder.store(llvm.lane_sum(builder, vector), llvm.pointer(builder, out, llvm.F32, index))
-        return []
+        def positions(first: Any, _carried: list[Any]) -> list[Any]:
+            indices = [builder.add(first, llvm.constant(i)) for i in range(_TOGETHER)]
+            rows = [_slot_row(builder, keys, slots, index, head_dim) for index in indices]
 
-    llvm.loop(builder, count, _TOGETHER, [], positions)
+            def products(start: Any, sums: list[Any]) -> list[Any]:
+                for vector in range(vectors):
+                    k = builder.add(start, llvm.constant(vector * llvm.LANES))
+                    q = llvm.load_vector(builder, query, k)
+                    sums = [
+                        llvm.fma(builder, q, llvm.load_vector(builder, row, k), s)
+                        for row, s in zip(rows, sums, strict=True)
+                    ]
+                return sums
+
+            sums = llvm.loop(builder, head_dim, vectors * llvm.LANES, [llvm.zero_vector()] * _TOGETHER, products)
+            for index, vector in zip(indices, sums, strict=True):
+                builder.store(llvm.lane_sum(builder, vector), llvm.pointer(builder, out, llvm.F32, index))
+            return []
+
+        llvm.loop(builder, count, _TOGETHER, [], positions)
+
+    return llvm.define(types.void(*[types.int64] * 7), emit, 7)
 
 
 def _weighted_sum(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]:
@@ -75,10 +88,8 @@ def _weighted_sum(vectors: int) -> Callable[[int, int, int, int, int, int, int],
     return llvm.define(types.void(*[types.int64] * 7), emit, 7)
 
 
-_scores: Callable[[int, int, int, int, int, int, int], None] = llvm.define(
-    types.void(*[types.int64] * 7), _emit_scores, 7
-)
-_weighted_sum_1, _weighted_sum_4 = _weighted_sum(1), _weighted_sum(4)
+_scores_1, _scores_4 = _scores(1), _scores(4)
+_weighted_sum_1, _weighted_sum_4, _weighted_sum_8 = _weighted_sum(1), _weighted_sum(4), _weighted_sum(8)
 
 
 @kernel
@@ -87,7 +98,7 @@ def list_slots(
 ) -> int:
     """Write the slots of a row's positions, in order, and return how many there are.
 
-    Addresses of int32: the line of the page table, the row's ancestor slots, and `slots`, with room for three more
+    Addresses of int32: the line of the page table, the row's ancestor slots, and `slots`, with room for seven more
     entries than positions.
     """
     pages, path, out = pointer_i32(page_table), pointer_i32(ancestors), pointer_i32(slots)
@@ -116,7 +127,10 @@ def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim:
     """
     w = pointer_f32(weights)
     width = (count + 15) // 16 * 16
-    _scores(query, keys, slots, count, head_dim, weights, 0)
+    if head_dim % 64 == 0:
+        _scores_4(query, keys, slots, count, head_dim, weights, 0)
+    else:
+        _scores_1(query, keys, slots, count, head_dim, weights, 0)
     for i in range(count, width):
         w[i] = -np.inf
     scale = np.float32(1) / np.float32(math.sqrt(np.float32(head_dim)))
@@ -128,7 +142,10 @@ def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim:
     share = np.float32(1) / total(weights, width)
     column = 0
     while column < head_dim:
-        if head_dim - column >= 64:
+        if head_dim - column >= 128:
+            _weighted_sum_8(weights, values, slots, count, head_dim, out, column)
+            column += 128
+        elif head_dim - column >= 64:
             _weighted_sum_4(weights, values, slots, count, head_dim, out, column)
             column += 64
         else:
