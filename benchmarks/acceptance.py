@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,18 @@ GRAM = 16
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A proposer under its limits; None takes the proposer's own."""
+    """A proposer under its limits; `draft_args` are of the draft service."""
 
     name: str
     proposer: str
-    max_nodes: int | None = None
-    max_depth: int | None = None
+    draft_args: tuple[str, ...] = ()
 
 
+CHAINS = ("--max-depth", "4", "--max-nodes", "5", "--topk", "1")
+TREES = ("--max-depth", "4", "--max-nodes", "16", "--topk", "4")
 SETTINGS = (
-    Setting("draft-model, chain of 4", "draft-model", max_nodes=5, max_depth=4),
-    Setting("draft-model, tree of 16, depth 4", "draft-model-tree", max_nodes=16, max_depth=4),
+    Setting("draft-model, chain of 4", "draft-model", CHAINS),
+    Setting("draft-model, tree of 15, depth 4", "draft-model", TREES),
     Setting("ngram", "ngram"),
 )
 
@@ -94,39 +94,38 @@ class Record:
 
 
 async def collect(options: argparse.Namespace) -> list[Record]:
-    """Run every prompt under every setting and temperature."""
+    """Run every prompt under every setting and temperature, each setting on services of its own."""
     files = {name: load_prompts(options.prompts / name, limit=options.limit) for name in options.files}
     prompts: list[tuple[str, Prompt]] = [(name, prompt) for name, each in files.items() for prompt in each]
     records: list[Record] = []
-    proposers = (
-        f"draft-model:{options.draft}",
-        f"draft-model-tree=draft_service.proposers.draft_model:create:{options.draft}",
-        "ngram",
-    )
+    with _bar(len(prompts) * len(SETTINGS) * len(TEMPERATURES)) as bar:
+        for setting in SETTINGS:
+            with _cluster(options, setting) as cluster:
+                async with connect(cluster.gateway_grpc) as runner:
+                    ids = await runner.tokenize([prompt for _, prompt in prompts])
+                    for temperature in TEMPERATURES:
+                        bar.set_postfix_str(f"{setting.name} T={temperature:g}")
+                        jobs = [
+                            Job(
+                                each,
+                                options.tokens,
+                                temperature=temperature,
+                                seed=SEED + index,
+                                proposer=setting.proposer,
+                            )
+                            for index, each in enumerate(ids)
+                        ]
+                        answers = await runner.run(jobs, options.concurrency, bar.update)
+                        for (file, prompt), answer in zip(prompts, answers, strict=True):
+                            records.append(Record(file, prompt.category, setting.name, temperature, answer))
+    return records
+
+
+def _cluster(options: argparse.Namespace, setting: Setting) -> Cluster:
     # Waiting for trees keeps the figures a property of the proposers, not of this machine's load.
     verify_args = ("--draft-deadline-ms", "250", "--num-pages", str(options.pages), "--log-level", "warning")
-    total = len(prompts) * len(SETTINGS) * len(TEMPERATURES)
-    with Cluster(options.model, draft=proposers, verify_args=verify_args) as cluster, _bar(total) as bar:
-        async with connect(cluster.gateway_grpc) as runner:
-            ids = await runner.tokenize([prompt for _, prompt in prompts])
-            for temperature, setting in product(TEMPERATURES, SETTINGS):
-                bar.set_postfix_str(f"{setting.name} T={temperature:g}")
-                jobs = [
-                    Job(
-                        each,
-                        options.tokens,
-                        temperature=temperature,
-                        seed=SEED + index,
-                        proposer=setting.proposer,
-                        max_nodes=setting.max_nodes,
-                        max_depth=setting.max_depth,
-                    )
-                    for index, each in enumerate(ids)
-                ]
-                answers = await runner.run(jobs, options.concurrency, bar.update)
-                for (file, prompt), answer in zip(prompts, answers, strict=True):
-                    records.append(Record(file, prompt.category, setting.name, temperature, answer))
-    return records
+    proposer = f"draft-model:{options.draft}" if setting.proposer == "draft-model" else setting.proposer
+    return Cluster(options.model, draft=(proposer,), verify_args=verify_args, draft_args=setting.draft_args)
 
 
 def tally(records: Sequence[Record], *, fresh_only: bool) -> dict[tuple[str, str, str, float], Tally]:

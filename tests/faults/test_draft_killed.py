@@ -9,36 +9,20 @@ import pytest
 from benchmarks.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
-from support.models import make_tiny_model
 
 STREAMS = 4
-TOKENS = 1200
+TOKENS = 1800
 DEADLINE_MS = 50
 NOISE_SECONDS = 1.5
 """What a machine busy with restarting a service may add to a pause."""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Large enough that streams outlast the restart of the draft service."""
-    return make_tiny_model(
-        tmp_path_factory.mktemp("faults") / "model",
-        vocab_size=4096,
-        hidden_size=384,
-        intermediate_size=1024,
-        layers=8,
-        heads=3,
-        kv_heads=1,
-        head_dim=128,
-        max_context=2048,
-    )
-
-
-@pytest.fixture(scope="module")
-def cluster(model):
-    """The draft service knows the target's own weights, so that it is accepted; it has not started yet."""
+def cluster(demo_model, demo_draft_model):
+    """The shipped pair: a target slow enough that streams outlast a restart, a draft quick enough to catch up."""
     arguments = ("--draft-deadline-ms", str(DEADLINE_MS))
-    with Cluster(model, draft=(f"draft-model:{model}",), verify_args=arguments, start_draft_now=False) as started:
+    draft = (f"draft-model:{demo_draft_model}",)
+    with Cluster(demo_model, draft=draft, verify_args=arguments, start_draft_now=False) as started:
         yield started
 
 
