@@ -85,7 +85,11 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
     with FakeVerify() as verify:
         command = [sys.executable, "-m", "gateway", "--model", str(tokenizer_folder), "--verify", verify.address]
         result = subprocess.run(
-            [*command, "--http-port", "0", "--grpc-port", str(verify.port)], capture_output=True, text=True, timeout=30
+            [*command, "--http-port", "0", "--grpc-port", str(verify.port)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     assert result.returncode == 1
     assert f"cannot listen on 127.0.0.1:{verify.port}" in result.stderr
@@ -101,7 +105,8 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
     ],
 )
 def test_bad_settings_are_named(arguments: list[str], words: str) -> None:
-    result = subprocess.run([sys.executable, "-m", "gateway", *arguments], capture_output=True, text=True, timeout=30)
+    command = [sys.executable, "-m", "gateway", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2
     assert words in result.stderr
 
