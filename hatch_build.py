@@ -13,7 +13,7 @@ class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]  # the hook t
 
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002  # hatchling's signature
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the stubs before hatchling collects files."""
         generate(Path(self.root) / "protos")
 

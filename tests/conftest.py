@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Cluster
-from support.models import make_tiny_model
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -20,12 +19,16 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers."""
+    from support.models import make_tiny_model  # brings torch, which many tests do without
+
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-target")
 
 
 @pytest.fixture(scope="session")
 def tiny_draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of one layer on the tokenizer of `tiny_model`."""
+    from support.models import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-draft", seed=1, layers=1)
 
 
