@@ -111,3 +111,5 @@ class Supervisor:
         elif now >= watched.due:
             watched.process = self._spawn(watched.command)
             watched.started, watched.due = now, None
+            if self._stopping.is_set():  # `kill` may have passed while this one started
+                watched.process.signal(signal.SIGKILL)
