@@ -47,12 +47,12 @@ class DraftModelConfig:
     """Limits and sizes.
 
     top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root
-    included; by default a chain's for top_k 1, 16 otherwise. chunk: rows of one prefill pass. max_cached_tokens and
+    included; by default as many as a chain has. chunk: rows of one prefill pass. max_cached_tokens and
     max_cached_bytes: size of all pages; one context always fits. group: sessions drafted in one pass.
     """
 
     max_depth: int = 4
-    top_k: int = 1
+    top_k: int = 3
     max_nodes: int | None = None
     page_size: int = 16
     max_cached_tokens: int = 65_536
@@ -67,7 +67,7 @@ class DraftModelConfig:
     @property
     def rows(self) -> int:
         """Rows of the largest tree, the root included."""
-        return self.max_nodes or (min(64, self.max_depth + 1) if self.top_k == 1 else 16)
+        return self.max_nodes or self.max_depth + 1
 
     @property
     def scratch_slots(self) -> int:

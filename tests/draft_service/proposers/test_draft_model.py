@@ -35,7 +35,7 @@ def model(folder) -> CausalLM:
 
 
 def proposer_of(model: CausalLM, **config) -> DraftModelProposer:
-    return DraftModelProposer("draft-model", model, DraftModelConfig(**config), "tokenizer")
+    return DraftModelProposer("draft-model", model, DraftModelConfig(**{"top_k": 1} | config), "tokenizer")
 
 
 def rows_of(model: CausalLM, sampling: Sampling, tokens: list[int], prompt_length: int) -> SamplingRows:
