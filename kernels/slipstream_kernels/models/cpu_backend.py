@@ -143,6 +143,7 @@ def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[st
     def vectors(*names: str) -> Array:
         return aligned(torch.stack(layers(*names)).float().numpy())
 
+    sizes = _sizes(config)
     embedding = tensors["model.embed_tokens.weight"].contiguous()
     head = embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
@@ -156,7 +157,7 @@ def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[st
         "down": matrices("mlp.down_proj.weight"),
         "final_norm": tensors["model.norm.weight"].float().numpy(),
         "head": pack_weight(head),
-        "zeros": np.zeros(max(padded(config.vocab_size), padded(2 * config.intermediate_size)), np.float32),
+        "zeros": np.zeros(max(sizes[name] for name in sizes if name.endswith("_stride")), np.float32),
         "rotary": rotary_table(config.max_context, config.head_dim, config.rope_theta, config.rope_scaling),
     }
     if config.attention_bias:
