@@ -1,0 +1,71 @@
+"""What is observed appears under the documented names."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from slipstream.rpc.errors import ResourceExhaustedError
+from verify_service.link_types import LinkState
+from verify_service.loop_state import LoopState
+from verify_service.metrics import VerifyMetrics
+from verify_service.request import FinishReason, RequestKey, StepOutput, Timings, Usage
+
+LOOP = LoopState(
+    running=2,
+    queued=3,
+    pages_total=10,
+    pages_free=4,
+    pages_cached=1,
+    steps=7,
+    committed_tokens=30,
+    drafted_tokens=20,
+    accepted_tokens=11,
+    preemptions=1,
+    prefix_hit_tokens=16,
+    draining=False,
+)
+
+
+def test_steps_and_ends_are_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = VerifyMetrics(registry)
+    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6))
+    metrics.draft_wait(0.002)
+    key = RequestKey(1, 1)
+    last = StepOutput(
+        key, (1, 2, 3), finish_reason=FinishReason.LENGTH, usage=Usage(8, 5, 0, 2, 4, 3), timings=Timings(0.1, 0.2, 1.0)
+    )
+    refused = StepOutput(key, finish_reason=FinishReason.ERROR, error=ResourceExhaustedError("full"))
+    metrics.step([StepOutput(key, (4, 5)), last, refused])
+    metrics.step([])
+
+    expected = {
+        "num_requests_running": 2,
+        "num_requests_waiting": 3,
+        "kv_cache_usage_perc": 0.5,
+        "generation_tokens_total": 30,
+        "spec_decode_num_draft_tokens_total": 20,
+        "spec_decode_num_accepted_tokens_total": 11,
+        "prefix_cache_hits_total": 16,
+        "num_preemptions_total": 1,
+        "draft_misses_total": 3,
+        "draft_stale_records_total": 4,
+        "draft_malformed_records_total": 5,
+        "draft_gaps_total": 6,
+        "draft_wait_seconds_count": 1,
+        "step_tokens_sum": 5,
+        "step_batch_size_count": 1,
+        "prompt_tokens_total": 8,
+        "request_generation_tokens_sum": 5,
+        "time_to_first_token_seconds_sum": 0.2,
+        "time_per_output_token_seconds_sum": 0.2,
+        "e2e_request_latency_seconds_sum": 1.0,
+    }
+    found = {name: registry.get_sample_value(f"slipstream_{name}") for name in expected}
+    assert found == expected
+    ends = {
+        reason: registry.get_sample_value("slipstream_request_success_total", {"finished_reason": reason})
+        for reason in ("length", "error")
+    }
+    assert ends == {"length": 1, "error": 1}
+    assert b"slipstream_request_success_total" in generate_latest(registry)
