@@ -9,7 +9,8 @@ Each line of the table is one API under one way of sending. *paced*: every strea
 each token crosses the session to verify as a message of its own. *gathered*: the tokens that all streams get at
 one time cross in one message, as a verify step sends them. *flood*: one message a token, as fast as they are taken.
 CPU is user and system time of the whole gateway process over the tokens streamed, requests' own cost included.
-The first token's time is compared with that of the same requests made of the verify service directly.
+The first token's time is compared with that of the same requests made of the verify service directly; paced and
+gathered streams start one after the other over the length of a request, so that each starts among 63 running ones.
 """
 
 from __future__ import annotations
@@ -239,23 +240,27 @@ def direct_client(address: str) -> Client:
     return run
 
 
-async def drive(client: Client, mode: str, load: Load) -> list[float]:
-    """Run the load; returns seconds to the first token of each request."""
+async def drive(client: Client, mode: str, load: Load, spread: float = 0.0) -> list[float]:
+    """Run the load, the streams starting over `spread` seconds; returns seconds to the first token of each request."""
 
     async def one(index: int) -> list[float]:
-        await asyncio.sleep(index / load.streams * 0.05)
+        await asyncio.sleep(index / load.streams * spread)
         return [await client(mode, load.tokens) for _ in range(load.requests)]
 
     return [first for firsts in await asyncio.gather(*map(one, range(load.streams))) for first in firsts]
 
 
-async def measure(api: str, client: Client, direct: Client, mode: str, load: Load, gateway: psutil.Process) -> Row:
+async def measure(
+    api: str, client: Client, direct: Client, mode: str, load: Load, gateway: psutil.Process, *, spread: float
+) -> Row:
     """One line of the table."""
+    if mode == "flood":
+        spread = 0.0
     await drive(client, mode, Load(4, 1, 8))
     before, start = gateway.cpu_times(), time.perf_counter()
-    firsts = await drive(client, mode, load)
+    firsts = await drive(client, mode, load, spread)
     elapsed, after = time.perf_counter() - start, gateway.cpu_times()
-    directs = await drive(direct, mode, load)
+    directs = await drive(direct, mode, load, spread)
     tokens = load.streams * load.requests * load.tokens
     cpu = after.user + after.system - before.user - before.system
     median, direct_median = statistics.median(firsts) * 1e3, statistics.median(directs) * 1e3
@@ -294,7 +299,7 @@ async def run(arguments: argparse.Namespace, verify: str, http_port: int, grpc_a
     rows = []
     for mode in arguments.modes:
         for api, client in clients.items():
-            row = await measure(api, client, direct, mode, load, gateway)
+            row = await measure(api, client, direct, mode, load, gateway, spread=load.tokens / arguments.rate)
             rows.append(row)
             print(_line(row), flush=True)
     return rows
