@@ -61,6 +61,7 @@ class Admission:
             proposer=proposer,
             max_nodes=max_nodes,
             max_depth=max_depth,
+            adaptive=self._config.adaptive and request.speculation == SpeculationParams(),
             tokens=[*request.prompt_token_ids, *request.output_token_ids],
         )
 

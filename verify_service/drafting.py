@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
+from math import ceil
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.engine import Decision
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
+from verify_service.node_budget import Bidder, NodeBudget
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
@@ -20,8 +24,9 @@ _log = logging.getLogger(__name__)
 class Drafting:
     """Asks a tree source for trees within budget and memory. Whatever the source does, the step goes on."""
 
-    def __init__(self, trees: TreeSource, memory: KVMemory, config: EngineConfig) -> None:
+    def __init__(self, trees: TreeSource, memory: KVMemory, config: EngineConfig, budget: NodeBudget) -> None:
         self._trees = trees
+        self._budget = budget
         self._memory = memory
         self._step_nodes = config.step_nodes
 
@@ -51,7 +56,15 @@ class Drafting:
         awaiting = [item for item in items if item.state.wants_tree and item.decides]
         if not awaiting:
             return
-        for item, tree in zip(awaiting, self._collect([item.state.key for item in awaiting]), strict=True):
+        begun = time.perf_counter()
+        trees = self._collect([item.state.key for item in awaiting])
+        self._budget.observe_wait(
+            time.perf_counter() - begun,
+            asked=len(awaiting),
+            arrived=sum(1 for tree in trees if tree),
+            levels=max(item.state.granted_depth for item in awaiting),
+        )
+        for item, tree in zip(awaiting, trees, strict=True):
             state = item.state
             state.wants_tree = False
             if tree is None or not len(tree):
@@ -62,19 +75,52 @@ class Drafting:
             fits = allowed == depth and len(tree) < state.max_nodes
             item.tree = tree if fits else cut(tree, max_nodes=state.max_nodes, max_depth=allowed)
 
-    def next_budget(self, state: RequestState, running: int) -> tuple[int, int]:
-        """Rows (root included) and depth of the next tree of a request among `running`; 1 row asks for none."""
-        depth = state.depth_left
-        nodes = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
-        return (nodes, depth) if depth > 0 else (1, 0)
+    def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
+        """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`)."""
+        for decision in decisions:
+            tree = decision.item.tree
+            if tree is not None:
+                acceptance, matched = decision.item.state.acceptance, len(decision.walk.nodes)
+                self._budget.observe_tree(acceptance, nodes=len(tree), depth=tree.depth, matched=matched)
+        if rows:
+            self._budget.costs.observe(rows, seconds)
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        """Report a step's tokens."""
-        if commits:
-            try:
-                self._trees.commit(commits)
-            except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-                _log.exception("the tree source failed to take a step's tokens")
+    def report(self, progressed: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> None:
+        """Tell the source what a step added to requests that go on, and which trees they want next.
+
+        `running` requests share the step's nodes.
+        """
+        drafted = [(state, tokens) for state, tokens in progressed if state.proposer]
+        if not drafted:
+            return
+        nodes = 1 + self._step_nodes // max(1, running)
+        commits: list[Committed] = []
+        for (state, tokens), depth in zip(drafted, self._depths([state for state, _ in drafted], running), strict=True):
+            state.granted_depth = depth
+            state.wants_tree = depth > 0
+            rows = min(state.max_nodes, nodes, 1 + self._width(state, depth)) if depth > 0 else 1
+            commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth))
+        try:
+            self._trees.commit(commits)
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to take a step's tokens")
+
+    def _depths(self, states: Sequence[RequestState], running: int) -> list[int]:
+        """Depth of each request's next tree; 0 asks for none."""
+        depths = [max(0, state.depth_left) if self._step_nodes >= running else 0 for state in states]
+        bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
+        if bidding:
+            fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
+            bidders = [Bidder(states[index].acceptance, depths[index]) for index in bidding]
+            for index, depth in zip(bidding, self._budget.levels(bidders, running + fixed), strict=True):
+                depths[index] = depth
+        return depths
+
+    def _width(self, state: RequestState, depth: int) -> int:
+        """Nodes, without the root, for a tree of this depth: what the source has used so far, and half as many more."""
+        if not state.adaptive:
+            return state.max_nodes
+        return max(depth, ceil(1.5 * depth * self._budget.nodes_per_level))
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.engine_config import EngineConfig
@@ -35,6 +37,9 @@ class Decision:
     first_row: int
 
 
+_MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
 class Engine:
     """Owns the target model, its KV cache and the sampling parameters of running requests."""
 
@@ -56,6 +61,19 @@ class Engine:
         logprobs(logits, chosen, 1)
         slot = np.zeros(1, dtype=np.int32)
         self._cache.copy_slots(slot, slot)
+
+    def row_costs(self) -> list[tuple[int, float]]:
+        """(rows, seconds) of decode passes of growing size, the best of three; overwrites the first pages' KV.
+
+        To be called before any request runs.
+        """
+        costs: list[tuple[int, float]] = []
+        for rows in _MEASURED_ROWS:
+            if rows > min(self._cache.num_pages * self._page_size, self._model.config.max_context):
+                break
+            batch = RowBatch.chunk([0] * rows, 0, range(-(-rows // self._page_size)), self._page_size)
+            costs.append((rows, min(self._timed(batch) for _ in range(3))))
+        return costs if len(costs) > 1 else [(1, 1e-3), (2, 1.1e-3)]
 
     def begin(self, state: RequestState) -> None:
         """A request takes a line and will be scheduled."""
@@ -95,6 +113,11 @@ class Engine:
             )
             for i in range(count)
         )
+
+    def _timed(self, batch: RowBatch) -> float:
+        begun = time.perf_counter()
+        self._model.forward(self._cache, batch)
+        return time.perf_counter() - begun
 
     def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
         decisions: list[Decision] = []

@@ -15,7 +15,9 @@ class EngineConfig:
 
     `prefill_chunk` is how many prompt rows one step computes, over all requests together. `max_nodes` counts the
     rows of one request's tree, root included. `step_nodes` bounds the drafted rows of one step over all requests;
-    each is asked for an equal share of it.
+    each is granted an equal share of it. With `adaptive`, requests that leave speculation to the operator get as
+    many of these nodes as pay off by measured time, down to none; requests that name a proposer, a budget or
+    enable speculation get what they ask for.
     """
 
     num_pages: int
@@ -26,6 +28,7 @@ class EngineConfig:
     step_nodes: int = 512
     prefill_chunk: int = 256
     prefix_cache: bool = True
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         self._check("num_pages", 1, 2**31 // (MAX_PAGE_SIZE * 2))

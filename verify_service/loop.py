@@ -23,11 +23,12 @@ from verify_service.engine_config import EngineConfig
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
+from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.outputs import PLAIN_STEP, cut_output, end_output, refusal, step_output
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
 from verify_service.scheduler import Scheduler, StepPlan
-from verify_service.tree_source import Committed, TreeSource
+from verify_service.tree_source import TreeSource
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +58,10 @@ class VerifyLoop:
         self._inbox = Inbox()
         self._memory = KVMemory(config, max_context)
         self._scheduler = Scheduler(config, self._memory)
-        self._drafting = Drafting(trees, self._memory, config)
         self._engine = Engine(model, config, self._memory.page_table)
+        self._engine.warm_up()
+        budget = NodeBudget(RowCosts(self._engine.row_costs()))
+        self._drafting = Drafting(trees, self._memory, config, budget)
         self._admission = Admission(
             config,
             trees,
@@ -74,8 +77,7 @@ class VerifyLoop:
         self._thread = threading.Thread(target=self._run, name="verify-loop", daemon=True)
 
     def start(self) -> None:
-        """Compile what a step needs beside the model, and start the thread."""
-        self._engine.warm_up()
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> None:
@@ -137,7 +139,7 @@ class VerifyLoop:
             plan = self._schedule()
             if plan.rows:
                 self._drafting.attach_trees(plan.rows)
-                self._commit(plan, self._engine.verify(plan.rows))
+                self._commit(plan, self._verify(plan))
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
             affected = list(self._states) if plan is None else [item.state.key for item in plan.rows]
@@ -161,21 +163,29 @@ class VerifyLoop:
                 self._drafting.begin(state)
         return plan
 
+    def _verify(self, plan: StepPlan) -> list[Decision]:
+        begun = time.perf_counter()
+        decisions = self._engine.verify(plan.rows)
+        decoding = all(item.count == 1 for item in plan.rows)
+        rows = sum(item.num_rows for item in plan.rows) if decoding else 0
+        self._drafting.learn(decisions, rows, time.perf_counter() - begun)
+        return decisions
+
     def _commit(self, plan: StepPlan, decisions: Sequence[Decision]) -> None:
         """Add what was decided to each request, tell drafters and clients, and let go of what is over."""
         now = time.monotonic()
-        commits: list[Committed] = []
+        progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
         for item in plan.rows:
             item.state.computed += item.count
         for decision in decisions:
-            committed = self._commit_one(decision, now)
-            if committed is not None:
-                commits.append(committed)
-        self._drafting.commit(commits)
+            tokens = self._commit_one(decision, now)
+            if tokens is not None:
+                progressed.append((decision.item.state, tokens))
+        self._drafting.report(progressed, self._scheduler.num_running)
 
-    def _commit_one(self, decision: Decision, now: float) -> Committed | None:
-        """Append one request's tokens and its output; returns what its drafter is told, if it has one."""
+    def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...] | None:
+        """Append one request's tokens and its output; returns the tokens if the request goes on."""
         state = decision.item.state
         count, reason = cut_output(state, decision.walk.tokens)
         tokens = decision.walk.tokens[:count]
@@ -193,11 +203,7 @@ class VerifyLoop:
             self._let_go(state, reason, keep=True)
             return None
         self._engine.commit(state, tokens)
-        if not state.proposer:
-            return None
-        nodes, depth = self._drafting.next_budget(state, self._scheduler.num_running)
-        state.wants_tree = nodes > 1
-        return Committed(state.key, tokens, len(state.tokens), nodes, depth)
+        return tokens
 
     def _count(self, decision: Decision, count: int) -> SpeculationStep:
         """Enter a decision of which `count` tokens are output into the figures."""

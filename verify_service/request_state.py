@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from verify_service.node_budget import Acceptance
 from verify_service.prefix_cache import Lease, Namespace
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
 
@@ -16,6 +17,7 @@ class RequestState:
     `lease` and the others to the request. `computed` stays below `len(tokens)`: the last token's KV is written by
     the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends for
     length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
+    `adaptive` leaves the size of trees to the node budget.
     """
 
     request: GenerationRequest
@@ -27,6 +29,7 @@ class RequestState:
     proposer: str
     max_nodes: int
     max_depth: int
+    adaptive: bool
     tokens: list[int]
     computed: int = 0
     line: int = -1
@@ -35,6 +38,8 @@ class RequestState:
     begun: bool = False
     prefilled: bool = False
     wants_tree: bool = False
+    granted_depth: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
     seed_told: bool = False
     cached_tokens: int = 0
     verify_steps: int = 0

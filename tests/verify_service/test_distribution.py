@@ -83,7 +83,7 @@ def test_the_joint_of_four_tokens_is_exact(model: CausalLM) -> None:
         )
         for seed in range(SEEDS)
     ]
-    config = EngineConfig(num_pages=64, page_size=4, max_running=32, max_queued=SEEDS)
+    config = EngineConfig(num_pages=64, page_size=4, max_running=32, max_queued=SEEDS, adaptive=False)
     with running_loop(model, config, trees) as runner:
         answers = runner.run(requests)
         state = runner.loop.state()

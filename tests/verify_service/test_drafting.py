@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
+from verify_service.engine import Decision
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
+from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.request import RequestKey, SamplingParams
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
+from verify_service.tree_source import Committed
+from verify_service.verifier import Walk
 
 
 class Fixed(ScriptedTrees):
@@ -23,6 +29,10 @@ class Fixed(ScriptedTrees):
     def collect(self, wanted: list[RequestKey]) -> list[TokenTree | None]:  # type: ignore[override]  # as called here
         self.asked.extend(wanted)
         return [self.tree] * len(wanted)
+
+
+def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig) -> Drafting:
+    return Drafting(trees, memory, config, NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)])))
 
 
 def decoding(config: EngineConfig, memory: KVMemory, trees: Fixed, max_tokens: int = 100) -> RequestState:
@@ -44,7 +54,7 @@ def attach(
     state = decoding(config, memory, trees, max_tokens)
     memory._pool.allocate(62 - pages_left)
     item = ScheduledRows(state, 1)
-    Drafting(trees, memory, config).attach_trees([item])
+    drafting_of(trees, memory, config).attach_trees([item])
     assert trees.asked == [state.key]
     assert not state.wants_tree
     assert len(state.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
@@ -85,7 +95,7 @@ def test_only_who_decides_and_asked_is_served() -> None:
     trees = Fixed(TokenTree.chain([1]))
     state = decoding(config, memory, trees)
     state.computed = 2
-    drafting = Drafting(trees, memory, config)
+    drafting = drafting_of(trees, memory, config)
     drafting.attach_trees([ScheduledRows(state, 3)])
     assert trees.asked == []
     assert state.wants_tree
@@ -93,3 +103,44 @@ def test_only_who_decides_and_asked_is_served() -> None:
     drafting.attach_trees([resumed])
     assert trees.asked == [state.key]
     assert resumed.tree is not None
+
+
+class Listener(Fixed):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.told: list[Committed] = []
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        self.told.extend(commits)
+
+
+def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=32, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees, max_tokens=10)
+    drafting = drafting_of(trees, memory, config)
+    for running, nodes, depth in ((1, 33, 9), (8, 5, 9), (33, 1, 0)):
+        drafting.report([(state, (1,))], running)
+        assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (nodes, depth)
+        assert state.wants_tree == (depth > 0)
+    state.proposer = ""
+    drafting.report([(state, (1,))], 1)
+    assert len(trees.told) == 3
+
+
+def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    drafting = drafting_of(trees, memory, config)
+    drafting.report([(state, (1,))], 1)
+    assert trees.told[-1].max_depth > 0
+    item = ScheduledRows(state, 1, TokenTree.chain([1, 2, 3, 4]))
+    for _ in range(60):
+        drafting.learn([Decision(item, Walk((), (9,)), 0)], 5, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)

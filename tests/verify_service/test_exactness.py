@@ -125,6 +125,8 @@ def test_every_way_to_run_gives_the_same(
             max_running=8,
             prefill_chunk=chunk,
             prefix_cache=cached,
+            adaptive=False,
+            max_nodes=16 if proposer == "random" and page_size != 16 else 64,
         )
         with running_loop(model, config, trees) as runner:
             assert_equal(runner.run(requests, concurrency), expected)
@@ -143,7 +145,7 @@ def test_the_oracle_is_accepted_across_pages(
     model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
 ) -> None:
     requests, expected = reference
-    config = EngineConfig(num_pages=64, page_size=16)
+    config = EngineConfig(num_pages=64, page_size=16, adaptive=False)
     with running_loop(model, config, drafter("oracle", requests, expected)) as runner:
         answers = runner.run(requests, 1)
     usages = [answer.last.usage for answer in answers if answer.last.usage is not None]
@@ -159,7 +161,9 @@ def test_a_resumed_stream_goes_on_where_it_was(
         resumed = [
             replace(one, output_token_ids=tokens[:cut]) for one, (tokens, _, _) in zip(requests, expected, strict=True)
         ]
-        with running_loop(model, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
+        with running_loop(
+            model, EngineConfig(num_pages=64, adaptive=False), drafter("oracle", requests, expected)
+        ) as runner:
             answers = runner.run(resumed)
         for answer, (tokens, entries, reason) in zip(answers, expected, strict=True):
             assert answer.token_ids == tokens[cut:]

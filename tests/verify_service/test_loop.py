@@ -27,7 +27,7 @@ from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, 
 from verify_service.engine_config import EngineConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 
-CONFIG = EngineConfig(num_pages=128)
+CONFIG = EngineConfig(num_pages=128, adaptive=False)
 PROMPT = tuple(range(40, 75))
 EOS = 2
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, seed=1)

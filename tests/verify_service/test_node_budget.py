@@ -1,0 +1,81 @@
+"""Trees grow where they pay off and go where they do not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, Acceptance, Bidder, NodeBudget, RowCosts
+
+FLAT = [(1, 1.0e-3), (64, 1.1e-3)]
+STEEP = [(1, 1.0e-3), (2, 2.0e-3), (64, 64.0e-3)]
+
+
+def accepted(rate: float, steps: int = 200) -> Acceptance:
+    acceptance = Acceptance()
+    for step in range(steps):
+        acceptance.observe(1, int((step + 1) * rate) - int(step * rate))
+    return acceptance
+
+
+def budget(table: list[tuple[int, float]], *, wait: float = 0.0) -> NodeBudget:
+    made = NodeBudget(RowCosts(table))
+    for _ in range(200):
+        made.observe_wait(wait * 5, asked=1, arrived=1, levels=4)
+    return made
+
+
+def test_free_rows_are_used() -> None:
+    assert budget(FLAT).levels([Bidder(accepted(0.9), 63)], 1)[0] >= 8
+
+
+def test_dear_rows_are_not() -> None:
+    assert budget(STEEP).levels([Bidder(accepted(0.9), 63)], 1) == [0]
+
+
+def test_waiting_too_long_ends_speculation() -> None:
+    assert budget(FLAT, wait=1e-5).levels([Bidder(accepted(0.6), 63)], 1) > [0]
+    assert budget(FLAT, wait=5e-3).levels([Bidder(accepted(0.6), 63)], 1) == [0]
+
+
+def test_the_better_accepted_request_gets_the_deeper_tree() -> None:
+    table = [(1, 1.0e-3), (8, 1.2e-3), (64, 20e-3)]
+    good, poor = budget(table).levels([Bidder(accepted(0.9), 63), Bidder(accepted(0.3), 63)], 2)
+    assert good > poor
+
+
+def test_load_takes_nodes_away() -> None:
+    table = [(1, 1.0e-3), (8, 1.2e-3), (16, 2.5e-3), (64, 12e-3)]
+    alone = budget(table).levels([Bidder(accepted(0.7), 63)], 1)[0]
+    crowd = budget(table).levels([Bidder(accepted(0.7), 63) for _ in range(16)], 16)
+    assert alone > max(crowd)
+
+
+@given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=8), depth=st.integers(1, 20))
+def test_nobody_gets_more_than_it_may_have(rates: list[float], depth: int) -> None:
+    granted = budget(FLAT).levels([Bidder(accepted(rate, 20), depth) for rate in rates], len(rates))
+    assert len(granted) == len(rates)
+    assert all(0 <= levels <= depth for levels in granted)
+
+
+def test_plain_decoding_is_probed_now_and_then() -> None:
+    made = budget(STEEP)
+    asked = [made.levels([Bidder(accepted(0.1), 63)], 1)[0] > 0 for _ in range(4 * PROBE_EVERY)]
+    assert sum(asked[: PROBE_EVERY - 1]) == 0
+    assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
+
+
+def test_costs_follow_what_passes_take() -> None:
+    costs = RowCosts(FLAT)
+    before = costs.seconds(32)
+    for _ in range(100):
+        costs.observe(1, 3.0e-3)
+    assert costs.seconds(32) == pytest.approx(3 * before, rel=0.01)
+    assert costs.seconds(200) > costs.seconds(64)
+
+
+def test_acceptance_starts_at_its_prior_and_learns() -> None:
+    assert Acceptance().rate(0.7) == pytest.approx(0.7)
+    assert accepted(0.2).rate(0.7) < 0.35
+    assert accepted(1.0).rate(0.1) > 0.75

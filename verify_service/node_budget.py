@@ -1,0 +1,140 @@
+"""How many drafted rows a step is worth: expected tokens against measured time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_LEVELS = 16
+PROBE_EVERY = 512
+PROBE_STEPS = 4
+PROBE_LEVELS = 2
+
+_FAST, _SLOW = 0.1, 0.02
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often a level of a request's trees was matched once it was reached; old steps fade."""
+
+    tried: float = 0.0
+    matched: float = 0.0
+
+    def observe(self, tried: int, matched: int) -> None:
+        self.tried += tried - _SLOW * self.tried
+        self.matched += matched - _SLOW * self.matched
+
+    def rate(self, prior: float, weight: float = 8.0) -> float:
+        """Estimate that starts at `prior`, which counts as `weight` observations."""
+        return min(0.98, (self.matched + weight * prior) / (self.tried + weight))
+
+
+class RowCosts:
+    """Seconds of a verify pass by its number of rows: a table measured at start-up, scaled by what passes take now."""
+
+    def __init__(self, table: Sequence[tuple[int, float]]) -> None:
+        """`table` has (rows, seconds) by rising rows; between them costs are interpolated, beyond them extended."""
+        self._rows = [rows for rows, _ in table]
+        self._seconds = [seconds for _, seconds in table]
+        self._scale = 1.0
+
+    def seconds(self, rows: float) -> float:
+        at = min(max(1, bisect_left(self._rows, rows)), len(self._rows) - 1)
+        low, high = self._rows[at - 1], self._rows[at]
+        slope = (self._seconds[at] - self._seconds[at - 1]) / (high - low)
+        return self._scale * max(self._seconds[at - 1] + slope * (rows - low), 1e-9)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take in one pass."""
+        expected = self.seconds(rows) / self._scale
+        self._scale += _FAST * (min(max(seconds / expected, 0.1), 10.0) - self._scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Bidder:
+    """A request that wants a tree: its acceptance so far and the deepest path it may have."""
+
+    acceptance: Acceptance
+    max_levels: int
+
+
+class NodeBudget:
+    """Chooses how deep each request's next tree may be, so that tokens per second are highest.
+
+    Level i of a request is expected to yield rate^i tokens and to cost its nodes' share of a verify pass; asking
+    for trees at all costs the wait for them, which grows with the deepest. Levels of all requests compete, best
+    first. Where none is worth its cost the step is plain, and now and then a short probe looks whether that has
+    changed: `PROBE_STEPS` of `PROBE_EVERY` steps.
+    """
+
+    def __init__(self, costs: RowCosts) -> None:
+        self.costs = costs
+        self._overall = Acceptance(tried=20.0, matched=14.0)
+        self._presence = 1.0
+        self._nodes_per_level = 1.0
+        self._wait_per_level = 0.25 * costs.seconds(1)
+        self._plain_steps = 0
+
+    @property
+    def nodes_per_level(self) -> float:
+        """Nodes a tree has had for each level of its depth."""
+        return self._nodes_per_level
+
+    def observe_tree(self, acceptance: Acceptance, *, nodes: int, depth: int, matched: int) -> None:
+        """Take in one verified tree, of which the path of length `matched` was right."""
+        tried = min(depth, matched + 1)
+        acceptance.observe(tried, matched)
+        self._overall.observe(tried, matched)
+        self._nodes_per_level += _FAST * (nodes / depth - self._nodes_per_level)
+
+    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int) -> None:
+        """Take in the wait for trees of at most `levels` levels: `arrived` of `asked` came."""
+        load = self.costs.seconds(asked) / self.costs.seconds(1)
+        self._wait_per_level += _FAST * (seconds / ((1 + levels) * load) - self._wait_per_level)
+        self._presence += _FAST * (arrived / asked - self._presence)
+
+    def levels(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
+        """Depth granted to each bidder, in order; `rows` is what the step has without their trees."""
+        offers = self._offers(bidders)
+        chosen = self._best_prefix(offers, max(rows, 1), len(bidders))
+        granted = [0] * len(bidders)
+        for _, index, _ in offers[:chosen]:
+            granted[index] += 1
+        if chosen:
+            self._plain_steps = 0
+            return granted
+        self._plain_steps += 1
+        if self._plain_steps % PROBE_EVERY < PROBE_STEPS and self._plain_steps >= PROBE_EVERY:
+            return [min(PROBE_LEVELS, bidder.max_levels) for bidder in bidders]
+        return granted
+
+    def _offers(self, bidders: Sequence[Bidder]) -> list[tuple[float, int, int]]:
+        """(chance that the level is output, bidder, level), best first; a level never precedes the one above it."""
+        prior = self._overall.rate(0.7)
+        offers: list[tuple[float, int, int]] = []
+        for index, bidder in enumerate(bidders):
+            rate = bidder.acceptance.rate(prior)
+            chance = 1.0
+            for level in range(1, min(MAX_LEVELS, bidder.max_levels) + 1):
+                chance *= rate
+                if chance < 0.02:
+                    break
+                offers.append((chance, index, level))
+        offers.sort(key=lambda offer: (-offer[0], offer[2], offer[1]))
+        return offers
+
+    def _best_prefix(self, offers: Sequence[tuple[float, int, int]], rows: int, bidders: int) -> int:
+        """How many of the best offers to take."""
+        best, best_rate = 0, rows / self.costs.seconds(rows)
+        load = self.costs.seconds(max(bidders, 1)) / self.costs.seconds(1)
+        wait = self._wait_per_level * load
+        tokens, drafted, deepest = float(rows), 0.0, 0
+        for taken, (chance, _, level) in enumerate(offers, start=1):
+            tokens += self._presence * chance
+            drafted += self._presence * self._nodes_per_level
+            deepest = max(deepest, level)
+            rate = tokens / (self.costs.seconds(rows + drafted) + wait * (1 + deepest))
+            if rate > best_rate:
+                best, best_rate = taken, rate
+        return best
