@@ -4,6 +4,8 @@ Prompt lookup decoding (A. Saxena, 2023, github.com/apoorvumang/prompt-lookup-de
 merged into a tree. A match is an earlier occurrence, in prompt or output, of the last n tokens; what followed it is
 a continuation. Matches are visited longest n first and, within one n, most recent first; each adds its continuation
 to a trie until the budget is spent. So the tree's first path is the most recent continuation of the longest match.
+A match of n tokens is followed for a multiple of n tokens only: the shorter it is, the less it says (the same idea
+as in SuffixDecoding, arXiv 2411.04975).
 """
 
 from __future__ import annotations
@@ -25,20 +27,21 @@ class NgramConfig:
 
     prompt_lookup_max, prompt_lookup_min: longest and shortest suffix that is looked up, in tokens.
     max_nodes: rows of the tree, the root included. max_depth: tokens taken from one continuation.
-    max_matches: earlier occurrences visited in one call.
+    max_matches: earlier occurrences visited in one call. trust: tokens taken for each token that matched.
     """
 
     prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     max_nodes: int = 9
     max_depth: int = 8
-    max_matches: int = 16
+    max_matches: int = 4
+    trust: int = 2
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise InvalidArgumentError("n-gram lengths must satisfy 1 <= min <= max", field="proposers")
-        if not (2 <= self.max_nodes <= 64 and 1 <= self.max_depth <= 63 and self.max_matches >= 1):
-            raise InvalidArgumentError("max_nodes must be 2 to 64, max_depth 1 to 63, matches 1 or more")
+        if not (2 <= self.max_nodes <= 64 and 1 <= self.max_depth <= 63 and self.max_matches >= 1 and self.trust >= 1):
+            raise InvalidArgumentError("max_nodes must be 2 to 64, max_depth 1 to 63, matches and trust 1 or more")
 
 
 @dataclass(slots=True)
@@ -75,26 +78,29 @@ class NgramIndex:
         self.indexed = end
         return end == len(tokens)
 
-    def matches(self, limit: int) -> list[int]:
-        """Positions that follow an earlier occurrence of the present suffix: longest first, then most recent."""
-        found: dict[int, None] = {}
+    def matches(self, limit: int) -> dict[int, int]:
+        """Positions that follow an earlier occurrence of the present suffix, and how many tokens match there.
+
+        Longest first, then most recent.
+        """
+        found: dict[int, int] = {}
         for n in reversed(self.lengths):
             if n > len(self.tokens):
                 continue
             position = self.latest[n].get(tuple(self.tokens[-n:]), -1)
             while position >= 0 and len(found) < limit:
-                found[position] = None
+                found.setdefault(position, n)
                 position = self.earlier[n][position]
-        return list(found)
+        return found
 
-    def tree(self, *, max_nodes: int, max_depth: int, max_matches: int) -> TokenTree | None:
+    def tree(self, *, max_nodes: int, max_depth: int, max_matches: int, trust: int) -> TokenTree | None:
         """Merge the continuations of all matches into a tree of at most `max_nodes` nodes, the root not counted."""
         children: dict[tuple[int, int], int] = {}
         token_ids: list[int] = []
         parents: list[int] = []
-        for position in self.matches(max_matches):
+        for position, length in self.matches(max_matches).items():
             node = -1
-            for token in self.tokens[position : position + max_depth]:
+            for token in self.tokens[position : position + min(max_depth, trust * length)]:
                 child = children.get((node, token))
                 if child is None:
                     if len(token_ids) == max_nodes:
@@ -150,6 +156,7 @@ class NgramProposer(Proposer):
             max_nodes=min(request.max_nodes, self.max_nodes) - 1,
             max_depth=min(request.max_depth, self.max_depth),
             max_matches=self.config.max_matches,
+            trust=self.config.trust,
         )
 
 

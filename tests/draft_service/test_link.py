@@ -64,7 +64,7 @@ class Unfit(NgramProposer):
 
 
 def ngram(name: str = "ngram") -> NgramProposer:
-    return NgramProposer(name, NgramConfig())
+    return NgramProposer(name, NgramConfig(trust=8))
 
 
 @asynccontextmanager

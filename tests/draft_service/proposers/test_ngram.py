@@ -9,9 +9,11 @@ from draft_service.proposers.ngram import NgramConfig, NgramProposer, create
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import TokenTree
 
+ROOMY = {"prompt_lookup_min": 2, "max_nodes": 64, "max_depth": 63, "max_matches": 64, "trust": 63}
+
 
 def propose(tokens, *, max_nodes=64, max_depth=63, **config) -> TokenTree | None:
-    proposer = NgramProposer("ngram", NgramConfig(**{"max_nodes": 64, "max_depth": 63, "max_matches": 64} | config))
+    proposer = NgramProposer("ngram", NgramConfig(**ROOMY | config))
     proposer.open(1, Opening(tokens, 1))
     return proposer.propose([DraftRequest(1, max_nodes, max_depth)])[0]
 
@@ -33,6 +35,12 @@ def test_budgets_count_the_root() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
     assert propose(tokens, max_nodes=4, max_depth=63) == TokenTree.chain((3, 4, 5))
     assert propose(tokens, max_nodes=64, max_depth=2) == TokenTree.chain((3, 4))
+
+
+def test_a_short_match_is_not_followed_far() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    assert propose(tokens, prompt_lookup_min=1, trust=2) == TokenTree.chain((2, 3))
+    assert propose([*tokens, 2], prompt_lookup_min=1, trust=2) == TokenTree.chain((3, 4, 5, 6))
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4], [5, 1, 5, 2, 5]])
@@ -95,9 +103,9 @@ def test_the_argument_sets_the_lengths() -> None:
     def config(argument: str) -> NgramConfig:
         return create(ProposerOptions("ngram", argument)).config
 
-    assert (config("").prompt_lookup_min, config("").prompt_lookup_max) == (2, 5)
-    assert (config("1-8").prompt_lookup_min, config("1-8").prompt_lookup_max) == (1, 8)
-    assert (config("4").prompt_lookup_min, config("4").prompt_lookup_max) == (2, 4)
+    assert (config("").prompt_lookup_min, config("").prompt_lookup_max) == (1, 5)
+    assert (config("2-8").prompt_lookup_min, config("2-8").prompt_lookup_max) == (2, 8)
+    assert (config("4").prompt_lookup_min, config("4").prompt_lookup_max) == (1, 4)
     assert (config("1").prompt_lookup_min, config("1").prompt_lookup_max) == (1, 1)
     for wrong in ("x", "3-", "-3", "5-2", "0"):
         with pytest.raises(InvalidArgumentError):
