@@ -174,7 +174,7 @@ def test_a_gap_is_answered_with_resume_and_mended_by_open() -> None:
             peer.send(open_command(at, later, prompt_length=3))
             tree = await peer.next_tree()
             assert tree.stamp == at
-            assert list(tree.token_ids) == [6, 7, 8, 9, 5]
+            assert list(tree.token_ids)[:5] == [6, 7, 8, 9, 5]
 
             peer.send(commit_command(stamp(epoch, 0, 1, [*later, 6, 7]), [7]))
             reply = await peer.next_reply()
