@@ -46,7 +46,9 @@ def test_first_signal_drains_second_quits(second: bool) -> None:
         assert process.stdout.readline() == "draining\n"
         if second:
             process.send_signal(signal.SIGINT)
-        rest, log = process.communicate(timeout=20)
+        # Not communicate(), which would miss what readline() has buffered.
+        rest, log = process.stdout.read(), process.stderr.read()
+        process.wait(timeout=20)
     assert process.returncode == (QUIT_STATUS if second else 0)
     assert ("done" in rest) is not second
     assert "sample: SIGTERM: draining" in log
