@@ -1,7 +1,7 @@
 """The one thread that owns all proposers: takes records, drafts, sends trees.
 
 Every pass takes all records that have arrived, so that the newest state of each slot wins and the sessions of one
-proposer are drafted together. Trees of states that were superseded meanwhile are not sent.
+proposer are drafted together. A tree whose state was superseded meanwhile is not sent; an empty one stands for it.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ class Worker:
                     self.stats.nodes_sent += len(tree)
                     replies.append(TreeReply(slot.stamp, tree))
                 else:
+                    # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
                     self.stats.superseded += 1
+                    replies.append(TreeReply(slot.stamp, EMPTY_TREE))
         return replies
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -56,6 +57,22 @@ class Broken(Proposer):
                 return TokenTree((7,), (-1,), (float("-inf"),))
             case _:
                 return TokenTree.chain((11, 12))
+
+
+class Slow(Broken):
+    """Waits for leave before each answer."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.leave = threading.Semaphore(0)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        self.begun.set()
+        assert self.leave.acquire(timeout=10)
+        return [TokenTree.chain(self.tokens[request.session][-1:]) for request in requests]
 
 
 class Unfit(NgramProposer):
@@ -226,6 +243,27 @@ def test_a_failing_proposer_loses_that_request_only() -> None:
             peer.send(commit_command(stamp(epoch, 5, 1, [9, 5, 5]), [5]))
             peer.send(open_command(stamp(epoch, 1, 2, REPEATING), REPEATING, proposer=1))
             assert {(await peer.next_tree()).stamp.slot for _ in range(2)} == {1, 5}
+
+    asyncio.run(scenario())
+
+
+def test_of_a_state_superseded_while_it_was_drafted_no_tree_is_sent() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        slow = Slow()
+        async with linked(peer, [slow]) as (_, worker, _):
+            epoch = await peer.next_epoch()
+            peer.send(open_command(stamp(epoch, 0, 1, [10]), [10]))
+            await asyncio.to_thread(slow.begun.wait, 10)
+            for last in (11, 12, 13):
+                text = list(range(10, last + 1))
+                peer.send(commit_command(stamp(epoch, 0, 1, text), [last]))
+            peer.send(pb.DraftCommand(close=pb.Close(stamp=stamp(epoch, 1, 1, [1]))))
+            await asyncio.sleep(0.2)
+            slow.leave.release(2)
+            trees = [await peer.next_tree() for _ in range(2)]
+            assert [(tree.stamp.base_length, list(tree.token_ids)) for tree in trees] == [(1, []), (4, [13])]
+            assert worker.stats.superseded == 1
 
     asyncio.run(scenario())
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from draft_service.proposers.base import DraftRequest, Opening
 from draft_service.proposers.ngram import NgramProposer, create
 from draft_service.proposers.registry import ProposerSpec, find_factory, load_proposers
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream_kernels.token_tree import TokenTree
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,20 @@ def test_a_factory_of_a_third_party_is_found_by_path() -> None:
     (proposer,) = load_proposers([spec], threads=1, max_nodes=5)
     assert isinstance(proposer, NgramProposer)
     assert (proposer.name, proposer.config.prompt_lookup_max, proposer.max_nodes) == ("mine", 3, 5)
+
+
+def test_the_example_of_the_documentation_works(tmp_path, monkeypatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "proposers.md").read_text()
+    (tmp_path / "my_echo.py").write_text(page.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (echo,) = load_proposers([ProposerSpec.parse("echo=my_echo:Echo")], threads=1)
+    echo.open(1, Opening([4, 5, 6], 3))
+    echo.commit(1, [7])
+    assert echo.propose([DraftRequest(1, 64, 63), DraftRequest(1, 2, 1)]) == [
+        TokenTree.chain((6, 7)),
+        TokenTree.chain((6,)),
+    ]
+    echo.close(1)
 
 
 def test_entry_points_are_found_by_name(tmp_path, monkeypatch) -> None:
