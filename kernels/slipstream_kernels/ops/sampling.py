@@ -62,9 +62,10 @@ def sample(logits: Float32, rows: SamplingRows, *, team: Team | None = None) -> 
     the argmax of the processed logits. Rows are shared among the threads of `team`.
     Raises ValueError where the arrays do not fit.
     """
+    if not len(logits):
+        return np.empty(0, np.int32)
     bound = bind_sampling(logits, rows, 1 if team is None else team.threads)
-    if len(logits):
-        run_job(_sample_job, bound.address, team)
+    run_job(_sample_job, bound.address, team)
     return bound.ids
 
 

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream_kernels.models.checkpoint import fingerprint, load_tensors, weight_files
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from support.models import make_tiny_model
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def load(folder: Path) -> Tensors:
+    return load_tensors(folder, ModelConfig.from_folder(folder))
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_one_file_and_shards_hold_the_same(tmp_path: Path) -> None:
+    whole = load(make_tiny_model(tmp_path / "whole", family="qwen3", tied=False))
+    sharded = make_tiny_model(tmp_path / "sharded", family="qwen3", tied=False, shards=3)
+    assert len(weight_files(sharded)) == 3
+    parts = load(sharded)
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "1 tensors are missing, the first is model.norm.weight"),
+        (lambda t: t.update(extra=torch.zeros(1)), "unexpected tensor extra"),
+        (lambda t: t.update({"lm_head.weight": torch.zeros(512, 128)}), "unexpected tensor lm_head.weight"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(64)}), r"has shape \[64\], expected \[128\]"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(128, dtype=torch.int8)}), "has dtype torch.int8"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(folder: Path, change: Callable[[Tensors], object], message: str) -> None:
+    rewrite(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_wider_types_are_rounded(folder: Path) -> None:
+    before = load(folder)
+    rewrite(folder, lambda t: t.update({name: tensor.float() for name, tensor in t.items()}))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in load(folder).items())
+
+
+def test_broken_files(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="neither"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({}, "weight_map is missing"),
+        ({"weight_map": {"a": "../a.safetensors"}}, "outside the folder"),
+        ({"weight_map": {"a": "gone.safetensors"}}, "gone"),
+    ],
+)
+def test_broken_index(folder: Path, index: dict[str, object], message: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_fingerprint_covers_config_tokenizer_and_headers(folder: Path) -> None:
+    first = fingerprint(folder)
+    assert len(first.model) == len(first.tokenizer) == 64
+    assert fingerprint(folder) == first
+
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("10000.0", "20000.0"))
+    second = fingerprint(folder)
+    assert second.tokenizer == first.tokenizer and second.model != first.model
+
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    third = fingerprint(folder)
+    assert third.tokenizer != second.tokenizer and third.model != second.model
+
+    rewrite(folder, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].float()}))
+    fourth = fingerprint(folder)
+    assert fourth.tokenizer == third.tokenizer and fourth.model != third.model
+
+
+def test_fingerprint_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        fingerprint(tmp_path)

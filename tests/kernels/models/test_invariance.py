@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.invariance import probe_row_invariance
+from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.paged_kv import PagedKV
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_invariant_here(tiny_model: Path, threads: int) -> None:
+    assert probe_row_invariance(CausalLM.load(tiny_model, threads=threads))
+
+
+class LastBitByCompany(CausalLM):
+    """Changes the last bit of one logit in passes of one row."""
+
+    __slots__ = ()
+
+    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
+        logits = super().forward(cache, rows).copy()
+        if len(rows) == 1:
+            logits[0, 7] = np.nextafter(logits[0, 7], np.float32(np.inf))
+        return logits
+
+
+def test_a_device_whose_rows_depend_on_their_number_is_found(tiny_model: Path) -> None:
+    assert not probe_row_invariance(LastBitByCompany.load(tiny_model))
