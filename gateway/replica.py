@@ -44,11 +44,12 @@ class Replica:
     """A verify service at one address.
 
     `on_ready` is called when it becomes ready, `on_lost` with the tickets that were under way when its session
-    broke. Outputs that a session still delivers for a cancelled ticket are dropped.
+    broke, or that it gave back as unavailable, which is how a service that drains answers; then it is sent no more
+    until it has come back. Outputs that a session still delivers for a cancelled ticket are dropped.
     """
 
-    __slots__ = ("_next_id", "_on_lost", "_on_ready", "_outbox", "_stub", "_task", "_tickets", "_timeout", "address",
-                 "info")  # fmt: skip
+    __slots__ = ("_next_id", "_on_lost", "_on_ready", "_outbox", "_refusing", "_stub", "_task", "_tickets", "_timeout",
+                 "address", "info")  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Replica:
     ) -> None:
         self.address = address
         self.info: VerifyInfo | None = None  # set while the session is open
+        self._refusing = False
         self._timeout = timeout
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -72,7 +74,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether requests can be sent."""
-        return self.info is not None
+        return self.info is not None and not self._refusing
 
     @property
     def load(self) -> int:
@@ -140,7 +142,7 @@ class Replica:
             self._outbox = Mailbox()
             writer = asyncio.create_task(self._write(call, self._outbox))
             try:
-                self.info = info
+                self.info, self._refusing = info, False
                 _log.info("verify service %s serves %s", self.address, info.model_name)
                 self._on_ready()
                 await self._read(call)
@@ -166,6 +168,10 @@ class Replica:
                 ticket.received += output.token_ids
                 if output.finish_reason is not None:
                     del tickets[message.request_id]
+                    if isinstance(output.error, UnavailableError):
+                        self._refusing = True
+                        self._on_lost([ticket], output.error)
+                        continue
                 ticket.deliver(output)
 
     def _lose(self) -> None:

@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run until told to stop; exits with status 1 if the gateway cannot start."""
     settings = load(GatewaySettings, "gateway", argv)
     set_up_logging("gateway", settings.log_level)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         uvloop.run(serve(settings))
     except (SlipstreamError, OSError) as error:

@@ -70,7 +70,7 @@ class VerifyClient:
             ticket.replica.cancel(ticket)
 
     def _usable(self) -> list[Replica]:
-        ready = [replica for replica in self._replicas if replica.info is not None]
+        ready = [replica for replica in self._replicas if replica.ready]
         if ready and (self._served is None or not any(map(self._serves_same, ready))):
             self._served = ready[0].info
         return [replica for replica in ready if self._serves_same(replica)]
@@ -95,7 +95,7 @@ class VerifyClient:
         """A replica has become ready: what waited for one goes on."""
         usable = self._usable()
         for replica in self._replicas:
-            if replica.info is not None and replica not in usable:
+            if replica.ready and replica not in usable:
                 _log.warning("verify service %s serves another model and is not used", replica.address)
         if usable:
             waiting, self._parked = self._parked, {}

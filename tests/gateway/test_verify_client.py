@@ -79,6 +79,24 @@ def test_a_stream_goes_on_at_another_replica_without_a_changed_token(
     assert resumed.sampling.seed == 3
 
 
+def test_what_a_draining_replica_gives_back_goes_to_another(
+    tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]
+) -> None:
+    first, second = two
+    with (
+        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        first.reset(error=UnavailableError("draining"))
+        for _ in range(4):
+            assert client.generate("abc", max_tokens=3).text == "abc"
+        assert len(first.seen.submits) <= 1
+        second.reset(error=UnavailableError("draining"))
+        with pytest.raises(UnavailableError, match=r"draining|ready"):
+            client.generate("abc", max_tokens=3)
+        gateway.wait_ready(ready=False)
+
+
 def test_a_stream_waits_for_the_only_replica_to_come_back(tokenizer_folder: Path) -> None:
     with (
         FakeVerify() as verify,
