@@ -22,6 +22,7 @@ from verify_service.request import (
     SpeculationParams,
     StepOutput,
     TokenLogprob,
+    Usage,
 )
 
 FINISH_REASONS = {
@@ -139,31 +140,27 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
         step = output.step
         message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
     if output.finish_reason is not None:
-        _end(message, output, output.finish_reason)
+        message.finish_reason = FINISH_REASONS[output.finish_reason]
+    if output.usage is not None:
+        message.usage.CopyFrom(_usage(output.usage))
+    if output.timings is not None:
+        times = output.timings
+        message.timings.queued, message.timings.total = times.queued, times.total
+        message.timings.first_token = times.first_token
+    if output.error is not None:
+        message.error.CopyFrom(_error(output.error))
     return message
 
 
-def _end(message: verify_pb2.RequestOutput, output: StepOutput, reason: FinishReason) -> None:
-    message.finish_reason = FINISH_REASONS[reason]
-    if output.usage is not None:
-        usage = output.usage
-        message.usage.CopyFrom(
-            sampling_pb2.Usage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                verify_steps=usage.verify_steps,
-                drafted_tokens=usage.drafted_tokens,
-                accepted_tokens=usage.accepted_tokens,
-            )
-        )
-    if output.timings is not None:
-        times = output.timings
-        message.timings.CopyFrom(
-            sampling_pb2.Timings(queued=times.queued, first_token=times.first_token, total=times.total)
-        )
-    if output.error is not None:
-        message.error.CopyFrom(_error(output.error))
+def _usage(usage: Usage) -> sampling_pb2.Usage:
+    return sampling_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        verify_steps=usage.verify_steps,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
 
 
 def _error(error: SlipstreamError) -> sampling_pb2.Error:

@@ -46,6 +46,10 @@ class VerifySettings(ServiceSettings):
         description="Proposer of requests that name none; none: plain decoding; auto: the first of --proposers, "
         "else the first attached",
     )
+    adaptive: bool = Field(
+        default=True,
+        description="For requests that say nothing about speculation: trees only as deep as measured time justifies",
+    )
     draft_deadline_ms: float = Field(
         default=20.0, ge=0.0, le=10_000.0, allow_inf_nan=False, description="How long a step may wait for trees"
     )
@@ -76,6 +80,7 @@ class VerifySettings(ServiceSettings):
             step_nodes=self.step_nodes,
             prefill_chunk=self.prefill_chunk,
             prefix_cache=self.prefix_cache,
+            adaptive=self.adaptive,
         )
 
     def link_config(self) -> LinkConfig:

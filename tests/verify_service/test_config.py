@@ -25,11 +25,12 @@ def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings(
         *("--model-name", "m", "--page-size", "1", "--max-running", "3", "--max-nodes", "8", "--prefill-chunk", "32"),
         *("--no-prefix-cache", "--proposers", "ngram,draft-model", "--default-proposer", "other"),
-        *("--draft-deadline-ms", "5", "--attach-token", "secret", "--step-nodes", "40"),
+        *("--draft-deadline-ms", "5", "--attach-token", "secret", "--step-nodes", "40", "--no-adaptive"),
     )
     engine = given.engine_config(5)
     assert (engine.page_size, engine.max_running, engine.max_queued, engine.max_nodes) == (1, 3, 9, 8)
     assert (engine.prefill_chunk, engine.prefix_cache, engine.step_nodes) == (32, False, 40)
+    assert not engine.adaptive
     link = given.link_config()
     assert (link.configured, link.default) == (("ngram", "draft-model", "other"), "other")
     assert (link.deadline, link.attach_token) == (0.005, "secret")
