@@ -14,7 +14,8 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.runner import Job, connect
 from benchmarks.transformers_baseline import DTYPES, TransformersBaseline
+from launcher import LLM, SamplingParams
 from launcher.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,25 +104,18 @@ class Speed:
                     self.note("slipstream, served", way, sum(len(a.token_ids) for a in answers) / seconds)
                     step()
 
-    def offline_round(self, step: Callable[[], object]) -> None:
-        """Through launcher.LLM, all prompts handed over at once or one by one."""
-        from launcher import LLM, SamplingParams
-
+    def offline_round(self, llm: LLM, ways: tuple[str, str], step: Callable[[], object]) -> None:
+        """Through launcher.LLM, prompts handed over one by one and then all at once."""
         sampling = SamplingParams(temperature=0.0, max_tokens=self.options.tokens, ignore_eos=True)
-        draft = {"proposer": "draft-model", "model": str(self.options.draft)}
-        for speculative_config, ways in ((None, (PLAIN_1, PLAIN_8)), (draft, (DRAFT_1, DRAFT_8))):
-            with LLM(self.options.model, speculative_config=speculative_config) as llm:
-                llm.generate([list(self.ids[0])], sampling, use_tqdm=False)
-                start = time.perf_counter()
-                for ids in self.ids:
-                    llm.generate([list(ids)], sampling, use_tqdm=False)
-                middle = time.perf_counter()
-                llm.generate([list(ids) for ids in self.ids], sampling, use_tqdm=False)
-                end = time.perf_counter()
-            tokens = len(self.ids) * self.options.tokens
-            for way, seconds in zip(ways, (middle - start, end - middle), strict=True):
-                self.note("slipstream, offline", way, tokens / seconds)
-                step()
+        prompts = [list(ids) for ids in self.ids]
+        calls = ([[prompt] for prompt in prompts], [prompts])
+        for way, batches in zip(ways, calls, strict=True):
+            start = time.perf_counter()
+            for batch in batches:
+                llm.generate(batch, sampling, use_tqdm=False)
+            seconds = time.perf_counter() - start
+            self.note("slipstream, offline", way, len(prompts) * self.options.tokens / seconds)
+            step()
 
 
 def report(speed: Speed) -> tuple[str, list[dict[str, object]]]:
@@ -144,24 +139,40 @@ def report(speed: Speed) -> tuple[str, list[dict[str, object]]]:
     return "\n\n".join(tables), ratios
 
 
+@contextmanager
+def _offline(options: argparse.Namespace, verify_args: Sequence[str], draft_args: Sequence[str]) -> Iterator[list[LLM]]:
+    """One LLM without and one with the draft model, or none at all."""
+    with ExitStack() as stack:
+        draft = {"method": "draft-model", "model": str(options.draft)}
+        configs = [] if options.no_offline else [None, draft]
+        yield [
+            stack.enter_context(
+                LLM(options.model, speculative_config=config, verify_args=verify_args, draft_args=draft_args)
+            )
+            for config in configs
+        ]
+
+
 async def _measure(options: argparse.Namespace) -> int:
     own = [Prompt(str(number), "own", (("user", text),)) for number, text in enumerate(OWN_PROMPTS)]
     prompts = load_prompts(options.prompts, limit=BATCH) if options.prompts else own
-    draft_args = ("--threads", str(options.draft_threads), "--log-level", "warning")
-    verify_args = ("--threads", str(options.threads), "--no-prefix-cache", "--log-level", "warning")
+    draft_args = ("--threads", str(options.draft_threads))
+    verify_args = ("--threads", str(options.threads), "--no-prefix-cache")
     cluster = Cluster(
         options.model, draft=(f"draft-model:{options.draft}",), verify_args=verify_args, draft_args=draft_args
     )
-    with cluster, tqdm(total=options.rounds * (6 + 4 + 4 * (not options.no_offline)), desc="measurements") as bar:
+    per_round = 6 + 4 + 4 * (not options.no_offline)
+    with cluster, _offline(options, verify_args, draft_args) as llms:
         async with connect(cluster.gateway_grpc) as runner:
             ids = await runner.tokenize(prompts)
             await runner.run([Job(each, 8, proposer="draft-model") for each in ids], BATCH)
         speed = Speed(options, ids)
-        for _ in range(options.rounds):
-            speed.transformers_round(bar.update)
-            await speed.served_round(cluster.gateway_grpc, bar.update)
-            if not options.no_offline:
-                speed.offline_round(bar.update)
+        with tqdm(total=options.rounds * per_round, desc="measurements") as bar:
+            for _ in range(options.rounds):
+                speed.transformers_round(bar.update)
+                await speed.served_round(cluster.gateway_grpc, bar.update)
+                for llm, ways in zip(llms, ((PLAIN_1, PLAIN_8), (DRAFT_1, DRAFT_8)), strict=False):
+                    speed.offline_round(llm, ways, bar.update)
     text, ratios = report(speed)
     print(text)
     if options.output:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tqdm import tqdm
@@ -168,6 +169,7 @@ class Exactness:
                         async with connect(cluster.gateway_grpc) as runner:
                             for concurrency, chosen in runs:
                                 work = [(case, cell) for case in chosen for cell in plan[concurrency]]
+                                Random(SEED).shuffle(work)  # long and short prompts meet
                                 await self._run_cells(runner, work, concurrency, bar.update)
                         self._store_preemptions(engine, int(verify_state(cluster.verify_address).preemptions))
                 else:
@@ -188,10 +190,10 @@ class Exactness:
         write_json(path, self._cells_file() | {name: count.to_json() for name, count in counts.items()})
 
     def _pages(self, engine: EngineSetting, crossed: Sequence[Case]) -> int:
-        """Pages for two of the longest requests where preemption is wanted, else for all prompts at once."""
+        """Pages for little more than the longest request where preemption is wanted, else for all prompts at once."""
         lengths = sorted(len(case.ids) + self.tokens + 1 for case in crossed)
         if engine.scarce:
-            return 2 * -(-lengths[-1] // engine.page_size)
+            return -(-lengths[-1] * 9 // 8 // engine.page_size) + 1
         return sum(-(-length // engine.page_size) for length in lengths) + 8 * -(-lengths[-1] // engine.page_size)
 
     # --- Services ---

@@ -74,11 +74,11 @@ class _HashedProposer(Proposer):
 class RandomTreeProposer(_HashedProposer):
     """Irregular trees: chains, bushes and everything between, siblings that repeat a token among them.
 
-    Most are small, which keeps long runs affordable; one in ten spends the whole budget.
+    Most are small, which keeps long runs affordable; one in twenty spends the whole budget.
     """
 
     def _tree(self, session: _Session, random: Random, max_nodes: int, max_depth: int) -> TokenTree | None:
-        size = min(random.choices((random.randint(0, 4), random.randint(5, 15), max_nodes), (6, 3, 1))[0], max_nodes)
+        size = min(random.choices((random.randint(0, 4), random.randint(5, 15), max_nodes), (15, 4, 1))[0], max_nodes)
         depth_limit = random.randint(1, max_depth)
         chaining = random.choice((0.0, 0.5, 0.9, 1.0))
         parents: list[int] = []
