@@ -57,7 +57,7 @@ class DraftModelConfig:
     page_size: int = 16
     max_cached_tokens: int = 65_536
     max_cached_bytes: int = 1 << 30
-    chunk: int = 256
+    chunk: int = 128
     group: int = 32
 
     def __post_init__(self) -> None:
