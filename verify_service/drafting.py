@@ -62,7 +62,7 @@ class Drafting:
             time.perf_counter() - begun,
             asked=len(awaiting),
             arrived=sum(1 for tree in trees if tree),
-            levels=max(item.state.granted_depth for item in awaiting),
+            levels=max((tree.depth for tree in trees if tree), default=1),
         )
         for item, tree in zip(awaiting, trees, strict=True):
             state = item.state
@@ -96,7 +96,6 @@ class Drafting:
         nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
         for (state, tokens), depth in zip(drafted, self._depths([state for state, _ in drafted], running), strict=True):
-            state.granted_depth = depth
             state.wants_tree = depth > 0
             rows = min(state.max_nodes, nodes, 1 + self._width(state, depth)) if depth > 0 else 1
             commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth))

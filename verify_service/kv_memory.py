@@ -55,7 +55,9 @@ class KVMemory:
         """Whether `running`, once its prompt is computed, will spare `waiting` a page that the cache lacks now."""
         if not self._caching or running.namespace != waiting.namespace:
             return False
-        tokens = waiting.tokens[:-1]
+        tokens, size = waiting.tokens[:-1], self._page_size
+        if running.tokens[:size] != tokens[:size]:
+            return False
         matched = self._cache.match(waiting.namespace, tokens)
         length = matched + self._page_size
         return length <= len(tokens) and running.tokens[:length] == tokens[:length]

@@ -89,7 +89,7 @@ class NodeBudget:
         self._nodes_per_level += _FAST * (nodes / depth - self._nodes_per_level)
 
     def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int) -> None:
-        """Take in the wait for trees of at most `levels` levels: `arrived` of `asked` came."""
+        """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels."""
         load = self.costs.seconds(asked) / self.costs.seconds(1)
         self._wait_per_level += _FAST * (seconds / ((1 + levels) * load) - self._wait_per_level)
         self._presence += _FAST * (arrived / asked - self._presence)

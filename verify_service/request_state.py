@@ -38,7 +38,6 @@ class RequestState:
     begun: bool = False
     prefilled: bool = False
     wants_tree: bool = False
-    granted_depth: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     seed_told: bool = False
     cached_tokens: int = 0

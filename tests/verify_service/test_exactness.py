@@ -153,6 +153,25 @@ def test_the_oracle_is_accepted_across_pages(
     assert max(output.step.accepted for answer in answers for output in answer.outputs if output.step) > 16
 
 
+def test_a_path_of_63_nodes_is_accepted_whole(model: CausalLM) -> None:
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=100, ignore_eos=True)
+    one = GenerationRequest(RequestKey(0, 0), (5, 6, 7), arrival=0.0, sampling=params)
+    tokens, _, _ = plain_generate(model, [5, 6, 7], params)
+    trees = OracleTrees({one.key: (5, 6, 7, *tokens)}, 512, seed=2)
+    with running_loop(model, EngineConfig(num_pages=64, page_size=4, adaptive=False), trees) as runner:
+        (answer,) = runner.run([one])
+    assert answer.token_ids == tuple(tokens)
+    assert max(output.step.accepted for output in answer.outputs if output.step) == 63
+
+
+def test_adaptive_budgets_change_no_token(
+    model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = reference
+    with running_loop(model, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
+        assert_equal(runner.run(requests), expected)
+
+
 def test_a_resumed_stream_goes_on_where_it_was(
     model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
 ) -> None:
