@@ -16,7 +16,8 @@ from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner, d
 from launcher.readiness import wait_attached, wait_serving
 
 LOOPBACK = "127.0.0.1"
-START_SECONDS = 120.0
+START_SECONDS = 240.0
+"""The first start on a machine compiles the CPU kernels."""
 STOP_SECONDS = 15.0
 
 

@@ -62,7 +62,8 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     commands = [layout.gateway, *([layout.drafter] if layout.draft else []), layout.verify]
     supervisor = Supervisor(commands, view)
     signal.signal(signal.SIGTERM, _leave)
-    view("slipstream", f"starting {', '.join(reversed([command.name for command in commands]))}")
+    names = ", ".join(reversed([command.name for command in commands]))
+    view("slipstream", f"starting {names}; the first start on a machine also compiles the CPU kernels")
     try:
         supervisor.start(options.start_seconds)
     except StartupError as error:

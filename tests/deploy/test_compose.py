@@ -22,7 +22,7 @@ from support.hosts import Host, can_make_namespaces, loopbacks, namespaces
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ROOT / "deploy" / "docker-compose.yml"
 VARIABLE = re.compile(r"\$\{(\w+)(?::[-?]([^}]*))?\}")
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 SERVICES = ("verify", "draft", "gateway")
 
 ASK = """
