@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def kernel(function: Function) -> Function:
     """Compile `function` at its first call, without the GIL, without reassociation or contraction."""
     with _cache_location():
-        compiled = numba.njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     return cast(Function, compiled)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -65,21 +66,13 @@ def test_helpers_wake_up_after_sleeping() -> None:
 
 def test_callers_from_many_threads_queue() -> None:
     team = Team(2)
-    errors: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            for _ in range(50):
-                run(team, 20, 20)
-        except BaseException as error:
-            errors.append(error)
+    def call(_: int) -> None:
+        for _ in range(50):
+            run(team, 20, 20)
 
-    callers = [threading.Thread(target=call) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as callers:
+        list(callers.map(call, range(4)))
 
 
 def test_helpers_end_with_their_team_and_use_no_cpu_when_idle() -> None:
