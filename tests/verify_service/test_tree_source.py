@@ -1,0 +1,13 @@
+"""The tree source of a service without proposers."""
+
+from __future__ import annotations
+
+from verify_service.request import RequestKey
+from verify_service.tree_source import NoTrees, TreeSource
+
+
+def test_no_trees_knows_nobody_and_proposes_nothing() -> None:
+    source: TreeSource = NoTrees()
+    assert not source.known("ngram")
+    assert source.default() is None
+    assert source.collect([RequestKey(0, 0), RequestKey(0, 1)]) == [None, None]
