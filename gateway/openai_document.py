@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest
 from gateway.openai_types import (
     ChatCompletion,
+    ChatCompletionChunk,
     Completion,
     ErrorResponse,
     Health,
@@ -32,7 +33,19 @@ _REASONS: Final = {
     503: "No verify service is ready, or the gateway is shutting down; retry later.",
     504: "The verify service did not answer in time.",
 }
-_EVENTS: Final = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT: Final = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {
+            "type": "string",
+            "description": "A chunk as JSON (ChatCompletionChunk, or for /v1/completions Completion); [DONE] at the "
+            "end; or an ErrorResponse as JSON, after which the stream ends.",
+        }
+    },
+}
+_EVENTS: Final = {"text/event-stream": {"schema": _EVENT}}
+_REFERENCES: Final = "#/components/schemas/{model}"
 
 
 def _responses(model: Any, *errors: int, events: bool = False) -> Responses:
@@ -75,9 +88,11 @@ def describe(app: FastAPI, *, secured: bool) -> None:
 def _document(app: FastAPI, *, secured: bool) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     references, definitions = models_json_schema(
-        [(body, "validation") for body in _BODIES.values()], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in _BODIES.values()], ref_template=_REFERENCES
     )
-    document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+    chunk = TypeAdapter(ChatCompletionChunk).json_schema(ref_template=_REFERENCES)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= definitions["$defs"] | chunk.pop("$defs") | {"ChatCompletionChunk": chunk}
     for path, body in _BODIES.items():
         content = {"application/json": {"schema": references[(body, "validation")]}}
         document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
