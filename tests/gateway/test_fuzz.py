@@ -69,6 +69,7 @@ def test_answers_are_as_documented(operations: dict[str, APIOperation], label: s
         max_examples=80 if label.startswith("POST") else 10,
         deadline=None,
         database=None,
+        derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
