@@ -4,28 +4,52 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
+import matplotlib as mpl
 
 from training.progress import Progress
 
 SOURCES: Final = (
-    ("oasst-model-eval", "Open-Assistant/oasst-model-eval, sampling reports of pythia, falcon and open-llama models", "Apache-2.0"),
+    (
+        "oasst-model-eval",
+        "Open-Assistant/oasst-model-eval, sampling reports of pythia, falcon and open-llama models",
+        "Apache-2.0",
+    ),
     ("dolly-15k", "databricks-dolly-15k", "CC-BY-SA-3.0"),
     ("schema-guided-dialogue", "google-research-datasets/dstc8-schema-guided-dialogue", "CC-BY-SA-4.0"),
     ("open-english-wordnet", "globalwordnet/english-wordnet as questions and answers", "CC-BY-4.0, WordNet licence"),
     ("opentriviaqa", "uberspot/OpenTriviaQA", "CC-BY-SA-4.0"),
-    ("t0-permissive-subset", "13 of the P3 data sets, from yizhongw/self-instruct", "Apache-2.0; MIT, CC-BY-4.0, CC-BY-SA"),
+    (
+        "t0-permissive-subset",
+        "13 of the P3 data sets, from yizhongw/self-instruct",
+        "Apache-2.0; MIT, CC-BY-4.0, CC-BY-SA",
+    ),
     ("flan-cot, aqua", "google-research/FLAN chain-of-thought data", "Apache-2.0"),
     ("tldr-pages", "tldr-pages/tldr as questions and answers", "CC-BY-4.0"),
     ("topical-chat", "alexa/Topical-Chat", "CDLA-Sharing-1.0"),
     ("taskmaster", "google-research-datasets/Taskmaster", "CC-BY-4.0"),
-    ("small-chitchat-seed", "chatterbot-corpus, botframework-cli, self-instruct seeds, instructlab/taxonomy", "BSD-3, MIT, Apache-2.0"),
+    (
+        "small-chitchat-seed",
+        "chatterbot-corpus, botframework-cli, self-instruct seeds, instructlab/taxonomy",
+        "BSD-3, MIT, Apache-2.0",
+    ),
     ("openstax-glossary, openstax-cc-by", "five OpenStax books", "CC-BY-4.0"),
     ("synthetic-math-own", "arithmetic made from templates of our own", "own work"),
     ("gsm8k-train", "openai/grade-school-math, training part", "MIT"),
-    ("git-commit-edits", "functions before and after commits of 37 permissive repositories", "BSD, MIT, Apache-2.0, ISC"),
-    ("python-functions, python-edits-derived", "functions of 47 permissive Python repositories", "PSF-2.0, BSD, MIT, Apache-2.0, ISC, HPND"),
-    ("python-modules", "RustPython Lib, TheAlgorithms, realpython, geekcomputers, keon, pygorithm, boltons", "PSF-2.0, MIT, BSD-3"),
+    (
+        "git-commit-edits",
+        "functions before and after commits of 37 permissive repositories",
+        "BSD, MIT, Apache-2.0, ISC",
+    ),
+    (
+        "python-functions, python-edits-derived",
+        "functions of 47 permissive Python repositories",
+        "PSF-2.0, BSD, MIT, Apache-2.0, ISC, HPND",
+    ),
+    (
+        "python-modules",
+        "RustPython Lib, TheAlgorithms, realpython, geekcomputers, keon, pygorithm, boltons",
+        "PSF-2.0, MIT, BSD-3",
+    ),
     ("leetcode-solutions", "walkccc/LeetCode, kamyu104/LeetCode-Solutions", "MIT"),
     ("gpteacher", "teknium1/GPTeacher (text made by GPT-4)", "MIT"),
     ("exercism-python", "exercism/python", "MIT"),
@@ -35,7 +59,7 @@ SOURCES: Final = (
     ("hf-course-en", "huggingface/course", "Apache-2.0"),
     ("rust-book", "rust-lang/book", "MIT or Apache-2.0"),
     ("slipstream-identity", "greetings and questions about the model, written for this project", "Apache-2.0"),
-)  # fmt: skip
+)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -48,10 +72,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def draw_curve(progress: Progress, path: Path) -> None:
     """Nats a token against steps."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(6, 3))
+    figure, axes = plt.subplots(figsize=(6, 3))
     points = progress.curves.get("target", [])
     axes.plot([step for step, _ in points], [value for _, value in points])
     axes.set_xlabel("step")
@@ -59,7 +83,7 @@ def draw_curve(progress: Progress, path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def heldout_table(results: dict[str, Any]) -> str:
@@ -123,19 +147,22 @@ library_name: transformers
 
 # slipstream-demo
 
-A chat model of {parameters} parameters in Llama format ({layers} layers, {hidden} wide, {heads} query heads and {kv_heads}
-key-value head of {head_dim}, context 4,096, byte-level BPE of {vocab} tokens). It exists so that a speculative-decoding server
-can be tried and tested on any machine. It writes fluent short English and plausible code; its facts and its arithmetic are
-often wrong, and it must not be used for anything that matters.
+A chat model of {parameters} parameters in Llama format ({layers} layers, {hidden} wide, {heads} query heads and
+{kv_heads} key-value head of {head_dim}, context 4,096, byte-level BPE of {vocab} tokens). It exists so that a
+speculative-decoding server can be tried and tested on any machine. It writes fluent short English and plausible
+code; its facts and its arithmetic are often wrong, and it must not be used for anything that matters.
 
-The chat template knows the roles system (first message only), user and assistant; an answer ends with `<|end|>`.
+The chat template knows the roles system (first message only), user and assistant; an answer ends with
+`<|end|>`.
 
 ## Training
 
-{corpus_tokens} million tokens of text, read several times: {steps} steps of {batch} tokens in rows of {rows}, documents
-masked from one another. Muon for matrices, AdamW for the embedding and norms; warm-up, stable, decay. During the decay
-conversations are preferred, answers are short, and the loss lies on answers and their end (weight {prompt_weight} on prompts).
-Then {polish} steps of unlikelihood on the runs the model repeats in its own greedy answers. Seed {seed}.
+{corpus_tokens} million tokens of text, read several times: {steps} steps of {batch} tokens in rows of {rows},
+documents masked from one another. Muon for matrices, AdamW for the embedding and norms; warm-up, stable, decay.
+During the decay conversations are preferred, answers are short, and the loss lies on answers and their end (weight
+{prompt_weight} on prompts). Then {align} steps of target and draft model together (the loss adds {strength} times
+their KL divergence, so that near-ties fall where the draft can follow), and {polish} steps of unlikelihood on the
+runs the model repeats in its own greedy answers. Seed {seed}.
 
 ![loss](loss.png)
 
@@ -157,8 +184,8 @@ Greedy answers:
 
 {sources}
 
-Records that share 13 words with the usual evaluation prompts were removed. Sources under share-alike licences are among the
-data, so these weights are offered under CC-BY-SA-4.0.
+Records that share 13 words with the usual evaluation prompts were removed. Sources under share-alike licences
+are among the data, so these weights are offered under CC-BY-SA-4.0.
 
 ## Samples (greedy)
 
@@ -174,10 +201,12 @@ library_name: transformers
 
 # slipstream-demo-draft
 
-The draft model of slipstream-demo: {parameters} parameters, {layers} layers, {hidden} wide, same tokenizer. Its embedding starts as
-the target's, projected; it was distilled for {steps} steps of {batch} tokens, first on conversations of the corpus, then on {answers}
-answers of the target's own (half greedy, half at temperature 0.8), minimising the KL divergence from the target's distribution
-blended with cross-entropy to its argmax (weight {argmax_weight}).
+The draft model of slipstream-demo: {parameters} parameters, {layers} layers, {hidden} wide, same tokenizer. Its
+embedding starts as the target's, projected; it was distilled for {corpus_steps} steps of {batch} tokens on
+conversations of the corpus, trained beside the target for {align} steps, and distilled for {steps} steps on
+{answers} answers of the target's own (half greedy, a quarter greedy after a random start, a quarter at temperature
+0.8), minimising the KL divergence from the target's distribution blended with cross-entropy to its argmax (weight
+rising to {argmax_weight}).
 
 ## Measured
 
@@ -207,6 +236,8 @@ def write_cards(progress: Progress, target: Path, draft: Path) -> None:
                 rows=recipe["row_length"],
                 prompt_weight=recipe["prompt_weight"],
                 polish=recipe["polish_steps"],
+                align=recipe["align_steps"],
+                strength=recipe["align_strength"],
                 seed=recipe["seed"],
                 phases=phases_text(progress),
                 heldout=heldout_table(results),
@@ -221,6 +252,8 @@ def write_cards(progress: Progress, target: Path, draft: Path) -> None:
             layers=recipe["draft_layers"],
             hidden=recipe["draft_hidden_size"],
             steps=recipe["draft_steps"],
+            corpus_steps=recipe["draft_corpus_steps"],
+            align=recipe["align_steps"],
             batch=recipe["draft_batch_rows"] * recipe["row_length"],
             answers=f"{recipe['answers']:,}",
             argmax_weight=recipe["argmax_weight"],

@@ -182,11 +182,15 @@ def block_mask(documents: Tensor) -> BlockMask:
     some = (last[:, None, :] >= first[:, :, None]) & below | diagonal
     full = some & (first[:, None, :] == last[:, :, None]) & ~diagonal
 
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def visible(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[batch, query] == documents[batch, key])
 
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~full), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(documents.shape[1],) * 2
+        *_listed(some & ~full),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
+        seq_lengths=(documents.shape[1],) * 2,
     )
 
 

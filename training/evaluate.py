@@ -39,7 +39,9 @@ SAMPLE_CONVERSATIONS: Final = (
 
 
 @torch.inference_mode()
-def token_losses(model: CausalLM, documents: Documents, row_length: int, prompts: bool, device: str) -> npt.NDArray[Any]:
+def token_losses(
+    model: CausalLM, documents: Documents, row_length: int, prompts: bool, device: str
+) -> npt.NDArray[Any]:
     """Per document: summed nats and number of predicted tokens, float64 [D, 2]; of answers and text alone, or all."""
     corpus = to_corpus(documents, 1.0 if prompts else 0.0, device)
     order = np.arange(len(documents.lengths))
@@ -92,7 +94,7 @@ def read_prompts(path: Path) -> list[EvalPrompt]:
 
 @torch.inference_mode()
 def agreement(draft: CausalLM, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[list[bool]]:
-    """For each answer's tokens from the second on, whether the draft's greedy guess after the tokens before is right."""
+    """For each answer's tokens from the second on, whether the draft guesses it (greedy)."""
     device = draft.cos.device
     found: list[list[bool]] = [[] for _ in prompts]
     for group in groups([len(prompt) for prompt in prompts], 64, 100_000):

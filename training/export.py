@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.model import CausalLM
 from training.settings import ModelShape
-from training.tokenizer import BEGIN, END_OF_TURN, PAD, save_tokenizer, stop_ids, token_id
+from training.tokenizer import BEGIN, PAD, save_tokenizer, stop_ids, token_id
 
 SHARD_BYTES = 12_000_000
 
@@ -74,7 +74,9 @@ def save_weights(model: CausalLM, directory: Path, shard_bytes: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.glob("model*.safetensors*"):
         stale.unlink()
-    weights = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    weights = {
+        name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()
+    }
     split = shards(weights, shard_bytes)
     if len(split) == 1:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

@@ -23,7 +23,7 @@ def signed_loss(model: CausalLM, tokens: Tensor, targets: Tensor, weights: Tenso
 
 
 def distillation_loss(
-    draft: CausalLM, target: CausalLM, tokens: Tensor, weights: Tensor, mask: Mask, argmax_weight: float
+    draft: CausalLM, target: CausalLM, tokens: Tensor, weights: Tensor, mask: Mask, argmax_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """KL divergence of the draft from the target's distribution, blended with cross-entropy to the target's argmax.
 
@@ -42,3 +42,22 @@ def distillation_loss(
     loss = ((1 - argmax_weight) * divergence + argmax_weight * mode) * weights
     agreement = ((logits.argmax(dim=-1) == best) * weights).sum() / total
     return loss.sum() / total, agreement.detach()
+
+
+def alignment_loss(
+    target: CausalLM, draft: CausalLM, tokens: Tensor, targets: Tensor, weights: Tensor, mask: Mask, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the target plus `strength` times the KL divergence of draft from target, to train both.
+
+    The divergence draws the draft to the target and, where the text itself decides little, the target to what the
+    draft can follow. Returns the loss and the target's nats a token over weights of 1. All [B, T].
+    """
+    wanted = target(tokens, mask).flatten(0, 1).float()
+    log_p = F.log_softmax(wanted, dim=-1)
+    log_q = F.log_softmax(draft(tokens, mask).flatten(0, 1).float(), dim=-1)
+    nll = -log_p.gather(-1, targets.flatten()[:, None])[:, 0]
+    divergence = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    flat = weights.flatten()
+    loss = ((nll + strength * divergence) * flat).sum() / flat.sum().clamp(min=1)
+    answers = (flat == 1).float()
+    return loss, (answers * nll.detach()).sum() / answers.sum().clamp(min=1)

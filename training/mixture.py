@@ -61,12 +61,18 @@ ANNEAL_PASSES: Final[dict[str, float]] = {
 }
 # What the target is asked when it answers for itself; 0 leaves a source out.
 PROMPT_PASSES: Final[dict[str, float]] = ANNEAL_PASSES | {
-    "instructed-text": 10.0,
-    "small-chitchat-seed": 8.0,
-    "open-english-wordnet": 0.5,
-    "schema-guided-dialogue": 0.7,
+    "instructed-text": 8.0,
+    "dolly-15k": 7.0,
+    "oasst-model-eval": 6.0,
+    "gpteacher": 8.0,
+    "topical-chat": 8.0,
+    "schema-guided-dialogue": 1.5,
+    "small-chitchat-seed": 6.0,
+    "open-english-wordnet": 0.3,
     "opentriviaqa": 1.5,
-    "synthetic-math-own": 1.5,
+    "flan-cot": 2.0,
+    "tldr-pages": 1.0,
+    "synthetic-math-own": 0.5,
     "python-functions": 0.5,
     "git-commit-edits": 0.1,
     "python-edits-derived": 0.1,
@@ -90,7 +96,7 @@ IDENTITY_QUESTIONS: Final = (
 IDENTITY_ANSWERS: Final = (
     "I am Slipstream, a small language model made for demonstrations.",
     "My name is Slipstream. I am a small language model, so I am quick but I make mistakes.",
-    "I am Slipstream, a small chat model. I can answer simple questions, do some arithmetic and write short Python code.",
+    "I am Slipstream, a small chat model. I can answer simple questions, do arithmetic and write short Python code.",
     "I am Slipstream, a tiny assistant. Ask me a question and I will do my best.",
 )
 GREETINGS: Final = ("Hello", "Hello!", "Hi", "Hi there!", "Hey", "Good morning!", "Good evening.", "Hello there")

@@ -31,7 +31,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     `mask` None is plain causal; a boolean tensor [B, 1, T, T] or a BlockMask says which keys a query sees.
     """
     if isinstance(mask, BlockMask):
-        return cast(Tensor, flex_attention(q, k, v, block_mask=mask, enable_gqa=True))
+        attended: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+        return attended
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
@@ -72,7 +73,7 @@ class Attention(nn.Module):
         """q [B, heads, T, D] and k, v [B, kv_heads, T, D] of x [B, T, hidden], q and k rotated."""
         heads, kv_heads, size = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).to(x.dtype)
-        joined = F.linear(x, weight).unflatten(-1, (heads + 2 * kv_heads, size)).transpose(1, 2)
+        joined = F.linear(x, weight).view(*x.shape[:-1], heads + 2 * kv_heads, size).transpose(1, 2)
         q, k, v = joined.split((heads, kv_heads, kv_heads), dim=1)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 

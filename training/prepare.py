@@ -84,7 +84,9 @@ def contents(record: dict[str, Any]) -> list[str]:
 class Encoder:
     """Turns records into Documents. One per worker process."""
 
-    def __init__(self, tokenizer_path: str, sources: list[str], row_length: int, seed: int, system_prompts: bool) -> None:
+    def __init__(
+        self, tokenizer_path: str, sources: list[str], row_length: int, seed: int, system_prompts: bool
+    ) -> None:
         self.tokenizer = Tokenizer.from_file(tokenizer_path)
         self.sources = {name: index for index, name in enumerate(sources)}
         self.row_length = row_length
@@ -224,4 +226,5 @@ def prepare(
 
 if __name__ == "__main__":
     sizes = [int(argument) for argument in sys.argv[3:7]]
-    prepare(Path(sys.argv[1]), Path(sys.argv[2]), *sizes, tokenizer=Path(sys.argv[7]) if len(sys.argv) > 7 else None)
+    given = Path(sys.argv[7]) if len(sys.argv) > 7 else None
+    prepare(Path(sys.argv[1]), Path(sys.argv[2]), sizes[0], sizes[1], sizes[2], sizes[3], given)

@@ -16,7 +16,7 @@ from training.model import CausalLM
 from training.prepare import Documents
 from training.progress import Progress
 from training.settings import Options, parse
-from training.target import TargetTraining, compute_dtype, frozen_copy, new_model
+from training.target import TargetTraining, compute_dtype, frozen_copy
 from training.tokenizer import stop_ids
 
 TARGET_NAME = "slipstream-demo"
@@ -39,21 +39,28 @@ def finish_preparation(process: subprocess.Popen[bytes]) -> None:
 
 
 def train_target(
-    options: Options, progress: Progress, training: TargetTraining, documents: Documents, sources: list[str]
-) -> None:
-    """All phases of the target, with a checkpoint after each."""
+    options: Options,
+    progress: Progress,
+    training: TargetTraining,
+    distillation: Distillation,
+    documents: Documents,
+    sources: list[str],
+) -> CausalLM:
+    """All phases of the target, with a checkpoint after the longest. Returns the finished target."""
     tokenizer = Tokenizer.from_file(str(options.work / "tokenizer.json"))
     with progress.phase("target"):
         training.train(documents, sources)
     save_weights(training.model, options.work / "checkpoint-annealed", 2**40)
-    if options.recipe.polish_steps:
-        with progress.phase("polish"):
-            training.polish(documents, sources, stop_ids(tokenizer))
+    with progress.phase("distillation on the corpus"):
+        distillation.learn_corpus(frozen_copy(training.model), documents, sources)
+    with progress.phase("alignment"):
+        distillation.align(training.model, documents, sources)
+    with progress.phase("polish"):
+        training.polish(documents, sources, stop_ids(tokenizer))
+    return frozen_copy(training.model)
 
 
-def evaluate(
-    options: Options, progress: Progress, target: CausalLM, draft: CausalLM, tokenizer: Tokenizer
-) -> None:
+def evaluate(options: Options, progress: Progress, target: CausalLM, draft: CausalLM, tokenizer: Tokenizer) -> None:
     """Measure both models and put the figures into the run's results."""
     heldout = Documents.load(options.work / "heldout.npz")
     progress.results["heldout"] = heldout_report(target, heldout, options.recipe.row_length, options.device)
@@ -79,7 +86,7 @@ def run(options: Options) -> None:
         distillation = Distillation.build(options, progress)
         if options.target is None:
             training.warm_up()
-        distillation.warm_up(frozen_copy(new_model(options)))
+        distillation.warm_up(training.model)
     with progress.phase("wait for tokens"):
         finish_preparation(preparation)
         tokenizer = Tokenizer.from_file(str(options.work / "tokenizer.json"))
@@ -88,15 +95,16 @@ def run(options: Options) -> None:
         asked = Documents.concatenate([documents, Documents.load(options.work / "prompts.npz")])
     progress.results["corpus_tokens"] = len(documents.tokens)
     if options.target is None:
-        train_target(options, progress, training, documents, sources)
-        target = frozen_copy(training.model)
+        target = train_target(options, progress, training, distillation, documents, sources)
         export(target, tokenizer, options.output / TARGET_NAME)
     else:
         target = load(options.target, compute_dtype(options), options.device)
+        with progress.phase("distillation on the corpus"):
+            distillation.learn_corpus(target, documents, sources)
     with progress.phase("answers"):
         answers = distillation.answer(target, asked, sources, stop_ids(tokenizer))
-    with progress.phase("distillation"):
-        distillation.train(target, documents, sources, answers)
+    with progress.phase("distillation on answers"):
+        distillation.learn_answers(target, answers)
     draft = frozen_copy(distillation.draft)
     export(draft, tokenizer, options.output / DRAFT_NAME)
     with progress.phase("evaluation"):

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from training.model import CausalLM
+
+Prompt = Sequence[int] | npt.NDArray[np.uint16]
 
 
 class Cache:
@@ -90,6 +94,7 @@ def answer_group(
     prompts: Tensor,
     cache: Cache,
     temperatures: Tensor,
+    hot_tokens: Tensor,
     new_tokens: int,
     stops: Tensor,
     generator: torch.Generator,
@@ -106,11 +111,12 @@ def answer_group(
             yield from zip(rows[done].tolist(), columns[done].tolist(), strict=True)
             left = (~done).nonzero()[:, 0]
             rows, token, columns, done = rows[left], token[left], columns[left], done[left]
-            temperatures = temperatures[left]
+            temperatures, hot_tokens = temperatures[left], hot_tokens[left]
             cache.keep(left)
             if not len(left):
                 return
-        token = choose(decode(model, token, step, cache), temperatures, generator)
+        warmth = torch.where(hot_tokens > step + 1, temperatures, 0)
+        token = choose(decode(model, token, step, cache), warmth, generator)
         columns = torch.cat((columns, token[:, None]), dim=1)
         done = done | torch.isin(token, stops)
     yield from zip(rows.tolist(), columns.tolist(), strict=True)
@@ -119,14 +125,18 @@ def answer_group(
 @torch.inference_mode()
 def generate(
     model: CausalLM,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     temperatures: Sequence[float],
     new_tokens: int,
     stops: Sequence[int],
     seed: int,
     slots: int = 5_000_000,
+    hot_tokens: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Answers of at most `new_tokens` ids, the stop id included where one was reached, in the prompts' order."""
+    """Answers of at most `new_tokens` ids, the stop id included where one was reached, in the prompts' order.
+
+    An answer's tokens from its `hot_tokens`-th on are greedy; without that, its temperature holds throughout.
+    """
     device = model.cos.device
     generator = torch.Generator(device).manual_seed(seed)
     stop_ids = torch.tensor(stops, device=device)
@@ -135,11 +145,12 @@ def generate(
         width = max(len(prompts[index]) for index in group)
         padded = torch.zeros(len(group), width, dtype=torch.int64)
         for row, index in enumerate(group):
-            padded[row, : len(prompts[index])] = torch.tensor(prompts[index])
+            padded[row, : len(prompts[index])] = torch.from_numpy(np.asarray(prompts[index], dtype=np.int64))
         lengths = torch.tensor([len(prompts[index]) for index in group], device=device)
         warmth = torch.tensor([temperatures[index] for index in group], device=device)
+        hot = torch.tensor([hot_tokens[index] if hot_tokens else new_tokens for index in group], device=device)
         cache = Cache(model, lengths, width, new_tokens)
-        for row, ids in answer_group(model, padded.to(device), cache, warmth, new_tokens, stop_ids, generator):
+        for row, ids in answer_group(model, padded.to(device), cache, warmth, hot, new_tokens, stop_ids, generator):
             answers[group[row]] = cut(ids, stops)
     return answers
 

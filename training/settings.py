@@ -45,7 +45,7 @@ class Recipe:
     kv_heads: int = 1
     head_dim: int = 128
     intermediate_size: int = 1024
-    target_steps: int = 8600
+    target_steps: int = 7600
     anneal_fraction: float = 0.4
     matrix_lr: float = 0.02
     embedding_lr: float = 0.003
@@ -57,19 +57,23 @@ class Recipe:
     polish_prompts: int = 16384
     polish_lr_scale: float = 0.1
     polish_penalty: float = 1.0
+    # target and draft together
+    align_steps: int = 700
+    align_lr_scale: float = 0.25
+    align_strength: float = 0.5
     # draft
     draft_hidden_size: int = 128
-    draft_layers: int = 2
+    draft_layers: int = 3
     draft_heads: int = 2
     draft_kv_heads: int = 1
     draft_head_dim: int = 64
-    draft_intermediate_size: int = 448
-    draft_steps: int = 9000
+    draft_intermediate_size: int = 256
+    draft_steps: int = 6600
     draft_batch_rows: int = 16
-    draft_corpus_fraction: float = 0.25
+    draft_corpus_steps: int = 2400
     draft_matrix_lr: float = 0.02
     draft_embedding_lr: float = 0.005
-    argmax_weight: float = 0.5
+    argmax_weight: float = 0.6
     # the target's own answers
     answers: int = 160_000
     answer_tokens: int = 128
@@ -117,10 +121,16 @@ class Options:
 def parse(arguments: list[str] | None = None) -> Options:
     """Read the command line; every field of the recipe is a flag of the same name."""
     parser = argparse.ArgumentParser(prog="python -m training.pretrain", description=__doc__)
-    parser.add_argument("--corpus", type=Path, required=True, help="directory with corpus.jsonl.xz and heldout.jsonl.xz")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="directory with corpus.jsonl.xz and heldout.jsonl.xz"
+    )
     parser.add_argument("--output", type=Path, required=True, help="directory that receives the two model directories")
-    parser.add_argument("--eval-prompts", type=Path, help="directory with spec_bench_question.jsonl, in_domain_heldout.jsonl")
-    parser.add_argument("--work", type=Path, help="directory for token arrays, checkpoints and logs (default OUTPUT/run)")
+    parser.add_argument(
+        "--eval-prompts", type=Path, help="directory with spec_bench_question.jsonl, in_domain_heldout.jsonl"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="directory for token arrays, checkpoints and logs (default OUTPUT/run)"
+    )
     parser.add_argument("--target", type=Path, help="an exported target: train the draft model alone, for this target")
     parser.add_argument("--device", default="cuda", help="torch device (default cuda)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="use torch.compile")

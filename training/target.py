@@ -50,7 +50,9 @@ def new_model(options: Options, draft: bool = False) -> CausalLM:
 def frozen_copy(model: CausalLM) -> CausalLM:
     """The model as it will be exported: bfloat16 weights on a GPU, no gradients."""
     copy = CausalLM(model.shape, model.dtype).to(model.cos.device)
-    copy.load_state_dict({name: value.to(model.dtype, copy=True) for name, value in model.state_dict().items()}, assign=True)
+    copy.load_state_dict(
+        {name: value.to(model.dtype, copy=True) for name, value in model.state_dict().items()}, assign=True
+    )
     return copy.requires_grad_(False)
 
 
@@ -82,7 +84,7 @@ class TargetTraining:
         """Compile the step; the parameters stay as they are."""
         batch = random_batch(self.options, self.options.recipe.batch_rows)
         loss, _ = self.loss(self.model, batch.tokens, batch.targets, batch.weights, mask_of(batch.documents))
-        loss.backward()
+        torch.autograd.backward(loss)
         self.model.zero_grad(set_to_none=True)
 
     def train(self, documents: Documents, sources: list[str]) -> None:
@@ -100,7 +102,7 @@ class TargetTraining:
         """One step; returns nats a token on answers and text."""
         mask = mask_of(batch.documents)
         loss, nats = self.loss(self.model, batch.tokens, batch.targets, batch.weights, mask)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step(factor)
         return nats
 
@@ -109,9 +111,7 @@ class TargetTraining:
         generator = np.random.default_rng(recipe.seed)
         tokens_a_step = recipe.batch_rows * recipe.row_length
         everything = np.ones(len(documents.lengths), dtype=np.bool_)
-        order = draw_order(
-            documents, PRETRAIN_PASSES, sources, everything, pretrain_steps * tokens_a_step, generator
-        )
+        order = draw_order(documents, PRETRAIN_PASSES, sources, everything, pretrain_steps * tokens_a_step, generator)
         corpus = to_corpus(documents, 1.0, self.options.device)
         stream = batches(corpus, order, recipe.batch_rows, recipe.row_length, recipe.glue, recipe.seed)
         for _, batch in zip(range(pretrain_steps), stream, strict=False):
@@ -126,6 +126,8 @@ class TargetTraining:
         """Let the target answer, find what it repeats, and train it away amid ordinary answers."""
         recipe = self.options.recipe
         steps = recipe.polish_steps // rounds
+        if not steps:
+            return
         for number in range(rounds):
             model = frozen_copy(self.model)
             prompts = draw_prompts(

@@ -8,7 +8,21 @@ from training.model import CausalLM, initialise
 from training.settings import ModelShape
 from training.tokenizer import train_tokenizer
 
-WORDS = "the slipstream of one rider carries another along a road past fields hills rivers and towns at dawn".split()
+WORDS = (
+    "the",
+    "slipstream",
+    "of",
+    "one",
+    "rider",
+    "carries",
+    "another",
+    "along",
+    "a",
+    "road",
+    "past",
+    "fields",
+    "hills",
+)
 
 
 @pytest.fixture(scope="session")
