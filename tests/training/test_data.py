@@ -24,7 +24,7 @@ def corpus_of(lengths: list[int]) -> Corpus:
 @settings(max_examples=50, deadline=None)
 def test_documents_are_placed_whole_and_apart(lengths: list[int]) -> None:
     rows, offsets = place(np.array(lengths, dtype=np.int64), 32)
-    taken = set()
+    taken: set[tuple[int, int]] = set()
     for row, offset, length in zip(rows.tolist(), offsets.tolist(), lengths, strict=True):
         assert offset + length <= 32
         cells = {(row, offset + index) for index in range(length)}

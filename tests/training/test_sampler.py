@@ -55,7 +55,7 @@ def test_unlikelihood_pushes_a_token_down(model: CausalLM) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter -= 0.1 * parameter.grad
+            parameter.sub_(parameter.grad, alpha=0.1)
     after = model(tokens).log_softmax(-1)[0, 2, 31]
     assert float(after.detach()) < float(before.detach())
 
