@@ -11,7 +11,7 @@ from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 
 STREAMS = 4
-TOKENS = 1800
+TOKENS = 1400
 DEADLINE_MS = 50
 NOISE_SECONDS = 1.5
 """What a machine busy with restarting a service may add to a pause."""

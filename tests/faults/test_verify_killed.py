@@ -59,3 +59,25 @@ def test_clients_learn_of_it_and_the_gateway_recovers(cluster):
     wait_until(lambda: httpx.get(ready, timeout=10).status_code == 200, lambda: cluster.logs("gateway"))
     assert httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10).status_code == 200
     assert tokens_of(ask(cluster, [replace(request, proposer="ngram")])) == before
+
+
+def test_streams_are_resumed_where_the_gateway_may_wait(tiny_model):
+    work = [replace(job, max_tokens=400, logprobs=2) for job in jobs(6, tokens=400)]
+    with Cluster(tiny_model, gateway_args=("--resume-seconds", "90")) as cluster:
+        plain = ask(cluster, work)
+
+        async def run():
+            async with connect(cluster.gateway_grpc) as runner:
+                streams = asyncio.create_task(runner.run(work, len(work)))
+                committed = state(cluster).committed_tokens
+                await asyncio.to_thread(
+                    wait_until, lambda: state(cluster).committed_tokens > committed + 60, "never running"
+                )
+                await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
+                assert not streams.done()
+                cluster.start("verify")
+                return await streams
+
+        answers = asyncio.run(run())
+    assert tokens_of(answers) == tokens_of(plain)
+    assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain]

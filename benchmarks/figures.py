@@ -1,0 +1,166 @@
+"""Writes the measured figures into the documentation.
+
+    python -m benchmarks.figures
+
+Each block of a page between `<!-- figures: NAME -->` and `<!-- end -->` is replaced by the tables of
+benchmarks/results/NAME.json, so that no figure is copied by hand. A block whose file is missing says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "docs" / "exactness.md", ROOT / "docs" / "performance.md")
+_BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Content = dict[str, Any]
+
+
+def exactness(content: Content) -> str:
+    """Totals by part and proposer, and how often requests were preempted."""
+    header = (
+        "part: proposer",
+        "requests",
+        "tokens",
+        "mismatches",
+        "logprob mismatches",
+        "drafted",
+        "accepted",
+        "tokens a step",
+    )
+    rows: list[list[object]] = [
+        [
+            *(name, c["requests"], c["tokens"], c["mismatches"]),
+            c["logprob_mismatches"] if c["logprobs_compared"] else None,
+            *(c["drafted"], c["accepted"], c["acceptance_length"]),
+        ]
+        for name, c in content["summary"].items()
+    ]
+    settings = content["settings"]
+    preemptions = sum(content["preemptions"].values())
+    note = (
+        f"{settings['prompts']} prompts, {settings['crossed']} of them under every engine setting, "
+        f"{settings['tokens']} new tokens each; {len(content['cells'])} cells; {preemptions} preemptions in the "
+        f"settings that force them. {_machine(content)}"
+    )
+    return f"{markdown_table(header, rows)}\n\n{note}"
+
+
+def distribution(content: Content) -> str:
+    """The test's result."""
+    rows: list[list[object]] = [
+        ["seeds", content["seeds"]],
+        ["seeds whose three tokens were all decided at tree nodes", content["at_nodes"]],
+        ["drafted tokens, accepted", f"{content['drafted']}, {content['accepted']}"],
+        ["chi-square, degrees of freedom", f"{content['statistic']:.1f}, {content['degrees']}"],
+        ["p-value", f"{content['p_value']:.3f}"],
+        ["runs of probability 0 seen", content["impossible"]],
+    ]
+    return markdown_table(("", "value"), rows)
+
+
+def acceptance(content: Content) -> str:
+    """A table a file and temperature: all answers, and in brackets those that do not repeat a 16-gram."""
+    cells = content["cells"]
+    values: dict[tuple[Any, ...], Content] = {
+        (c["file"], c["category"], c["setting"], c["temperature"], c["answers_counted"]): c for c in cells
+    }
+    files, settings, temperatures, counted = (
+        list(dict.fromkeys(c[key] for c in cells)) for key in ("file", "setting", "temperature", "answers_counted")
+    )
+    parts: list[str] = []
+    for file in files:
+        categories = [c for c in dict.fromkeys(c["category"] for c in cells if c["file"] == file) if c != "all"]
+        rows: list[list[object]] = []
+        for category in (*categories, "all"):
+            keys = [(file, category, setting, t) for t in temperatures for setting in settings]
+            pairs = [[values.get((*key, each), {}).get("acceptance_length") for each in counted] for key in keys]
+            rows.append([category, *(f"{_number(pair[0])} ({_number(pair[1])})" for pair in pairs)])
+        totals = [values[file, "all", setting, t, counted[0]] for t in temperatures for setting in settings]
+        rows.append(["answers that repeat", *(f"{100 * c['repeating'] / c['answers']:.1f} %" for c in totals)])
+        header = ("category", *(f"{setting}, T={t:g}" for t in temperatures for setting in settings))
+        parts.append(f"`{file}`\n\n{markdown_table(header, rows)}")
+    return "\n\n".join([*parts, _machine(content)])
+
+
+def cpu_speed(content: Content) -> str:
+    """Medians over rounds, and the ratios."""
+    measured: dict[str, list[float]] = content["tokens_a_second"]
+    rows: list[list[object]] = [
+        [*name.split(" | "), sorted(figures)[len(figures) // 2], min(figures), max(figures)]
+        for name, figures in measured.items()
+    ]
+    speeds = markdown_table(("engine", "way", "tokens/s (median)", "slowest round", "fastest round"), rows)
+    ratios = markdown_table(
+        ("ratio of", "ratio", "wanted at least"), [list(each.values()) for each in content["ratios"]]
+    )
+    settings = content["settings"]
+    note = (
+        f"{settings['prompts']} prompts of {settings['prompt_tokens']} tokens together, {settings['new_tokens']} new "
+        f"tokens each, {settings['rounds']} rounds, {settings['threads']} threads. {_machine(content)}"
+    )
+    return f"{speeds}\n\n{ratios}\n\n{note}"
+
+
+def gateway_cost(content: Content) -> str:
+    """Processor time a streamed token and time added to the first, by API and way of sending."""
+    header = (
+        "API",
+        "way",
+        "tokens/s",
+        "CPU us/token",
+        "first token, ms",
+        "95th percentile, ms",
+        "added to the first, ms",
+    )
+    keys = ("api", "mode", "tokens_per_second", "cpu_us_per_token", "first_token_ms_median", "first_token_ms_p95")
+    rows: list[list[object]] = [[*(row[key] for key in keys), row["added_ms_median"]] for row in content["rows"]]
+    return f"{markdown_table(header, rows)}\n\n{content['streams']} streams at once."
+
+
+BLOCKS: dict[str, Callable[[Content], str]] = {
+    "exactness": exactness,
+    "distribution": distribution,
+    "acceptance": acceptance,
+    "cpu_speed": cpu_speed,
+    "gateway_cost": gateway_cost,
+}
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _machine(content: Content) -> str:
+    facts = content["machine"]
+    return f"Measured {facts['time']} on {facts['cores']} cores of {facts['processor']}, torch {facts['torch']}."
+
+
+def _block(match: re.Match[str]) -> str:
+    name = match["name"]
+    path = RESULTS / f"{name}.json"
+    if path.exists():
+        text = BLOCKS[name](json.loads(path.read_text(encoding="utf-8")))
+    else:
+        text = "Not measured in this checkout; the command above prints the table."
+    return f"{match[1]}\n{text}\n\n{match[3]}"
+
+
+def main() -> int:
+    """Rewrite the blocks of all pages."""
+    for page in PAGES:
+        page.write_text(_BLOCK.sub(_block, page.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
