@@ -13,7 +13,7 @@ from support.cluster import Cluster
 from support.models import make_tiny_model
 
 STREAMS = 16
-TOKENS = 250
+TOKENS = 160
 
 
 @pytest.fixture(scope="module")

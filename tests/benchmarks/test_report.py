@@ -1,0 +1,36 @@
+import json
+
+from benchmarks.acceptance import repeats
+from benchmarks.figures import BLOCKS, PAGES, RESULTS
+from benchmarks.report import markdown_table, write_json
+
+
+def test_markdown_table_aligns_and_formats():
+    lines = markdown_table(("name", "x"), [("a", 1.234), ("long name", None)]).splitlines()
+    assert lines == ["| name      | x    |", "| --------- | ---- |", "| a         | 1.23 |", "| long name | -    |"]
+
+
+def test_write_json_replaces_whole_files(tmp_path):
+    path = tmp_path / "deep" / "x.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": [2]})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": [2]}
+    assert [each.name for each in path.parent.iterdir()] == ["x.json"]
+
+
+def test_repeats_finds_a_gram_that_occurs_twice():
+    assert not repeats(list(range(100)))
+    assert not repeats([1, 2, 3])
+    assert repeats([*range(16), 99, *range(16)])
+    assert repeats([7] * 17)
+
+
+def test_every_block_of_the_documentation_has_its_table():
+    named = [name for page in PAGES for name in BLOCKS if f"<!-- figures: {name} -->" in page.read_text("utf-8")]
+    assert sorted(named) == sorted(BLOCKS)
+
+
+def test_committed_results_fit_their_tables():
+    for path in RESULTS.glob("*.json"):
+        if path.stem in BLOCKS:
+            assert "|" in BLOCKS[path.stem](json.loads(path.read_text("utf-8")))
