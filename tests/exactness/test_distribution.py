@@ -19,7 +19,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
 from verify_service.loop import VerifyLoop
-from verify_service.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.request import GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 
 SEEDS = 2_000
 LAW = Law(temperature=0.7, top_p=0.9, presence_penalty=0.5)
@@ -94,6 +94,7 @@ def test_joint_of_three_tokens_decided_at_nodes(tmp_path):
     )
     tokens = {}
     at_nodes = Counter()
+    drafted = SpeculationParams(enabled=True)
     loop.start()
     try:
         for seed in range(SEEDS):
@@ -105,7 +106,9 @@ def test_joint_of_three_tokens_decided_at_nodes(tmp_path):
                 max_tokens=FIRST + RUN,
                 ignore_eos=True,
             )
-            loop.submit(GenerationRequest(RequestKey(1, seed), PROMPT, time.monotonic(), sampling=sampling))
+            loop.submit(
+                GenerationRequest(RequestKey(1, seed), PROMPT, time.monotonic(), sampling=sampling, speculation=drafted)
+            )
         finished = 0
         while finished < SEEDS:
             for output in outputs.get(timeout=60):
