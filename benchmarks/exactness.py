@@ -228,11 +228,11 @@ class Exactness:
         return count
 
     def _store_preemptions(self, engine: EngineSetting, preemptions: int) -> None:
-        write_json(self.folder / "cells.json", self._cells_file() | {f"preemptions | {engine.name}": preemptions})
+        write_json(self.folder / "cells.json", self._cells_file() | {f"preemptions; {engine.name}": preemptions})
 
     def preemptions(self, engine: EngineSetting) -> int:
         """Preemptions that the verify service counted under this setting."""
-        return int(self._cells_file().get(f"preemptions | {engine.name}", 0))
+        return int(self._cells_file().get(f"preemptions; {engine.name}", 0))
 
 
 def _bar(total: int, label: str) -> tqdm[Any]:
@@ -244,7 +244,7 @@ def _failures(run: Exactness, main: Sequence[tuple[str, Count]], cross: Sequence
     results = [*main, *cross]
     found = [f"{name}: {c.mismatches} mismatches {c.differences}" for name, c in results if c.mismatches]
     found += [f"{name}: {c.logprob_mismatches} logprob mismatches" for name, c in results if c.logprob_mismatches]
-    oracle = cells.total(c for name, c in results if "| oracle |" in name)
+    oracle = cells.total(c for name, c in results if "; oracle;" in name)
     if oracle.requests and oracle.acceptance_length <= ORACLE_MINIMUM:
         found.append(f"oracle: {oracle.acceptance_length:.2f} tokens a step, must be above {ORACLE_MINIMUM:g}")
     if cross:
@@ -286,7 +286,7 @@ async def _measure(options: argparse.Namespace) -> int:
 def _summary(main: Sequence[tuple[str, Count]], cross: Sequence[tuple[str, Count]]) -> list[tuple[str, Count]]:
     """Totals by part and proposer."""
     return [
-        (f"{part}: {proposer}", cells.total(c for name, c in results if f"| {proposer} |" in name))
+        (f"{part}: {proposer}", cells.total(c for name, c in results if f"; {proposer};" in name))
         for part, results in (("all prompts", main), ("engine settings", cross))
         for proposer in cells.PROPOSERS
         if results

@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.engine.name} | {self.proposer} | T={self.temperature:g} | concurrency {self.concurrency}"
+        return f"{self.engine.name}; {self.proposer}; T={self.temperature:g}; concurrency {self.concurrency}"
 
 
 @dataclass(slots=True)
