@@ -41,11 +41,15 @@ def step_output(
     reason: FinishReason | None,
     now: float,
 ) -> StepOutput:
-    """The output of a step that decided `tokens`. The seed goes with the first one."""
-    seed = None if state.seed_told else state.seed
+    """The output of a step that decided `tokens`.
+
+    Seed and usage go with the first one too: a client that cuts the output itself sees no last one.
+    """
+    first = not state.seed_told
+    seed = state.seed if first else None
     state.seed_told = True
     if reason is None:
-        return StepOutput(state.key, tokens, logprobs, step, seed=seed)
+        return StepOutput(state.key, tokens, logprobs, step, usage=usage_of(state) if first else None, seed=seed)
     return StepOutput(
         state.key, tokens, logprobs, step, reason, usage=usage_of(state), timings=timings_of(state, now), seed=seed
     )

@@ -26,6 +26,9 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
 LIMIT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Messages are small: measuring the bandwidth for each costs more than a window of 1 MiB ever will.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024 * 1024),
 )
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
