@@ -38,10 +38,14 @@ def test_prior_output_counts() -> None:
     assert cut_output(state(3, output=(6, 7)), (8, 8)) == (1, FinishReason.LENGTH)
 
 
-def test_seed_first_usage_last() -> None:
+def test_seed_first_usage_first_and_last() -> None:
     one = state(10, output=(6,))
     first = step_output(one, (7,), (), PLAIN_STEP, None, now=1.0)
-    assert (first.seed, first.usage, first.timings) == (3, None, None)
+    assert (first.seed, first.timings) == (3, None)
+    assert first.usage is not None
+    assert first.usage.prompt_tokens == 2
+    second = step_output(one, (7,), (), PLAIN_STEP, None, now=1.5)
+    assert (second.seed, second.usage, second.timings) == (None, None, None)
     one.tokens.append(7)
     last = end_output(one, FinishReason.CANCELLED, now=2.0)
     assert last.seed is None
