@@ -30,6 +30,7 @@ FILES = ("spec_bench_question.jsonl", "in_domain_heldout.jsonl")
 TEMPERATURES = (0.0, 0.8)
 SEED = 7_001
 GRAM = 16
+ALL_FILES = "all files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,8 @@ def tally(records: Sequence[Record], *, fresh_only: bool) -> dict[tuple[str, str
     for record in records:
         if fresh_only and repeats(record.answer.token_ids):
             continue
-        for category in ("all", record.category):
-            key = (record.file, category, record.setting, record.temperature)
+        for place in ((record.file, "all"), (record.file, record.category), (ALL_FILES, "all")):
+            key = (*place, record.setting, record.temperature)
             sums.setdefault(key, Tally()).add(record.answer)
     return sums
 
@@ -183,7 +184,7 @@ def _bar(total: int) -> tqdm[Any]:
 async def _measure(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     records = await collect(options)
-    for file in options.files:
+    for file in (*options.files, ALL_FILES):
         print(f"\n{file}\n\n{table(records, file)}")
     if options.output:
         given = {"limit": options.limit, "tokens": options.tokens, "concurrency": options.concurrency}

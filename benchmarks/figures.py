@@ -88,7 +88,7 @@ def acceptance(content: Content) -> str:
         totals = [values[file, "all", setting, t, counted[0]] for t in temperatures for setting in settings]
         rows.append(["answers that repeat", *(f"{100 * c['repeating'] / c['answers']:.1f} %" for c in totals)])
         header = ("category", *(f"{setting}, T={t:g}" for t in temperatures for setting in settings))
-        parts.append(f"`{file}`\n\n{markdown_table(header, rows)}")
+        parts.append(f"{file}:\n\n{markdown_table(header, rows)}")
     return "\n\n".join([*parts, _machine(content)])
 
 
