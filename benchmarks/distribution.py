@@ -69,7 +69,8 @@ async def sample(folder: Path, seeds: int, concurrency: int) -> list[Answer]:
     ]
     engine = ("--max-running", str(concurrency), "--step-nodes", str(64 * concurrency))
     verify_args = ("--draft-deadline-ms", "250", *engine, "--log-level", "warning")
-    with Cluster(folder, draft=(f"draft-model:{folder}",), verify_args=verify_args) as cluster:
+    chains = ("--topk", "1", "--max-depth", str(FIRST + RUN - 1))
+    with Cluster(folder, draft=(f"draft-model:{folder}",), verify_args=verify_args, draft_args=chains) as cluster:
         async with connect(cluster.gateway_grpc) as runner:
             with tqdm(total=seeds, desc="seeds", mininterval=1.0) as bar:
                 return await runner.run(jobs, concurrency, bar.update)
