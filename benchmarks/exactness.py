@@ -34,6 +34,7 @@ from launcher.cluster import Cluster
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 20_240
 CROSS_PROMPTS = 48
+QUICK_PROMPTS = 12
 CROSS_SEQUENTIAL = 6
 """Of the prompts of the cross part, how many also run one at a time."""
 TOP_LOGPROBS = 4
@@ -48,7 +49,9 @@ class Case:
     ids: tuple[int, ...]
     seed: int
     crossed: bool
-    """Whether it is one of the prompts that all engine settings run; its logprobs are compared too."""
+    """Whether it is one of the prompts that all engine settings run."""
+    logprobs: bool
+    """Whether logprobs are asked for and compared: of all crossed prompts, and equally in a quick run."""
 
     def job(self, temperature: float, tokens: int, proposer: str = "") -> Job:
         """The request for this prompt; an empty proposer or `none` decodes plainly."""
@@ -58,7 +61,7 @@ class Case:
             temperature=temperature,
             seed=self.seed,
             proposer="" if proposer == PLAIN else proposer,
-            logprobs=TOP_LOGPROBS if self.crossed else None,
+            logprobs=TOP_LOGPROBS if self.logprobs else None,
             ignore_eos=True,
         )
 
@@ -116,10 +119,11 @@ class Exactness:
             lengths = sorted(len(i) for p, i in zip(self.prompts, ids, strict=True) if p.category == category)
             middle[category] = lengths[(len(lengths) - 1) // 2]
         short = [p for p, i in zip(self.prompts, ids, strict=True) if len(i) <= middle[p.category]]
-        count = min(CROSS_PROMPTS, max(6, len(self.prompts) // 10)) if not self.options.quick else 12
-        crossed = {prompt.name for prompt in spread(short, count)}
+        chosen = spread(short, min(CROSS_PROMPTS, max(QUICK_PROMPTS, len(self.prompts) // 10)))
+        logprobs = {prompt.name for prompt in chosen}
+        crossed = {prompt.name for prompt in (spread(chosen, QUICK_PROMPTS) if self.options.quick else chosen)}
         return [
-            Case(prompt, each, SEED + index, prompt.name in crossed)
+            Case(prompt, each, SEED + index, prompt.name in crossed, prompt.name in logprobs)
             for index, (prompt, each) in enumerate(zip(self.prompts, ids, strict=True))
         ]
 
@@ -164,7 +168,8 @@ class Exactness:
                 plan = {c: [Cell(engine, p, t, c) for p in cells.PROPOSERS for t in TEMPERATURES] for c, _ in runs}
                 names = [cell.name for concurrency, _ in runs for cell in plan[concurrency]]
                 bar.set_postfix_str(engine.name)
-                if any(self._stored(name) is None for name in names):
+                wanted = {cell.name: len(chosen) for concurrency, chosen in runs for cell in plan[concurrency]}
+                if any((self._stored(name) or Count()).requests < wanted[name] for name in names):
                     with self._cluster(engine, self._pages(engine, crossed), self._proposers()) as cluster:
                         async with connect(cluster.gateway_grpc) as runner:
                             for concurrency, chosen in runs:
@@ -244,6 +249,17 @@ def _failures(run: Exactness, main: Sequence[tuple[str, Count]], cross: Sequence
     results = [*main, *cross]
     found = [f"{name}: {c.mismatches} mismatches {c.differences}" for name, c in results if c.mismatches]
     found += [f"{name}: {c.logprob_mismatches} logprob mismatches" for name, c in results if c.logprob_mismatches]
+    for name, count in _summary(main, cross):
+        proposer = name.rpartition(" ")[2]
+        if proposer in ("draft-model", "ngram") and not count.accepted:
+            found.append(f"{name}: nothing was accepted")
+        if proposer == "random-tree" and not count.drafted:
+            found.append(f"{name}: nothing was drafted")
+    found += [
+        f"{name}: logprobs of {c.logprobs_compared} of {c.requests} requests compared"
+        for name, c in cross
+        if c.logprobs_compared != c.requests
+    ]
     oracle = cells.total(c for name, c in results if "; oracle;" in name)
     if oracle.requests and oracle.acceptance_length <= ORACLE_MINIMUM:
         found.append(f"oracle: {oracle.acceptance_length:.2f} tokens a step, must be above {ORACLE_MINIMUM:g}")

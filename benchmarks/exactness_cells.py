@@ -84,7 +84,7 @@ class Count:
         self.decode_steps += answer.decode_steps
         same = answer.token_ids == reference.token_ids and answer.finish_reason == reference.finish_reason
         self.mismatches += not same
-        if answer.logprobs:
+        if answer.logprobs or reference.logprobs:
             self.logprobs_compared += 1
             self.logprob_mismatches += answer.logprobs != reference.logprobs
         if not same:
