@@ -2,25 +2,35 @@
 
 import asyncio
 import signal
+import urllib.request
 from dataclasses import replace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
-from support.cluster import Cluster
+from support.cluster import Cluster, free_ports
+from verify_service.patience import FIRST_BACKOFF, MAX_MISSES
 
 STREAMS = 4
 TOKENS = 1400
 DEADLINE_MS = 50
+OVERDUE_SECONDS = 0.1
+"""A wait beyond this bound of the histogram's was not ended by the deadline; a busy machine may wake up late."""
 NOISE_SECONDS = 1.5
 """What a machine busy with restarting a service may add to a pause."""
 
 
 @pytest.fixture(scope="module")
-def cluster(demo_model, demo_draft_model):
+def metrics_port():
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def cluster(demo_model, demo_draft_model, metrics_port):
     """The shipped pair: a target slow enough that streams outlast a restart, a draft quick enough to catch up."""
-    arguments = ("--draft-deadline-ms", str(DEADLINE_MS))
+    arguments = ("--draft-deadline-ms", str(DEADLINE_MS), "--metrics-port", str(metrics_port))
     draft = (f"draft-model:{demo_draft_model}",)
     with Cluster(demo_model, draft=draft, verify_args=arguments, start_draft_now=False) as started:
         yield started
@@ -35,14 +45,25 @@ def drafted_jobs():
     return [replace(job, proposer="draft-model", max_depth=3, max_nodes=4) for job in jobs(STREAMS, tokens=TOKENS)]
 
 
-def test_without_a_draft_service_at_start(cluster, plain):
+def waits_of(metrics_port):
+    """How often steps waited for trees, and how often longer than OVERDUE_SECONDS, as the verify service measured."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    samples = [s for family in families if family.name == "slipstream_draft_wait_seconds" for s in family.samples]
+    total = next(s.value for s in samples if s.name.endswith("_count"))
+    in_time = next(s.value for s in samples if s.labels.get("le") == str(OVERDUE_SECONDS))
+    return total, total - in_time
+
+
+def test_without_a_draft_service_at_start(cluster, plain, metrics_port):
     short = [replace(job, max_tokens=64) for job in drafted_jobs()]
     answers = ask(cluster, short)
     assert tokens_of(answers) == [tokens[:64] for tokens in plain]
     assert sum(answer.drafted for answer in answers) == 0
+    assert waits_of(metrics_port)[0] == state(cluster).draft_waits == 0
 
 
-def test_killed_and_restarted_in_mid_stream(cluster, plain):
+def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
     def wait_for_acceptance(count):
         target = state(cluster).accepted_tokens + count
         wait_until(lambda: state(cluster).accepted_tokens >= target, lambda: cluster.logs("draft"), 60)
@@ -51,9 +72,18 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain):
         async with connect(cluster.gateway_grpc) as runner:
             streams = asyncio.create_task(runner.run(drafted_jobs(), STREAMS))
             await asyncio.to_thread(wait_for_acceptance, 20)
+            alive = state(cluster)
             await asyncio.to_thread(cluster.kill, "draft", signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: state(cluster).attachments == 0, "the attachment stayed")
             killed = state(cluster)
             assert killed.running == STREAMS
+            # A wait counts a miss for each stream; after MAX_MISSES in a row the drafter is not waited for.
+            assert killed.draft_misses - alive.draft_misses <= STREAMS * MAX_MISSES
+            await asyncio.sleep(FIRST_BACKOFF)
+            alone = state(cluster)
+            assert alone.committed_tokens > killed.committed_tokens
+            assert alone.draft_misses == killed.draft_misses
+            assert alone.draft_waits - killed.draft_waits <= 1, "more than the wait that the kill ended"
             await asyncio.to_thread(cluster.start_draft)
             attached = state(cluster)
             assert attached.committed_tokens > killed.committed_tokens, "decoding stood still"
@@ -66,4 +96,6 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain):
     answers = asyncio.run(run())
     assert tokens_of(answers) == plain
     assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
+    waits, overdue = waits_of(metrics_port)
+    assert overdue <= max(2, waits / 100), f"{overdue:g} of {waits:g} waits took more than {OVERDUE_SECONDS} s"
     assert max(answer.longest_pause for answer in answers) < DEADLINE_MS / 1000 + NOISE_SECONDS
