@@ -7,7 +7,8 @@
         for event in client.stream(messages=[{"role": "user", "content": "Hello"}], temperature=0):
             print(event.text, end="", flush=True)
 
-Every method raises the errors of slipstream.rpc.errors.
+Every method raises the errors of slipstream.rpc.errors. Generating has no deadline unless `timeout` (in seconds) is
+given: an output takes as long as it takes, and keepalive finds a dead peer within 20 s. The other calls have 5 s.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class Client:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Generate from exactly one of `prompt`, `messages` and `token_ids`, event by event."""
+        """Generate from exactly one of `prompt`, `messages` and `token_ids`, event by event.
+
+        Without `timeout` there is no deadline.
+        """
         request = client_codec.write_request(prompt, messages, token_ids, options)
         return Stream(self._stub.Generate(request, timeout=options.get("timeout")))
 
@@ -92,7 +96,10 @@ class Client:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Completion:
-        """Generate from exactly one of `prompt`, `messages` and `token_ids`, and wait for the whole output."""
+        """Generate from exactly one of `prompt`, `messages` and `token_ids`, and wait for the whole output.
+
+        Without `timeout` there is no deadline.
+        """
         with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as events:
             return collect(events)
 
