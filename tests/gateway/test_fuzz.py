@@ -79,7 +79,8 @@ def test_answers_are_as_documented(operations: dict[str, APIOperation], label: s
             case.body |= {"model": "tiny", "max_tokens": 4}
         case.call_and_validate(checks=CHECKS, timeout=20)
 
-    with contextlib.suppress(Unsatisfiable):  # there is nothing to get wrong in a request without parameters
+    # There is nothing to get wrong in a request without parameters.
+    with contextlib.suppress(*([Unsatisfiable] if label.startswith("GET") else [])):
         run()
 
 
