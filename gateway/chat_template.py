@@ -37,17 +37,20 @@ class ChatTemplate:
         tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that ends where the assistant's turn begins. InvalidArgumentError if the template refuses."""
+    def render(self, messages: Sequence[Message], *, field: str = "messages") -> str:
+        """The prompt that ends where the assistant's turn begins.
+
+        InvalidArgumentError, naming `field`, if the template refuses or there is none.
+        """
         if self._template is None:
-            raise InvalidArgumentError("the model has no chat template; use a plain prompt", field="messages")
+            raise InvalidArgumentError("the model has no chat template; use a plain prompt", field=field)
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
-            raise InvalidArgumentError(f"the chat template refuses the messages: {error}", field="messages") from error
+            raise InvalidArgumentError(f"the chat template refuses the messages: {error}", field=field) from error
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             reason = f"the chat template fails on the messages: {type(error).__name__}: {error}"
-            raise InvalidArgumentError(reason, field="messages") from error
+            raise InvalidArgumentError(reason, field=field) from error
 
 
 class _Generation(Extension):

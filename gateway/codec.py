@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from gateway.request import (
     Delta,
@@ -20,8 +22,10 @@ from gateway.request import (
     Usage,
     VerifyInfo,
 )
-from slipstream.rpc.errors import error_of
+from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, error_of
 from slipstream.v1 import gateway_pb2, sampling_pb2, verify_pb2
+
+M = TypeVar("M", bound=Message)
 
 _FINISH_REASONS: Final = {
     sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -128,6 +132,16 @@ def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.rank)
 
 
+def read_request(kind: type[M], data: bytes, *, most: int) -> M:
+    """A public request. PayloadTooLargeError beyond `most` bytes, InvalidArgumentError if `data` is no such message."""
+    if len(data) > most:
+        raise PayloadTooLargeError(f"the request has {len(data)} bytes, the limit is {most} bytes")
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"the request is no valid {kind.DESCRIPTOR.name}: {error}") from error
+
+
 def read_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
     """Sampling parameters of a public request."""
     given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
@@ -149,8 +163,8 @@ def read_speculation(message: sampling_pb2.Speculation) -> Speculation:
     )
 
 
-def write_delta(delta: Delta, usage: Usage, seed: int | None) -> gateway_pb2.GenerateResponse:
-    """One message of the public stream. `seed` on the first one only; `usage` goes with the finish reason."""
+def write_delta(delta: Delta, usage: Usage, seed: int | None) -> bytes:
+    """One GenerateResponse of the public stream. `seed` on the first one only; `usage` goes with the finish reason."""
     message = gateway_pb2.GenerateResponse(text=delta.text, token_ids=delta.token_ids)
     if seed is not None:
         message.seed = seed
@@ -162,7 +176,7 @@ def write_delta(delta: Delta, usage: Usage, seed: int | None) -> gateway_pb2.Gen
         step.SetInParent()
     if delta.finish_reason is not None:
         _write_end(message, delta, delta.finish_reason, usage)
-    return message
+    return message.SerializeToString()
 
 
 def _write_end(message: gateway_pb2.GenerateResponse, delta: Delta, finish_reason: FinishReason, usage: Usage) -> None:
@@ -198,9 +212,14 @@ def _write_logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
     return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
 
 
-def write_models(infos: Sequence[VerifyInfo]) -> gateway_pb2.ListModelsResponse:
-    """The models that can be asked for."""
-    return gateway_pb2.ListModelsResponse(
+def write_token_ids(token_ids: Sequence[int]) -> bytes:
+    """A TokenizeResponse."""
+    return gateway_pb2.TokenizeResponse(token_ids=token_ids).SerializeToString()
+
+
+def write_models(infos: Sequence[VerifyInfo]) -> bytes:
+    """A ListModelsResponse: the models that can be asked for."""
+    response = gateway_pb2.ListModelsResponse(
         models=[
             gateway_pb2.Model(
                 name=info.model_name,
@@ -212,3 +231,4 @@ def write_models(infos: Sequence[VerifyInfo]) -> gateway_pb2.ListModelsResponse:
             for info in infos
         ]
     )
+    return response.SerializeToString()

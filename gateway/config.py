@@ -38,7 +38,7 @@ class GatewaySettings(ServiceSettings):
     """TOML file with a [keys] table from API key to tenant. Without one every caller is let in."""
 
     max_body_bytes: Annotated[int, Ge(1024)] = 4 * 1024 * 1024
-    """Largest HTTP request body."""
+    """Largest HTTP request body, and largest gRPC request as long as that is below 16 MiB."""
 
     max_choices: Annotated[int, Ge(1), Le(1024)] = 128
     """Most choices (prompts x n) of one HTTP request."""

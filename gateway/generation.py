@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from gateway.mailbox import Mailbox
 from gateway.metrics import Metrics
 from gateway.replica import Ticket
-from gateway.request import Delta, FinishReason, Order, StepOutput, Timings, Usage, VerifyInfo
+from gateway.request import Delta, FinishReason, Order, Sampling, StepOutput, Timings, Usage, VerifyInfo
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError
+
+_SAMPLING_FIELDS: Final = frozenset(entry.name for entry in fields(Sampling))
 
 
 class Running:
@@ -63,22 +65,41 @@ class Backend:
     max_buffered: int
 
 
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What the caller's API calls the fields of a Submit: the prompt, and what comes before sampling parameters."""
+
+    prompt: str
+    sampling_prefix: str = ""
+
+    def translate(self, error: SlipstreamError) -> SlipstreamError:
+        """A verify service's refusal, naming the field as the caller wrote it."""
+        if error.field == "prompt_token_ids":
+            return type(error)(error.message, field=self.prompt)
+        if error.field in _SAMPLING_FIELDS:
+            return type(error)(error.message, field=self.sampling_prefix + error.field)
+        return error
+
+
 class Generation:
     """The choices of one request. A context manager: what is unfinished when it is left is cancelled.
 
     A reader that leaves too many outputs unread loses the request, since a verify service cannot wait for it.
     """
 
-    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_tickets", "_unfinished", "choices",
-                 "orders", "seed")  # fmt: skip
+    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_tickets", "_unfinished",
+                 "choices", "orders", "seed")  # fmt: skip
 
-    def __init__(self, orders: Sequence[Order], info: VerifyInfo, seed: int, backend: Backend) -> None:
+    def __init__(
+        self, orders: Sequence[Order], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
+    ) -> None:
         self.orders = orders
         self.seed = seed
         self.choices = [
             ChoiceStream(index, order, backend.tokenizer, info.eos_token_ids) for index, order in enumerate(orders)
         ]
         self._backend = backend
+        self._names = names
         self._arrived: Mailbox[tuple[int, StepOutput]] = Mailbox()
         self._failure: SlipstreamError | None = None
         self._unfinished = len(orders)
@@ -144,7 +165,7 @@ class Generation:
         if choice.finished:
             return None
         if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            raise output.error or InternalError("the verify service gave up the request")
+            raise self._names.translate(output.error or InternalError("the verify service gave up the request"))
         if not self._first_token:
             self._first_token = self._elapsed()
         delta = choice.feed(output)

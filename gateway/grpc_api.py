@@ -1,4 +1,4 @@
-"""The public gRPC API."""
+"""The public gRPC API. Bytes come in and go out; codec gives them meaning."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import grpc
 
 from gateway import codec
 from gateway.generation import Generation
+from gateway.limits import check_message_count
 from gateway.request import Order, VerifyInfo
 from gateway.service import Gateway
 from slipstream.rpc.errors import InvalidArgumentError, codes_of
 from slipstream.rpc.server import abort
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.v1 import gateway_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -24,17 +25,27 @@ SERVICE_NAME: Final = "slipstream.v1.GatewayService"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
+class GatewayServicer:
     """GatewayService over a Gateway. Method contracts are in slipstream/v1/gateway.proto."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._most = gateway.settings.max_body_bytes
 
-    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802  # of gRPC
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server. Messages are handed over as bytes, so that malformed ones can be answered."""
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+            "ListModels": grpc.unary_unary_rpc_method_handler(self.list_models),
+            "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def generate(self, data: bytes, context: Context) -> None:
         """See the proto."""
         outcome = "CANCELLED"
         try:
-            with await self._open(request, context) as generation:
+            with await self._open(data, context) as generation:
                 await _stream(generation, context)
             outcome = "OK"
         except asyncio.CancelledError:
@@ -45,29 +56,28 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         finally:
             self._gateway.metrics.answered("grpc", outcome)
 
-    async def ListModels(  # noqa: N802  # of gRPC
-        self, request: gateway_pb2.ListModelsRequest, context: Context
-    ) -> gateway_pb2.ListModelsResponse:
+    async def list_models(self, data: bytes, context: Context) -> bytes:
         """See the proto."""
         try:
-            self._tenant(context, "")
+            self._authenticate(context)
+            codec.read_request(gateway_pb2.ListModelsRequest, data, most=self._most)
             return codec.write_models([await self._gateway.client.fetch_info()])
         except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
             await abort(context, error)
 
-    async def Tokenize(  # noqa: N802  # of gRPC
-        self, request: gateway_pb2.TokenizeRequest, context: Context
-    ) -> gateway_pb2.TokenizeResponse:
+    async def tokenize(self, data: bytes, context: Context) -> bytes:
         """See the proto."""
         try:
-            self._tenant(context, "")
+            self._authenticate(context)
+            request = codec.read_request(gateway_pb2.TokenizeRequest, data, most=self._most)
             info = self._gateway.model(request.model)
-            return gateway_pb2.TokenizeResponse(token_ids=await self._prompt(request, info))
+            return codec.write_token_ids(await self._prompt(request, info))
         except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
             await abort(context, error)
 
-    async def _open(self, request: gateway_pb2.GenerateRequest, context: Context) -> Generation:
-        tenant = self._tenant(context, request.tenant)
+    async def _open(self, data: bytes, context: Context) -> Generation:
+        tenant = self._authenticate(context)
+        request = codec.read_request(gateway_pb2.GenerateRequest, data, most=self._most)
         self._gateway.check_draining()
         info = self._gateway.model(request.model)
         order = Order(
@@ -75,7 +85,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             sampling=codec.read_sampling(request.sampling),
             speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
             stop=tuple(request.stop),
-            tenant=tenant,
+            tenant=request.tenant if tenant is None else tenant,
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
         )
@@ -87,6 +97,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> Sequence[int]:
         kind = request.WhichOneof("prompt")
         if kind == "chat":
+            check_message_count("chat.messages", len(request.chat.messages), info)
             messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
             return await self._gateway.encode_chat(messages, info, field="chat.messages")
         if kind == "text":
@@ -95,11 +106,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             return list(request.token_ids.ids)
         raise InvalidArgumentError("one of the prompt's fields must be set", field="prompt")
 
-    def _tenant(self, context: Context, stated: str) -> str:
+    def _authenticate(self, context: Context) -> str | None:
         metadata = dict(context.invocation_metadata() or ())
         header = metadata.get("authorization")
-        known = self._gateway.keys.tenant_of(header if isinstance(header, str) else None)
-        return stated if known is None else known
+        return self._gateway.keys.tenant_of(header if isinstance(header, str) else None)
 
 
 async def _stream(generation: Generation, context: Context) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from gateway.http_errors import error_response, from_validation, plain_error
 from gateway.http_response import EventStreamResponse, WholeResponse
+from gateway.limits import check_message_count
 from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
@@ -75,6 +76,7 @@ class OpenAiApi:
         tenant = self._authenticate(request)
         body = await self._parse(request, ChatCompletionRequest)
         info = self._model(body)
+        check_message_count("messages", len(body.messages), info)
         messages = [message.for_template() for message in body.messages]
         prompt = await self._gateway.encode_chat(messages, info, field="messages")
         return self._answer(body, ChatShape(), [prompt], info, tenant)

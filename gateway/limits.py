@@ -124,6 +124,16 @@ class ContextLengthError(InvalidArgumentError):
     """Prompt and output together exceed the model's context."""
 
 
+def check_message_count(name: str, count: int, info: VerifyInfo) -> None:
+    """Raise if there are no messages, or more than the model's context can hold at a token each."""
+    if count == 0:
+        raise InvalidArgumentError(f"{name} is empty", field=name)
+    if count >= info.max_context:
+        raise ContextLengthError(
+            f"the model's context is {info.max_context} tokens; {name} has {count} entries", field=name
+        )
+
+
 def check_context(prompt_tokens: int, sampling: Sampling, info: VerifyInfo, *, field: str, prefix: str = "") -> None:
     """Raise if the prompt is empty, or with the output asked for does not fit the model's context."""
     if prompt_tokens == 0:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-import grpc
 import uvicorn
 import uvloop
 from fastapi import FastAPI
@@ -24,7 +23,6 @@ from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
 from slipstream.rpc.server import GrpcServer
 from slipstream.settings import load
-from slipstream.v1 import gateway_pb2_grpc
 
 _log = logging.getLogger("gateway")
 
@@ -50,11 +48,10 @@ def main(argv: list[str] | None = None) -> None:
 async def serve(settings: GatewaySettings) -> None:
     """Serve both APIs until SIGTERM or SIGINT, then drain; a second signal quits at once."""
     gateway = Gateway(settings)
-
-    def register(server: grpc.aio.Server) -> None:
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(gateway), server)
-
-    grpc_server = GrpcServer(host=settings.host, port=settings.grpc_port, services=[SERVICE_NAME], register=register)
+    servicer = GatewayServicer(gateway)
+    grpc_server = GrpcServer(
+        host=settings.host, port=settings.grpc_port, services=[SERVICE_NAME], register=servicer.register
+    )
     listener = _listen(settings.host, settings.http_port)
     grpc_port = await grpc_server.start()
     http_server = _HttpServer(_http_config(create_app(gateway)))

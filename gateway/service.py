@@ -11,7 +11,7 @@ from typing import Final
 from gateway.auth import ApiKeys
 from gateway.chat_template import ChatTemplate, Message
 from gateway.config import GatewaySettings
-from gateway.generation import Backend, Generation, Running
+from gateway.generation import Backend, FieldNames, Generation, Running
 from gateway.limits import (
     ContextLengthError,
     check_context,
@@ -98,10 +98,11 @@ class Gateway:
         return await self._encode(text, info, field=field, add_special_tokens=True)
 
     async def encode_chat(self, messages: Sequence[Message], info: VerifyInfo, *, field: str) -> list[int]:
-        """Token ids of a conversation. InvalidArgumentError if the template refuses it or it cannot fit."""
-        if not messages:
-            raise InvalidArgumentError(f"{field} is empty", field=field)
-        text = self.template.render(messages)
+        """Token ids of a conversation that has passed check_message_count.
+
+        InvalidArgumentError if the template refuses it or it cannot fit.
+        """
+        text = self.template.render(messages, field=field)
         return await self._encode(text, info, field=field, add_special_tokens=False)
 
     async def _encode(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> list[int]:
@@ -129,11 +130,12 @@ class Gateway:
         if first.speculation is not None:
             check_speculation(first.speculation)
         for order in orders:
-            check_token_ids(prompt_field, order.prompt_token_ids, info)
             check_context(len(order.prompt_token_ids), order.sampling, info, field=prompt_field, prefix=prefix)
+            check_token_ids(prompt_field, order.prompt_token_ids, info)
         seed = secrets.randbits(_SEED_BITS) if first.sampling.seed is None else first.sampling.seed
         sampling = replace(first.sampling, seed=seed)
-        return Generation([replace(order, sampling=sampling) for order in orders], info, seed, self._backend)
+        orders = [replace(order, sampling=sampling) for order in orders]
+        return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))
 
 
 def _check_unicode(text: str, field: str) -> None:

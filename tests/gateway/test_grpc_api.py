@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipstream.rpc.channel import from_rpc_error, open_sync_channel
+from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 from support.fake_verify import EOS_ID, FakeVerify
 from support.gateway_process import GatewayProcess
@@ -79,12 +80,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"token_ids": {}}, "token_ids", "empty"),
     ({"token_ids": {"ids": [512]}}, "token_ids", "below 512"),
     ({"chat": {}}, "chat.messages", "empty"),
-    ({"chat": {"messages": [{"role": "tool", "content": "x"}]}}, "messages", "Unknown role"),
+    ({"chat": {"messages": [{"role": "tool", "content": "x"}]}}, "chat.messages", "Unknown role"),
+    ({"chat": {"messages": [{"role": "user"}] * 512}}, "chat.messages", "chat.messages has 512 entries"),
     ({"text": "x" * 9000}, "text", "512"),
     ({"text": "x", "sampling": {"max_tokens": 512}}, "sampling.max_tokens", "513 together"),
     ({"text": "x", "sampling": {"temperature": -0.5}}, "sampling.temperature", "from 0 to 2, got -0.5"),
     ({"text": "x", "sampling": {"temperature": float("nan")}}, "sampling.temperature", "nan"),
     ({"text": "x", "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0 and at most 1"),
+    ({"text": "x", "sampling": {"top_k": 2**31}}, "sampling.top_k", "from 0 to 2147483647"),
+    ({"text": "x", "sampling": {"min_p": 1.5}}, "sampling.min_p", "from 0 to 1, got 1.5"),
+    ({"text": "x", "sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty", "greater than 0"),
+    ({"text": "x", "sampling": {"presence_penalty": 2.5}}, "sampling.presence_penalty", "from -2 to 2"),
+    ({"text": "x", "sampling": {"frequency_penalty": -2.5}}, "sampling.frequency_penalty", "from -2 to 2"),
+    ({"text": "x", "sampling": {"max_tokens": 3, "min_tokens": 4}}, "sampling.min_tokens", "at most max_tokens"),
     ({"text": "x", "sampling": {"logprobs": 21}}, "sampling.logprobs", "from 0 to 20"),
     ({"text": "x", "sampling": {"logit_bias": {600: 1}}}, "sampling.logit_bias", "below 512"),
     ({"text": "x", "sampling": {"logit_bias": {6: 101}}}, "sampling.logit_bias.6", "from -100 to 100"),
@@ -92,6 +100,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "x", "stop": ["y"] * 17}, "stop", "at most 16"),
     ({"text": "x", "stop": [""]}, "stop", "1 to 256 characters"),
     ({"text": "x", "speculation": {"max_nodes": 65}}, "speculation.max_nodes", "from 1 to 64"),
+    ({"text": "x", "speculation": {"max_depth": 64}}, "speculation.max_depth", "from 0 to 63"),
+    ({"text": "x", "speculation": {"proposer": "nobody"}}, "speculation.proposer", "neither configured nor attached"),
     ({"text": "x", "tenant": "x" * 257}, "tenant", "256 bytes"),
 ]
 
@@ -104,6 +114,89 @@ def test_a_bad_field_is_named_with_its_limit(stub: Any, fields: dict[str, Any], 
     error = from_rpc_error(caught.value)
     assert error.field == field
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "refused", "named"),
+    [
+        ({"text": "x"}, "prompt_token_ids", "text"),
+        ({"token_ids": {"ids": [5]}}, "prompt_token_ids", "token_ids"),
+        ({"chat": {"messages": [{"role": "user"}]}}, "prompt_token_ids", "chat.messages"),
+        ({"text": "x"}, "max_tokens", "sampling.max_tokens"),
+        ({"text": "x"}, "tenant", "tenant"),
+    ],
+)
+def test_fields_that_verify_refuses_have_the_names_of_the_api(
+    stub: Any, verify: FakeVerify, prompt: dict[str, Any], refused: str, named: str
+) -> None:
+    verify.reset(error=InvalidArgumentError("too long", field=refused))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(gateway_pb2.GenerateRequest(**prompt)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc_error(caught.value).field == named
+
+
+def raw_call(channel: grpc.Channel, method: str, data: bytes) -> bytes:
+    path = f"/slipstream.v1.GatewayService/{method}"
+    if method == "Generate":
+        return b"".join(channel.unary_stream(path)(data, timeout=10))
+    answer: bytes = channel.unary_unary(path)(data, timeout=10)
+    return answer
+
+
+GOOD = gateway_pb2.GenerateRequest(text="x", sampling={"max_tokens": 1})
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "words"),
+    [
+        ("Generate", b"\xff\xff\xff", "no valid GenerateRequest"),
+        ("Generate", b"\x12\x02\xff\xfe", "UTF-8"),
+        ("Tokenize", b"\xff\xff\xff", "no valid TokenizeRequest"),
+        ("Tokenize", b"\x12\x02\xff\xfe", "UTF-8"),
+        ("ListModels", b"\xff\xff\xff", "no valid ListModelsRequest"),
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(
+    channel: grpc.Channel, stub: Any, method: str, data: bytes, words: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        raw_call(channel, method, data)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = from_rpc_error(caught.value)
+    assert (error.field, words in error.message) == ("", True), error.message
+    assert list(stub.Generate(GOOD))[-1].text == "x"
+
+
+def test_fields_that_a_request_does_not_have_are_ignored(channel: grpc.Channel) -> None:
+    assert b"tiny" in raw_call(channel, "ListModels", b"\x12\x02\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "x" * 10_000_000},
+        {"token_ids": {"ids": b"\x01" * 10_000_000}},
+        {"chat": {"messages": [{"role": "user", "content": "x" * 100_000}] * 100}},
+    ],
+    ids=["text", "token_ids", "chat"],
+)
+def test_a_request_of_ten_megabytes_is_refused(stub: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(gateway_pb2.GenerateRequest(**fields)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the limit is 1048576 bytes" in from_rpc_error(caught.value).message
+    assert list(stub.Generate(GOOD))[-1].text == "x"
+
+
+def test_grpc_itself_refuses_what_is_beyond_16_mib(gateway: GatewayProcess, stub: Any) -> None:
+    with (
+        grpc.insecure_channel(gateway.grpc_address, [("grpc.max_send_message_length", -1)]) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        raw_call(channel, "Generate", b"\x12" * (16 * 1024 * 1024 + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert list(stub.Generate(GOOD))[-1].text == "x"
 
 
 def test_unknown_model(stub: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from slipstream.rpc.errors import ResourceExhaustedError
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
 from support.fake_verify import EOS_ID, FakeVerify
 from support.gateway_process import GatewayProcess
 
@@ -199,6 +201,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "'text'"),
     ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512 tokens"),
+    ({"messages": [{"role": "user", "content": ""}] * 512}, "messages", "messages has 512 entries"),
     ({"max_tokens": 498}, "max_tokens", "the prompt has 15 and the output asks for 498"),
     ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "at most max_tokens"),
@@ -206,16 +209,27 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
     ({"temperature": "1"}, "temperature", "valid number"),
     ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"top_k": -1}, "top_k", "greater than or equal to 0"),
+    ({"top_k": 2**31}, "top_k", "less than or equal to 2147483647"),
+    ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "greater than or equal to -2"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
     ({"n": 129}, "n", "128"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x", "pattern"),
     ({"logit_bias": {"600": 1}}, "logit_bias", "below 512, got 600"),
+    ({"logit_bias": {"6": 101}}, "logit_bias.6", "less than or equal to 100"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "at most 1024"),
     ({"stop_token_ids": [512]}, "stop_token_ids", "below 512"),
     ({"stop": [""]}, "stop[0]", "at least 1 character"),
     ({"stop": ["x"] * 17}, "stop", "at most 16"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs is true"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
     ({"speculation": {"max_nodes": 65}}, "speculation.max_nodes", "64"),
+    ({"speculation": {"max_depth": 64}}, "speculation.max_depth", "63"),
+    ({"speculation": {"proposer": "nobody"}}, "speculation.proposer", "neither configured nor attached"),
     ({"speculation": {"depth": 1}}, "speculation.depth", "unknown parameter"),
     ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
     ({"tools": []}, "tools", "not supported"),
@@ -293,6 +307,41 @@ def test_what_verify_refuses_has_its_own_status(gateway: GatewayProcess, verify:
         response = post(gateway, "chat/completions", CHAT | {"stream": stream})
         assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
         assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "param"),
+    [
+        ("chat/completions", CHAT, "prompt_token_ids", "messages"),
+        ("completions", {"model": "tiny", "prompt": "x"}, "prompt_token_ids", "prompt"),
+        ("completions", {"model": "tiny", "prompt": "x"}, "max_tokens", "max_tokens"),
+        ("completions", {"model": "tiny", "prompt": "x"}, "speculation.proposer", "speculation.proposer"),
+    ],
+)
+def test_fields_that_verify_refuses_have_the_names_of_the_api(
+    gateway: GatewayProcess, verify: FakeVerify, path: str, body: dict[str, Any], field: str, param: str
+) -> None:
+    verify.reset(error=InvalidArgumentError("too long", field=field))
+    response = post(gateway, path, body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_what_the_template_refuses_names_the_messages(
+    tokenizer_folder: Path, tmp_path: Path, verify: FakeVerify
+) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+        "{{ raise_exception('the system message must come first') }}{% endif %}{{ message.content }}{% endfor %}"
+    )
+    late = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
+    with GatewayProcess(folder, verify.address) as gateway:
+        response = post(gateway, "chat/completions", {"model": "tiny", "messages": late})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "messages")
+        assert "must come first" in error["message"]
+        good = {"model": "tiny", "messages": late[::-1], "max_tokens": 1}
+        assert post(gateway, "chat/completions", good).status_code == 200
 
 
 def test_an_error_in_mid_stream_is_an_event_and_the_gateway_recovers(

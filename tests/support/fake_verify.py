@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import grpc
 
-from slipstream.rpc.errors import ResourceExhaustedError, SlipstreamError, codes_of
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError, SlipstreamError, codes_of
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 
@@ -159,6 +159,12 @@ class FakeVerify:
             return
         if submit.speculation.proposer == "busy":
             outbox.put_nowait(_refusal(submit.request_id, ResourceExhaustedError("the queue is full")))
+            return
+        if submit.speculation.proposer not in ("", "ngram"):
+            reason = (
+                f"speculation.proposer is {submit.speculation.proposer!r}, which is neither configured nor attached"
+            )
+            outbox.put_nowait(_refusal(submit.request_id, InvalidArgumentError(reason, field="speculation.proposer")))
             return
         tokens = self._tokens(submit)
         for step, begin in enumerate(range(len(submit.output_token_ids), len(tokens), script.tokens_per_step)):
