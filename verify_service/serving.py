@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import grpc
 from prometheus_client import CollectorRegistry
 
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
+from slipstream_kernels.models.invariance import probe_row_invariance
 from verify_service import draft_servicer, service
 from verify_service.config import VerifySettings
 from verify_service.draft_link import DraftLink
@@ -102,6 +104,10 @@ def _load(settings: VerifySettings) -> _Loaded:
     )
     _log.info("memory: %s", plan)
     warm_up(model)
+    if not probe_row_invariance(model):
+        raise FailedPreconditionError(
+            f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
+        )
     return _Loaded(model, fingerprint(settings.model), plan)
 
 

@@ -19,7 +19,7 @@ _CHUNKS = ((1,) * _ROWS, (2, 3, 4, 5, 9), (6, 17), (13, 10))
 def probe_row_invariance(model: CausalLM, *, seed: int = 0) -> bool:
     """Whether random rows get equal bits together, alone, in several chunks and as nodes of a tree.
 
-    Compares logits of `_ROWS` tokens; takes a few forward passes. A device that fails cannot serve exactly.
+    Compares logits of `_ROWS` tokens, or of as many as a shorter context holds; takes a few forward passes. A device that fails cannot serve exactly.
     """
     rows = min(_ROWS, model.config.max_context)
     tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, rows).tolist()
@@ -34,6 +34,8 @@ def _in_chunks(model: CausalLM, tokens: list[int], chunks: tuple[int, ...]) -> n
     parts, start = [], 0
     for size in chunks:
         chunk = tokens[start : start + size]
+        if not chunk:
+            break
         parts.append(model.forward(cache, RowBatch.chunk(chunk, start, pages, _PAGE_SIZE)))
         start += size
     return np.concatenate(parts)

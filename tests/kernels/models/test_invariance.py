@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,17 @@ from slipstream_kernels.paged_kv import PagedKV
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_are_invariant_here(tiny_model: Path, threads: int) -> None:
     assert probe_row_invariance(CausalLM.load(tiny_model, threads=threads))
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 22, 24])
+def test_a_short_context_is_probed_as_far_as_it_goes(tiny_model: Path, tmp_path: Path, context: int) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}))
+    model = CausalLM.load(folder)
+    assert model.config.max_context == context
+    assert probe_row_invariance(model)
 
 
 class LastBitByCompany(CausalLM):
