@@ -12,18 +12,23 @@ from slipstream.rpc.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values from `low` to `high`; `open_low` excludes `low` itself."""
+    """Values from `low` to `high`; `open_low` excludes `low` itself, `least` all but `low` that lies below it."""
 
     low: float
     high: float
     open_low: bool = False
+    least: float = 0
 
     def __contains__(self, value: float) -> bool:
+        if value != self.low and value < self.least:
+            return False
         return (self.low < value if self.open_low else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
         if self.open_low:
             return f"greater than {self.low:g} and at most {_figure(self.high)}"
+        if self.least:
+            return f"{_figure(self.low)} or from {_figure(self.least)} to {_figure(self.high)}"
         return f"from {_figure(self.low)} to {_figure(self.high)}"
 
 
@@ -32,12 +37,14 @@ def _figure(value: float) -> str:
 
 
 MAX_INT: Final = 2**31 - 1
-TEMPERATURE: Final = Range(0, 2)
+TEMPERATURE: Final = Range(0, 2, least=9.999999747378752e-06)
+"""From 1e-5 as float32, in which the verify service gets it."""
 TOP_K: Final = Range(0, MAX_INT)
 TOP_P: Final = Range(0, 1, open_low=True)
 MIN_P: Final = Range(0, 1)
 SEED: Final = Range(0, 2**64 - 1)
-REPETITION_PENALTY: Final = Range(0, 2, open_low=True)
+REPETITION_PENALTY: Final = Range(0.009999999776482582, 2)
+"""From 0.01 as float32."""
 PENALTY: Final = Range(-2, 2)
 BIAS: Final = Range(-100, 100)
 MAX_TOKENS: Final = Range(1, MAX_INT)

@@ -11,12 +11,16 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
+LEAST_TEMPERATURE = 9.999999747378752e-06
+"""1e-5 as float32, in which parameters arrive. Logits divided by less may overflow."""
+LEAST_REPETITION_PENALTY = 0.009999999776482582
+"""0.01 as float32."""
 
 
 def check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
     """Raise InvalidArgumentError unless low <= value <= high, or low < value <= high where `above_low` is set."""
     if math.isnan(value) or value < low or value > high or (above_low and value == low):
-        lowest = f"above {low}" if above_low else f"at least {low}"
+        lowest = f"{'above' if above_low else 'at least'} {f'{low:g}' if 0 < low < 1 else low}"
         raise InvalidArgumentError(f"{field} is {value}, must be {lowest} and at most {high}", field=field)
 
 
@@ -31,11 +35,11 @@ def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
 
 def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     """Raise InvalidArgumentError, naming field and limit, for a value out of its range."""
-    check_range("temperature", params.temperature, 0.0, 2.0)
+    _validate_temperature(params.temperature)
     check_range("top_k", params.top_k, 0, 2**31 - 1)
     check_range("top_p", params.top_p, 0.0, 1.0, above_low=True)
     check_range("min_p", params.min_p, 0.0, 1.0)
-    check_range("repetition_penalty", params.repetition_penalty, 0.0, 2.0, above_low=True)
+    check_range("repetition_penalty", params.repetition_penalty, LEAST_REPETITION_PENALTY, 2.0)
     check_range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     check_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     if params.seed is not None:
@@ -44,6 +48,14 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
         check_range("logprobs", params.logprobs, 0, min(MAX_LOGPROBS, vocab_size))
     _validate_lengths(params)
     _validate_token_lists(params, vocab_size)
+
+
+def _validate_temperature(temperature: float) -> None:
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature <= 2:
+        raise InvalidArgumentError(
+            f"temperature is {temperature}, must be 0, or at least {LEAST_TEMPERATURE:g} and at most 2.0",
+            field="temperature",
+        )
 
 
 def _validate_lengths(params: SamplingParams) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.rpc.errors import InvalidArgumentError
@@ -17,7 +18,7 @@ VOCAB = 512
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [0.0, 2.0]),
+        ("temperature", [0.0, 1e-5, 2.0]),
         ("top_k", [0, 2**31 - 1]),
         ("top_p", [1e-6, 1.0]),
         ("min_p", [0.0, 1.0]),
@@ -34,12 +35,16 @@ VOCAB = 512
 def test_ends_of_ranges_are_inside(field: str, values: list[Any]) -> None:
     for value in values:
         validate_sampling(SamplingParams(**{field: value}), vocab_size=VOCAB)
+        if isinstance(value, float):
+            validate_sampling(SamplingParams(**{field: float(np.float32(value))}), vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "limit"),
     [
-        ("temperature", -0.1, "0.0"),
+        ("temperature", -0.1, "0, or at least 1e-05"),
+        ("temperature", 1e-40, "at least 1e-05"),
+        ("temperature", 9.9e-6, "at least 1e-05"),
         ("temperature", 2.1, "2.0"),
         ("temperature", math.nan, "2.0"),
         ("temperature", math.inf, "2.0"),
@@ -50,7 +55,9 @@ def test_ends_of_ranges_are_inside(field: str, values: list[Any]) -> None:
         ("min_p", 1.1, "1.0"),
         ("seed", -1, "0"),
         ("seed", 2**64, str(2**64 - 1)),
-        ("repetition_penalty", 0.0, "above 0.0"),
+        ("repetition_penalty", 0.0, "at least 0.01"),
+        ("repetition_penalty", 1e-40, "at least 0.01"),
+        ("repetition_penalty", 0.0099, "at least 0.01"),
         ("repetition_penalty", 2.1, "2.0"),
         ("presence_penalty", -2.1, "-2.0"),
         ("frequency_penalty", 2.1, "2.0"),
