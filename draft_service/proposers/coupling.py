@@ -47,7 +47,7 @@ class _Rules:
     def of(cls, sampling: Sampling, prompt_length: int, line: int, eos: tuple[int, ...], allowed: int) -> _Rules:
         """Rules over the ids below `allowed`."""
         s = sampling
-        stops = s.stop_token_ids if s.ignore_eos else (*eos, *s.stop_token_ids)
+        stops = (*eos, *s.stop_token_ids)
         bias = {token: value for token, value in s.logit_bias.items() if token < allowed}
         return cls(
             sampling=sampling,

@@ -115,6 +115,17 @@ def test_a_chain_of_the_targets_own_weights_is_accepted_whole(model, sampling, d
         assert tree.parents == tuple(range(-1, depth - 1))
 
 
+def test_ends_are_masked_until_min_tokens_also_where_they_are_ignored(model) -> None:
+    (eos, *_) = model.config.eos_token_ids
+    sampling = Sampling(temperature=0.0, logit_bias={eos: 90.0}, min_tokens=3, ignore_eos=True)
+    proposer = proposer_of(model, max_depth=5)
+    prompt = prompt_of(1)
+    proposer.open(1, Opening(prompt, len(prompt), sampling))
+    tree = tree_of(proposer, 1)
+    assert [token == eos for token in tree.token_ids] == [False] * 3 + [True] * 2
+    assert list(tree.token_ids) == continuation(model, sampling, prompt, 5)
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED])
 @pytest.mark.parametrize("top_k", [2, 4])
 def test_a_tree_of_the_targets_own_weights_holds_the_continuation(model, sampling, top_k) -> None:
