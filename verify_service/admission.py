@@ -74,10 +74,13 @@ class Admission:
         check_tokens("output_token_ids", request.output_token_ids, self._vocab_size)
 
     def _check_names(self, request: GenerationRequest) -> None:
-        for field, name in (("tenant", request.tenant), ("adapter_id", request.adapter_id)):
-            size = len(name.encode(errors="replace"))
-            if size > MAX_NAME_BYTES:
-                raise InvalidArgumentError(f"{field} has {size} bytes, the limit is {MAX_NAME_BYTES}", field=field)
+        size = len(request.tenant.encode(errors="replace"))
+        if size > MAX_NAME_BYTES:
+            raise InvalidArgumentError(f"tenant has {size} bytes, the limit is {MAX_NAME_BYTES}", field="tenant")
+        if request.adapter_id:
+            raise InvalidArgumentError(
+                f"adapter_id is {request.adapter_id[:80]!r}, but no adapters are loaded", field="adapter_id"
+            )
         check_range("choice_index", request.choice_index, 0, 2**32 - 1)
 
     def _limit(self, request: GenerationRequest) -> int:
