@@ -26,14 +26,22 @@ LAST_RETRY_SECONDS: Final = 2.0
 class Ticket:
     """One choice on its way through a verify service. `deliver` is called with each output, the last one finished."""
 
-    __slots__ = ("deliver", "order", "received", "replica", "request_id")
+    __slots__ = ("_kept", "deliver", "fingerprint", "fruitless", "order", "received", "replica", "request_id")
 
     def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
         self.order = order
         self.deliver = deliver
-        self.received: list[int] = []  # token ids so far, from which another service can go on
+        self.received: list[int] = []  # token ids so far, from which another service of the same model can go on
+        self.fingerprint = ""  # of the model that took it first
+        self.fruitless = 0  # sessions lost in a row without a token of it
+        self._kept = 0  # tokens received when a session was lost last
         self.replica: Replica | None = None
         self.request_id = 0
+
+    def count_loss(self) -> None:
+        """Its session has broken."""
+        self.fruitless = 0 if len(self.received) > self._kept else self.fruitless + 1
+        self._kept = len(self.received)
 
     def fail(self, error: SlipstreamError) -> None:
         """End the choice with an error."""
@@ -94,10 +102,13 @@ class Replica:
 
     def submit(self, ticket: Ticket) -> None:
         """Send a ticket; only while ready."""
+        message = codec.write_submit(self._next_id, ticket.order, ticket.received)
+        if self.info is not None and not ticket.fingerprint:
+            ticket.fingerprint = self.info.fingerprint
         ticket.replica, ticket.request_id = self, self._next_id
         self._next_id += 1
         self._tickets[ticket.request_id] = ticket
-        self._outbox.put(codec.write_submit(ticket.request_id, ticket.order, ticket.received))
+        self._outbox.put(message)
 
     def cancel(self, ticket: Ticket) -> None:
         """Forget a ticket and tell the service, unless it is finished already."""
@@ -117,6 +128,7 @@ class Replica:
         delay = FIRST_RETRY_SECONDS
         reported = ""
         while True:
+            understood = True
             try:
                 await self._hold_session()
                 reason: SlipstreamError = UnavailableError("the verify service closed the session")
@@ -124,7 +136,10 @@ class Replica:
                 reason = from_rpc_error(error)
             except SlipstreamError as error:
                 reason = error
-            if self.info is not None:
+            except Exception as error:  # noqa: BLE001  # whatever a peer sends, its requests move and it is asked again
+                _log.exception("the session with verify service %s failed", self.address)
+                understood, reason = False, UnavailableError(f"the session failed: {error!r}")
+            if self.info is not None and understood:
                 delay, reported = FIRST_RETRY_SECONDS, ""
             if reason.message != reported:
                 reported = reason.message
@@ -177,6 +192,8 @@ class Replica:
     def _lose(self) -> None:
         """Hand back what was under way."""
         lost = list(self._tickets.values())
+        for ticket in lost:
+            ticket.count_loss()
         self._tickets.clear()
         self._stub, was_open, self.info = None, self.info is not None, None
         if was_open:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from gateway.replica import Replica, Ticket
 from gateway.request import VerifyInfo
@@ -12,13 +13,16 @@ from slipstream.rpc.errors import SlipstreamError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
+MAX_FRUITLESS_LOSSES: Final = 3
+"""Sessions in a row that a request may lose without a token; after one more it is taken for the cause and fails."""
+
 
 class VerifyClient:
     """All replicas of one model. Requests go to the least loaded one that is ready.
 
-    When a replica goes away its requests go on at another one from the tokens already received, as tokens are a
-    function of request and position alone. Where there is none they wait `resume_seconds` for one and then fail as
-    unavailable. A replica that serves another model than the first one is not used.
+    When a replica goes away its requests go on at another one of the same model from the tokens already received, as
+    tokens are a function of model, request and position alone. Where there is none they wait `resume_seconds` for one
+    and then fail as unavailable. New requests go to one model: the first one ready, until no replica serves it.
     """
 
     __slots__ = ("_parked", "_replicas", "_resume_seconds", "_served")
@@ -71,16 +75,16 @@ class VerifyClient:
 
     def _usable(self) -> list[Replica]:
         ready = [replica for replica in self._replicas if replica.ready]
-        if ready and (self._served is None or not any(map(self._serves_same, ready))):
+        if ready and (self._served is None or not self._ready_with(self._served.fingerprint)):
             self._served = ready[0].info
-        return [replica for replica in ready if self._serves_same(replica)]
+        return [] if self._served is None else self._ready_with(self._served.fingerprint)
 
-    def _serves_same(self, replica: Replica) -> bool:
-        return (
-            replica.info is not None
-            and self._served is not None
-            and replica.info.fingerprint == self._served.fingerprint
-        )
+    def _ready_with(self, fingerprint: str) -> list[Replica]:
+        return [
+            replica
+            for replica in self._replicas
+            if replica.ready and replica.info is not None and replica.info.fingerprint == fingerprint
+        ]
 
     def _choose(self) -> Replica:
         usable = self._usable()
@@ -97,17 +101,25 @@ class VerifyClient:
         for replica in self._replicas:
             if replica.ready and replica not in usable:
                 _log.warning("verify service %s serves another model and is not used", replica.address)
-        if usable:
-            waiting, self._parked = self._parked, {}
-            for ticket, timer in waiting.items():
-                timer.cancel()
-                self._choose().submit(ticket)
+        for ticket in list(self._parked):
+            if self._ready_with(ticket.fingerprint):
+                self._parked.pop(ticket).cancel()
+                self._resume(ticket)
+
+    def _resume(self, ticket: Ticket) -> bool:
+        """Go on where the ticket's own model is served; False if that is nowhere now."""
+        same = self._ready_with(ticket.fingerprint)
+        if same:
+            min(same, key=lambda replica: replica.load).submit(ticket)
+        return bool(same)
 
     def _recover(self, tickets: list[Ticket], reason: SlipstreamError) -> None:
         """A replica has gone: its tickets go elsewhere, wait, or fail."""
         for ticket in tickets:
-            if self.ready:
-                self._choose().submit(ticket)
+            if ticket.fruitless > MAX_FRUITLESS_LOSSES:
+                ticket.fail(UnavailableError(f"{reason.message}, {ticket.fruitless} times without a token"))
+            elif self._resume(ticket):
+                continue
             elif self._resume_seconds > 0:
                 loop = asyncio.get_running_loop()
                 self._parked[ticket] = loop.call_later(self._resume_seconds, self._give_up, ticket, reason)

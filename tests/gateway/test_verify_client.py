@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.replica import Ticket
+from gateway.request import FinishReason, Order, Sampling, StepOutput
+from gateway.verify_client import MAX_FRUITLESS_LOSSES, VerifyClient
 from slipstream import Client
 from slipstream.rpc.errors import UnavailableError
 from support.fake_verify import FakeVerify
@@ -143,6 +147,138 @@ def test_a_replica_of_another_model_is_not_used(tokenizer_folder: Path) -> None:
             gateway.wait_ready()
             assert client.generate("x", max_tokens=1).text == "x"
             assert len(second.seen.submits) == 1
+
+
+def test_a_stream_never_goes_on_under_another_model(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as first,
+        FakeVerify(fingerprint="0" * 64) as second,
+        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        first.wait_for(lambda _: "serves another model" in gateway.logs, seconds=10)
+        for verify in (first, second):
+            verify.reset(step_seconds=0.01)
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        serving, other = (first, second) if first.seen.submits else (second, first)
+        serving.stop()
+        with pytest.raises(UnavailableError, match="went away"):
+            list(stream)
+        assert not other.seen.submits
+
+
+def test_a_stream_waits_for_its_own_model_while_another_is_served(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as old,
+        FakeVerify(fingerprint="0" * 64) as new,
+        GatewayProcess(tokenizer_folder, old.address) as alone,
+        Client(alone.grpc_address) as client,
+    ):
+        undisturbed = client.generate("Hello there", **LONG)
+        new.stop()
+        with (
+            GatewayProcess(tokenizer_folder, f"{old.address},{new.address}", "--resume-seconds", "20") as gateway,
+            Client(gateway.grpc_address) as client,
+        ):
+            new.start()
+            new.wait_for(lambda _: "serves another model" in gateway.logs, seconds=10)
+            old.reset(step_seconds=0.01)
+            stream = client.stream("Hello there", **LONG)
+            events = [next(stream) for _ in range(3)]
+            old.stop()
+            gateway.wait_ready()
+            assert client.generate("x", max_tokens=1).text == "x"
+            assert len(new.seen.submits) == 1
+            old.start()
+            events += stream
+            assert len(new.seen.submits) == 1
+        assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
+
+
+def test_a_stream_fails_when_its_replica_comes_back_with_another_model(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as verify,
+        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "1.5") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        verify.reset(step_seconds=0.01)
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        verify.stop()
+        verify.reset()
+        verify.fingerprint = "0" * 64
+        verify.start()
+        with pytest.raises(UnavailableError, match="went away"):
+            list(stream)
+        gateway.wait_ready()
+        assert client.generate("x", max_tokens=1).text == "x"
+        assert len(verify.seen.submits) == 1
+
+
+def test_a_request_that_breaks_every_session_fails_in_the_end(
+    tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]
+) -> None:
+    first, second = two
+    with (
+        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}", "--resume-seconds", "30") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        for verify in two:
+            verify.reset(error_after=0)
+        with pytest.raises(UnavailableError, match="4 times without a token"):
+            client.generate("poison", max_tokens=3, timeout=20)
+        assert len(first.seen.submits) + len(second.seen.submits) == MAX_FRUITLESS_LOSSES + 1
+        for verify in two:
+            verify.reset()
+        gateway.wait_ready()
+        assert client.generate("abc", max_tokens=3).text == "abc"
+
+
+def test_losses_between_tokens_do_not_add_up(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as verify,
+        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "10") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        verify.reset(error_after=1)
+        assert client.generate("abc", max_tokens=7, timeout=20).text == "abcabca"
+        assert len(verify.seen.submits) > MAX_FRUITLESS_LOSSES + 1
+
+
+def test_an_output_that_cannot_be_handled_is_a_lost_session(caplog: pytest.LogCaptureFixture) -> None:
+    outputs: list[StepOutput] = []
+    failures = ["unheard of"]
+
+    async def run(address: str) -> None:
+        finished = asyncio.Event()
+
+        def deliver(output: StepOutput) -> None:
+            if failures:
+                raise KeyError(failures.pop())
+            outputs.append(output)
+            if output.finish_reason is not None:
+                finished.set()
+
+        client = VerifyClient([address], timeout=5.0, resume_seconds=10.0)
+        await client.start()
+        try:
+            async with asyncio.timeout(20):
+                while not client.ready:  # noqa: ASYNC110  # no event tells
+                    await asyncio.sleep(0.01)
+                ticket = Ticket(Order([5, 6, 7], Sampling(max_tokens=6)), deliver)
+                client.submit([ticket])
+                await finished.wait()
+            assert client.ready
+            assert ticket.received == [5, 6, 7, 5, 6, 7]
+        finally:
+            await client.close()
+
+    with FakeVerify() as verify:
+        asyncio.run(run(verify.address))
+        assert len(verify.seen.submits) == 2
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert "unheard of" in caplog.text
 
 
 def test_a_reader_too_slow_loses_its_request(tokenizer_folder: Path) -> None:
