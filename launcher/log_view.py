@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TextIO
 
@@ -10,7 +11,7 @@ _WIDTH = max(len(name) for name in _COLOURS)
 
 
 class LogView:
-    """Writes whole lines from any thread; colours only on a terminal."""
+    """Writes whole lines from any thread; colours only on a terminal. Lines that nobody can read are dropped."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -22,6 +23,6 @@ class LogView:
         label = name.ljust(_WIDTH)
         if self._colour:
             label = f"\x1b[{_COLOURS.get(name, '0')}m{label}\x1b[0m"
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, ValueError):
             self._output.write(f"{label} | {line}\n")
             self._output.flush()

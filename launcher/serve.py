@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import shlex
@@ -76,7 +77,8 @@ def serve(layout: Layout, options: ServeOptions) -> int:
         signal.signal(number, lambda number, _frame: signals.put(number))
     if layout.draft:
         _await_attachment(layout, supervisor, view)
-    print(greeting(layout, options.model_name), flush=True)
+    with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
+        print(greeting(layout, options.model_name), flush=True)
     signals.get()
     view("slipstream", "draining; again to stop at once")
     return _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, signals)

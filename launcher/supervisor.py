@@ -104,12 +104,21 @@ class Supervisor:
             if watched.process.running:
                 return
             good = now - watched.started >= self._policy.good_run_seconds
-            watched.failures = 1 if good else watched.failures + 1
-            delay = self._policy.delay(watched.failures)
-            watched.due = now + delay
-            self._sink(watched.command.name, f"{watched.process.describe_end()}; starts again in {delay:.1f} s")
+            if good:
+                watched.failures = 0
+            self._postpone(watched, watched.process.describe_end())
         elif now >= watched.due:
-            watched.process = self._spawn(watched.command)
+            try:
+                watched.process = self._spawn(watched.command)
+            except OSError as error:
+                self._postpone(watched, f"could not be started: {error.strerror or error}")
+                return
             watched.started, watched.due = now, None
             if self._stopping.is_set():  # `kill` may have passed while this one started
                 watched.process.signal(signal.SIGKILL)
+
+    def _postpone(self, watched: _Watched, failure: str) -> None:
+        watched.failures += 1
+        delay = self._policy.delay(watched.failures)
+        watched.due = time.monotonic() + delay
+        self._sink(watched.command.name, f"{failure}; starts again in {delay:.1f} s")

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_restarts_what_was_killed_on_the_same_port():
     finally:
         supervisor.kill()
     assert not supervisor.process("one").running
+
+
+def test_a_service_that_cannot_be_spawned_is_tried_again():
+    (port,) = free_ports(1)
+    lines = Lines()
+    environment = {"PADDING": ""}
+    command = replace(server("one", port), environment=environment)
+    supervisor = Supervisor([command], lines, QUICK)
+    supervisor.start(timeout=30)
+    try:
+        environment["PADDING"] = "x" * (1 << 20)  # more than the kernel passes on
+        supervisor.process("one").signal(signal.SIGKILL)
+        wait_until(lambda: sum("could not be started" in line for _, line in lines.lines) >= 2)
+        environment["PADDING"] = ""
+        wait_until(lambda: is_serving(f"127.0.0.1:{port}"))
+        supervisor.drain(grace=10)
+    finally:
+        supervisor.kill()
 
 
 def test_drains_in_the_given_order():
