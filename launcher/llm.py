@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from launcher.batch import Job, complete
 from launcher.cluster import Cluster
 from launcher.models import DRAFT_MODEL, resolve_model
 from launcher.sampling_params import SamplingParams
@@ -20,9 +21,6 @@ from slipstream.completion import Completion, Message, PositionLogprobs, Specula
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
-
-MAX_STREAMS = 64
-"""Outputs generated together; more wait here."""
 
 TOKENIZE_SECONDS = 60.0
 
@@ -52,12 +50,6 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    prompt: int
-    choice: int
 
 
 class LLM:
@@ -166,35 +158,30 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        jobs = [_Job(prompt, choice) for prompt in range(len(token_ids)) for choice in range(params[prompt].n)]
-        done: dict[_Job, Completion] = {}
-
-        def generate(job: _Job) -> Completion:
-            options = params[job.prompt].options()
-            options["choice_index"] = job.choice
-            options["speculation"] = self._speculation
-            return client.generate(token_ids=token_ids[job.prompt], **options)
-
+        keys = [(prompt, choice) for prompt in range(len(token_ids)) for choice in range(params[prompt].n)]
+        jobs = [self._job(token_ids[prompt], params[prompt], choice) for prompt, choice in keys]
+        done: dict[tuple[int, int], Completion] = {}
         with (
-            ThreadPoolExecutor(max(1, min(MAX_STREAMS, len(jobs))), thread_name_prefix="generate") as threads,
             tqdm(total=len(jobs), desc="Completions", unit="it", disable=not use_tqdm, dynamic_ncols=True) as bar,
+            closing(complete(client, jobs)) as completions,
         ):
-            pending = {threads.submit(generate, job): job for job in jobs}
-            try:
-                for future in as_completed(pending):
-                    done[pending[future]] = future.result()
-                    _advance(bar, done.values())
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+            for index, completion in completions:
+                done[keys[index]] = completion
+                _advance(bar, done.values())
         return [
             RequestOutput(
                 prompt=texts[prompt],
                 prompt_token_ids=tuple(token_ids[prompt]),
-                outputs=tuple(_output(choice, done[_Job(prompt, choice)]) for choice in range(params[prompt].n)),
+                outputs=tuple(_output(choice, done[prompt, choice]) for choice in range(params[prompt].n)),
             )
             for prompt in range(len(token_ids))
         ]
+
+    def _job(self, token_ids: list[int], params: SamplingParams, choice: int) -> Job:
+        options = params.options()
+        options["choice_index"] = choice
+        options["speculation"] = self._speculation
+        return Job(token_ids, options)
 
 
 def _advance(bar: Any, completions: Any) -> None:
