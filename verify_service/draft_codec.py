@@ -30,6 +30,11 @@ from verify_service.draft_records import (
     TreeReply,
 )
 
+REPLIES_PER_SLOT = 4
+"""Replies of one message, for each slot of the attachment. One pass of a drafter makes one a slot."""
+BYTES_PER_REPLY = 2048
+"""Bytes of one message, for each reply it may hold. The largest tree with everything set takes some 1600."""
+
 
 def encode_link_info(facts: LinkFacts) -> bytes:
     """A DraftLinkServiceGetInfoResponse."""
@@ -82,13 +87,23 @@ def encode_attached(reply: AttachReply) -> bytes:
     ).SerializeToString()
 
 
-def decode_replies(data: bytes) -> list[Reply]:
+def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
     """The records of one ExchangeRequest, copied; stamps and trees are not checked yet.
 
-    InvalidArgumentError if the bytes are no ExchangeRequest, or a record is empty, has no stamp, or a log_prob that
-    is not finite.
+    InvalidArgumentError if the message is larger than an attachment of `num_slots` slots may send, the bytes are no
+    ExchangeRequest, or a record is empty, has no stamp, or a log_prob that is not finite.
     """
-    return [_reply(reply) for reply in _parse(draft_pb2.ExchangeRequest, data).replies]
+    most = REPLIES_PER_SLOT * num_slots
+    if len(data) > most * BYTES_PER_REPLY:
+        raise InvalidArgumentError(
+            f"a message of {len(data)} bytes, the limit with {num_slots} slots is {most * BYTES_PER_REPLY}"
+        )
+    replies = _parse(draft_pb2.ExchangeRequest, data).replies
+    if len(replies) > most:
+        raise InvalidArgumentError(
+            f"a message of {len(replies)} replies, the limit with {num_slots} slots is {most}", field="replies"
+        )
+    return [_reply(reply) for reply in replies]
 
 
 def _reply(message: draft_pb2.DraftReply) -> Reply:

@@ -210,13 +210,15 @@ class DraftLink:
         with self._changed:
             if attachment.ended is not None:
                 return
+            resumed: set[int] = set()
             for reply in replies:
                 slot = attachment.slots.matching(reply.stamp)
-                if slot is None:
+                if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
                     self._stale += 1
                 elif isinstance(reply, TreeReply):
                     self._take_tree(attachment, slot, reply)
                 elif isinstance(reply, Resume):
+                    resumed.add(slot.index)
                     self._reopen(attachment, slot)
                 else:
                     self._refuse(slot, reply)
@@ -375,9 +377,12 @@ class DraftLink:
         if running is not None:
             self._open(running, attachment, slot, caught_up=False)
 
-    def _refuse(self, slot: Slot, nack: Nack) -> None:
+    @staticmethod
+    def _refuse(slot: Slot, nack: Nack) -> None:
+        if slot.refused:
+            return
         slot.refused = True
-        _log.info("slot %d of epoch %d will get no trees: %.200r", slot.index, slot.epoch, nack.reason)
+        _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])
 
     @staticmethod
     def _wake(attachment: Attachment) -> None:

@@ -86,7 +86,7 @@ class DraftLinkServicer:
 
         async def receive() -> None:
             async for request in requests:
-                link.receive(attachment, decode_replies(request))
+                link.receive(attachment, decode_replies(request, attachment.slots.size))
 
         async def send() -> None:
             while True:

@@ -13,7 +13,14 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.attachments import Attachment
-from verify_service.draft_codec import decode_attach, decode_replies, encode_commands, encode_link_info
+from verify_service.draft_codec import (
+    BYTES_PER_REPLY,
+    REPLIES_PER_SLOT,
+    decode_attach,
+    decode_replies,
+    encode_commands,
+    encode_link_info,
+)
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import (
     AttachRequest,
@@ -81,7 +88,7 @@ def current_stamp(attachment: Attachment) -> tree_pb2.Stamp:
 def deliver(link: DraftLink, attachment: Attachment, data: bytes) -> None:
     """What the servicer does with a message."""
     try:
-        link.receive(attachment, decode_replies(data))
+        link.receive(attachment, decode_replies(data, attachment.slots.size))
     except InvalidArgumentError as error:
         link.drop(attachment, error)
 
@@ -164,11 +171,62 @@ def test_replies_are_read_as_sent() -> None:
             draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=stamp, reason="no")),
         ]
     )
-    assert decode_replies(message.SerializeToString()) == [
+    assert decode_replies(message.SerializeToString(), 1) == [
         TreeReply(STAMP, TokenTree((5, 6), (-1, 0), (-0.5, -1.0)), (0, 1)),
         Resume(STAMP, 4),
         Nack(STAMP, "no"),
     ]
+
+
+def stale_resumes(count: int) -> bytes:
+    """Resumes of nothing, 6 bytes each."""
+    resume = draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=tree_pb2.Stamp()))
+    return draft_pb2.ExchangeRequest(replies=[resume] * count).SerializeToString()
+
+
+def test_a_message_holds_so_many_replies_for_each_slot() -> None:
+    assert len(decode_replies(stale_resumes(REPLIES_PER_SLOT * 5), 5)) == REPLIES_PER_SLOT * 5
+    with pytest.raises(InvalidArgumentError, match="21 replies, the limit with 5 slots is 20"):
+        decode_replies(stale_resumes(REPLIES_PER_SLOT * 5 + 1), 5)
+
+
+def test_a_message_beyond_its_bytes_is_not_parsed() -> None:
+    most = REPLIES_PER_SLOT * 5 * BYTES_PER_REPLY
+    with pytest.raises(InvalidArgumentError, match=f"{most + 1} bytes, the limit with 5 slots is {most}"):
+        decode_replies(b"\xff" * (most + 1), 5)
+
+
+def test_replies_of_the_largest_trees_keep_within_the_bytes() -> None:
+    most = 2**32 - 1
+    stamp = tree_pb2.Stamp(epoch=2**64 - 1, slot=most, generation=2**64 - 1, base_length=most, root_token=most)
+    tree = tree_pb2.TokenTree(
+        stamp=stamp, token_ids=[most] * 63, parents=[-1] * 63, log_probs=[-1.5] * 63, sources=[31] * 63
+    )
+    replies = [draft_pb2.DraftReply(tree=tree)] * REPLIES_PER_SLOT
+    assert len(decode_replies(draft_pb2.ExchangeRequest(replies=replies).SerializeToString(), 1)) == REPLIES_PER_SLOT
+
+
+def test_a_message_opens_a_slot_again_only_once() -> None:
+    link, hostile, honest = link_with_two_drafters()
+    (slot,) = hostile.slots.taken()
+    replies = []
+    for _ in range(8):
+        replies.append(draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=current_stamp(hostile))))
+        replies[-1].resume.stamp.generation += len(replies) - 1
+    before = slot.generation
+    deliver(link, hostile, draft_pb2.ExchangeRequest(replies=replies).SerializeToString())
+    assert (slot.generation, link.state().stale) == (before + 1, 7)
+    assert_harmless(link, honest)
+
+
+def test_a_slot_is_refused_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    link, hostile, _ = link_with_two_drafters()
+    nack = draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=current_stamp(hostile), reason="no\n" * 1000))
+    deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[nack] * 5).SerializeToString())
+    (line,) = [record.getMessage() for record in caplog.records if "will get no trees" in record.getMessage()]
+    assert len(line) < 400
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,21 @@ def test_bytes_that_are_no_message_are_the_senders_error() -> None:
     run(scenario())
 
 
+def test_more_replies_than_a_message_may_hold_cost_the_attachment() -> None:
+    async def scenario() -> None:
+        async with served(num_slots=2) as (link, address), wire_drafter(address, "p") as drafter:
+            stale = draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=tree_pb2.Stamp()))
+            await drafter.send(*[stale] * 8)
+            await until(lambda: link.state().stale == 8)
+            assert link.state().attachments == 1
+            await drafter.send(*[stale] * 9)
+            await until(lambda: drafter.error is not None)
+            assert isinstance(from_rpc_error(drafter.error), InvalidArgumentError)
+            assert (link.state().attachments, link.state().malformed) == (0, 1)
+
+    run(scenario())
+
+
 def test_a_drafter_that_leaves_ends_the_wait_and_the_next_one_is_brought_up_to_date() -> None:
     async def scenario() -> None:
         async with served(deadline=5.0) as (link, address):
