@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
+from operator import index
 from queue import Empty, SimpleQueue
 
 from draft_service.codec import Attachment
@@ -187,12 +188,13 @@ class Worker:
         if trees is None:
             return [None]
         return [
-            self._checked(proposer, request, tree or EMPTY_TREE) for request, tree in zip(requests, trees, strict=True)
+            self._checked(proposer, request, EMPTY_TREE if tree is None else tree)
+            for request, tree in zip(requests, trees, strict=True)
         ]
 
-    def _attempt(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None] | None:
+    def _attempt(self, proposer: Proposer, requests: list[DraftRequest]) -> list[object] | None:
         try:
-            trees = proposer.propose(requests)
+            trees: list[object] = list(proposer.propose(requests))
         except Exception:  # noqa: BLE001 (a third party's code)
             _log.exception("proposer %s failed", proposer.name)
             return None
@@ -201,15 +203,22 @@ class Worker:
             return None
         return trees
 
-    def _checked(self, proposer: Proposer, request: DraftRequest, tree: TokenTree) -> TokenTree | None:
+    def _checked(self, proposer: Proposer, request: DraftRequest, tree: object) -> TokenTree | None:
+        """The tree in plain integers and floats, None if it is not one that verify would take."""
         try:
+            if not isinstance(tree, TokenTree):
+                raise InvalidTreeError(f"{type(tree).__name__} is no TokenTree")
             tree.validate(vocab_size=self._vocab_size, max_nodes=request.max_nodes - 1, max_depth=request.max_depth)
             if not all(-MAX_LOG_PROB < log_prob < MAX_LOG_PROB for log_prob in tree.log_probs or ()):
                 raise InvalidTreeError("log_probs must be finite float32 numbers")
-        except InvalidTreeError as error:
-            _log.error("proposer %s made a malformed tree: %s", proposer.name, error)
+            return TokenTree(
+                tuple(map(index, tree.token_ids)),
+                tuple(map(index, tree.parents)),
+                None if tree.log_probs is None else tuple(map(float, tree.log_probs)),
+            )
+        except Exception as error:  # noqa: BLE001 (a third party's objects may fail in any way)
+            _log.error("proposer %s made a malformed tree: %.200s", proposer.name, error)
             return None
-        return tree
 
     def _is_current(self, slot: Slot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp
