@@ -12,6 +12,10 @@ from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 
 PROTOCOL_VERSION = 1
 TRANSPORT = "grpc"
+REPLIES_PER_SLOT = 4
+"""Replies that verify takes in one message, for each slot of the attachment."""
+MAX_REASON = 200
+"""Characters of a refusal's reason that are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,11 @@ def _decode_sampling(message: sampling_pb2.SamplingParams, choice: int) -> Sampl
     )
 
 
+def _sendable(reason: str) -> str:
+    """The beginning, without what UTF-8 cannot express."""
+    return reason[:MAX_REASON].encode(errors="replace").decode()
+
+
 def _encode_reply(reply: Reply) -> draft_pb2.DraftReply:
     stamp = _encode_stamp(reply.stamp)
     match reply:
@@ -185,4 +194,4 @@ def _encode_reply(reply: Reply) -> draft_pb2.DraftReply:
         case ResumeReply(have_length=have_length):
             return draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=stamp, have_length=have_length))
         case NackReply(reason=reason):
-            return draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=stamp, reason=reason))
+            return draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=stamp, reason=_sendable(reason)))

@@ -7,13 +7,15 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from draft_service import codec
 from draft_service.codec import Attachment, Identity
+from draft_service.outbox import Outbox
 from draft_service.proposers.base import Proposer
 from draft_service.records import Reply
 from draft_service.worker import Worker
@@ -27,8 +29,8 @@ _CALL_TIMEOUT_S = 5.0
 _FAREWELL_S = 1.0
 _STEADY_S = 5.0
 """An attachment that lasted this long starts the back-off anew."""
-_MAX_UNSENT = 256
-"""Messages held for a verify service that does not read; older ones are dropped, for their trees are stale."""
+_MAX_UNSENT = 1024
+"""Replies held for a verify service that does not read."""
 
 
 @dataclass(slots=True)
@@ -85,6 +87,10 @@ class VerifyLink:
                 self._report(from_rpc_error(error))
             except SlipstreamError as error:
                 self._report(error)
+            except Exception as error:  # noqa: BLE001 (whatever it was, drafting must be tried again)
+                if self._reported != repr(error):
+                    _log.exception("the link to %s failed, trying again", self._address)
+                self._reported = repr(error)
             if time.monotonic() - began > _STEADY_S:
                 self._backoff.reset()
             await asyncio.sleep(self._backoff.take())
@@ -105,37 +111,42 @@ class VerifyLink:
 
     async def _exchange(self, stub: Any, attachment: Attachment, proposers: Sequence[Proposer]) -> None:
         loop = asyncio.get_running_loop()
-        unsent: asyncio.Queue[list[Reply]] = asyncio.Queue()
-
-        def enqueue(replies: list[Reply]) -> None:
-            if unsent.qsize() >= _MAX_UNSENT:
-                unsent.get_nowait()
-            unsent.put_nowait(replies)
+        outbox = Outbox(_MAX_UNSENT)
 
         def send(replies: list[Reply]) -> None:
-            loop.call_soon_threadsafe(enqueue, replies)
+            loop.call_soon_threadsafe(outbox.put, replies)
 
         call = stub.Exchange(metadata=(("slipstream-epoch", str(attachment.epoch)),))
         self._worker.attach(attachment, proposers, send)
         self._attachment = attachment
         self._reported = ""
         _log.info("attached to %s, epoch %d: %s", self._address, attachment.epoch, ", ".join(p.name for p in proposers))
-        writer = loop.create_task(_write(call, unsent))
+        reader = loop.create_task(self._read(call))
+        writer = loop.create_task(_write(call, outbox, codec.REPLIES_PER_SLOT * attachment.num_slots))
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._worker.put(codec.decode_commands(message))
-            status = await call.code()
-            if status is not grpc.StatusCode.OK:
-                raise UnavailableError(f"{status.name}: {await call.details()}")
-            raise UnavailableError("verify closed the exchange")
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (reader, writer):
+                if task.done():
+                    task.result()
         except asyncio.CancelledError:
-            await _say_farewell(call)
+            await _say_farewell(call, reader)
             raise
         finally:
             self._attachment = None
             self._worker.detach(attachment.epoch)
+            reader.cancel()
             writer.cancel()
             call.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, call: Any) -> NoReturn:
+        """Hand records to the worker; raises why the exchange has ended."""
+        while (message := await call.read()) is not grpc.aio.EOF:
+            self._worker.put(codec.decode_commands(message))
+        status = await call.code()
+        if status is not grpc.StatusCode.OK:
+            raise UnavailableError(f"{status.name}: {await call.details()}")
+        raise UnavailableError("verify closed the exchange")
 
     def _report(self, error: SlipstreamError) -> None:
         """Log the reason, once as long as it stays the same."""
@@ -146,20 +157,17 @@ class VerifyLink:
             self._reported = reason
 
 
-async def _write(call: Any, unsent: asyncio.Queue[list[Reply]]) -> None:
-    while True:
-        replies = await unsent.get()
-        while not unsent.empty():
-            replies.extend(unsent.get_nowait())
-        await call.write(codec.encode_replies(replies))
+async def _write(call: Any, outbox: Outbox, most: int) -> None:
+    """Send what waits, at most `most` replies a message. Returns when the call is over: its status says why."""
+    with suppress(grpc.RpcError, asyncio.InvalidStateError):
+        while True:
+            replies = await outbox.take(most)
+            await call.write(codec.encode_replies(replies))
 
 
-async def _say_farewell(call: Any) -> None:
+async def _say_farewell(call: Any, reader: asyncio.Task[NoReturn]) -> None:
     """Half-close, so that verify sees an orderly end, and give it a moment to close its side."""
-    try:
+    with suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
         async with asyncio.timeout(_FAREWELL_S):
             await call.done_writing()
-            while await call.read() is not grpc.aio.EOF:
-                pass
-    except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
-        return
+            await asyncio.wait((reader,))

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 
+from draft_service import codec
 from draft_service.codec import Identity
 from draft_service.link import Backoff, VerifyLink
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
+from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
 from draft_service.proposers.ngram import NgramConfig, NgramProposer
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError
@@ -295,6 +296,81 @@ def test_what_does_not_fit_the_target_is_not_offered() -> None:
             assert [offer.name for offer in (await peer.attachments.get()).proposers] == ["ngram"]
             peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING))
             assert (await peer.next_tree()).token_ids
+
+    asyncio.run(scenario())
+
+
+class OddAtFirst(Broken):
+    """Fails while it is being offered, once."""
+
+    name = "odd"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 1
+
+    @property
+    def tokenizer_fingerprint(self) -> str:  # type: ignore[override]  # that it is no plain attribute is the point
+        self.failures -= 1
+        if self.failures >= 0:
+            raise RuntimeError("as asked")
+        return ""
+
+
+def test_an_unforeseen_failure_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [OddAtFirst()]):
+            epoch = await peer.next_epoch()
+            peer.send(open_command(stamp(epoch, 0, 1, [9, 5]), [9, 5]))
+            assert list((await peer.next_tree()).token_ids) == [11, 12]
+
+    asyncio.run(scenario())
+    assert "trying again" in caplog.text
+
+
+def test_replies_that_cannot_be_sent_cost_the_attachment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]):
+            first = await peer.next_epoch()
+            with monkeypatch.context() as patch:
+                patch.setattr(codec, "encode_replies", lambda _replies: 1 // 0)
+                peer.send(open_command(stamp(first, 0, 1, REPEATING), REPEATING))
+                second = await peer.next_epoch()
+            peer.send(open_command(stamp(second, 0, 1, REPEATING), REPEATING))
+            assert (await peer.next_tree()).stamp.epoch == second
+
+    asyncio.run(scenario())
+
+
+def test_a_message_holds_four_replies_a_slot() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer(num_slots=1)
+        async with linked(peer, [ngram()]):
+            epoch = await peer.next_epoch()
+            peer.send(*(open_command(stamp(epoch, slot, 1, REPEATING), REPEATING) for slot in range(10)))
+            replies = [await peer.next_reply() for _ in range(10)]
+            assert [reply.WhichOneof("kind") for reply in replies].count("nack") == 9
+            assert (peer.messages, peer.most_replies) == (3, 4)
+
+    asyncio.run(scenario())
+
+
+class Refusing(Broken):
+    """Refuses with more words than the wire takes, and with what UTF-8 cannot express."""
+
+    def open(self, session: int, opening: Opening) -> None:
+        raise SessionRefusedError("\ud800" * 1000)
+
+
+def test_the_reason_of_a_refusal_is_made_fit_to_be_sent() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [Refusing()]):
+            epoch = await peer.next_epoch()
+            peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING))
+            assert (await peer.next_reply()).nack.reason == "?" * 200
 
     asyncio.run(scenario())
 
