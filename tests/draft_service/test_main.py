@@ -14,8 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from slipstream.rpc.channel import open_channel
+from slipstream.rpc.channel import open_channel, open_sync_channel
 from slipstream.v1 import draft_pb2 as pb
 from tests.draft_service.verify_peer import VerifyPeer, admin_info, open_command, stamp
 
@@ -36,6 +37,11 @@ async def health_of(port: int) -> int:
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
+
+
+def reflected_by(port: int) -> set[str]:
+    with open_sync_channel(f"127.0.0.1:{port}") as channel:
+        return set(ProtoReflectionDescriptorDatabase(channel).get_services())
 
 
 def test_serves_attaches_and_leaves_in_order() -> None:
@@ -76,6 +82,8 @@ def test_serves_without_a_verify_service(unused_port: int) -> None:
             ]
             page = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{metrics}/metrics").read().decode())
             assert "slipstream_draft_attached 0.0" in page
+            reflected = await asyncio.to_thread(reflected_by, port)
+            assert reflected >= {"slipstream.v1.DraftAdminService", "grpc.health.v1.Health"}
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 5) == 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
@@ -47,6 +48,12 @@ def test_it_serves_and_ends_on_sigterm(tiny_model: Path) -> None:
             for name in ("", "slipstream.v1.VerifyService", "slipstream.v1.DraftLinkService"):
                 status = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status
                 assert status == health_pb2.HealthCheckResponse.SERVING
+            reflected = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+            assert reflected >= {
+                "slipstream.v1.VerifyService",
+                "slipstream.v1.DraftLinkService",
+                "grpc.health.v1.Health",
+            }
             info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
             assert (info.model_name, info.mode, info.process_id) == (tiny_model.name, "exact", process.pid)
             state = verify_pb2_grpc.VerifyServiceStub(channel).GetState(verify_pb2.GetStateRequest(), timeout=5)
