@@ -19,7 +19,8 @@ _CHUNKS = ((1,) * _ROWS, (2, 3, 4, 5, 9), (6, 17), (13, 10))
 def probe_row_invariance(model: CausalLM, *, seed: int = 0) -> bool:
     """Whether random rows get equal bits together, alone, in several chunks and as nodes of a tree.
 
-    Compares logits of `_ROWS` tokens, or of as many as a shorter context holds; takes a few forward passes. A device that fails cannot serve exactly.
+    Compares logits of up to `_ROWS` tokens, fewer where the context is shorter; takes a few forward passes. A device
+    that fails cannot serve exactly.
     """
     rows = min(_ROWS, model.config.max_context)
     tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, rows).tolist()
