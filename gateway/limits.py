@@ -12,22 +12,22 @@ from slipstream.rpc.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values from `low` to `high`; `open_low` excludes `low` itself, `least` all but `low` that lies below it."""
+    """Values from `low` to `high`; `open_low` excludes `low` itself, `least` what lies between `low` and it."""
 
     low: float
     high: float
     open_low: bool = False
-    least: float = 0
+    least: float | None = None
 
     def __contains__(self, value: float) -> bool:
-        if value != self.low and value < self.least:
+        if self.least is not None and self.low < value < self.least:
             return False
         return (self.low < value if self.open_low else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
         if self.open_low:
             return f"greater than {self.low:g} and at most {_figure(self.high)}"
-        if self.least:
+        if self.least is not None:
             return f"{_figure(self.low)} or from {_figure(self.least)} to {_figure(self.high)}"
         return f"from {_figure(self.low)} to {_figure(self.high)}"
 

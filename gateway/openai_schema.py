@@ -72,9 +72,7 @@ class GenerationBody(Body):
 
     top_k: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = Field(None, description="0 keeps all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: (
-        Annotated[float, Field(ge=limits.REPETITION_PENALTY.low, le=limits.REPETITION_PENALTY.high)] | None
-    ) = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=limits.REPETITION_PENALTY.high)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None

@@ -212,7 +212,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"top_k": -1}, "top_k", "greater than or equal to 0"),
     ({"top_k": 2**31}, "top_k", "less than or equal to 2147483647"),
     ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
     ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
     ({"frequency_penalty": -2.5}, "frequency_penalty", "greater than or equal to -2"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),

@@ -90,7 +90,7 @@ def test_models_and_tokens(client: Client) -> None:
 
 
 def test_errors_are_those_of_the_table(client: Client, verify: FakeVerify) -> None:
-    with pytest.raises(InvalidArgumentError, match="from 0 to 2") as caught:
+    with pytest.raises(InvalidArgumentError, match="0 or from 1e-05 to 2") as caught:
         client.generate("x", temperature=3)
     assert caught.value.field == "sampling.temperature"
     with pytest.raises(NotFoundError):

@@ -116,11 +116,13 @@ def test_the_seed_is_told_once_and_reproduces(model: CausalLM) -> None:
         assert runner.run([other])[0].token_ids != answer.token_ids
 
 
-def test_timings_and_usage_come_last(model: CausalLM) -> None:
+def test_timings_come_last_and_usage_first_and_last(model: CausalLM) -> None:
     with running_loop(model, CONFIG) as runner:
         runner.run([request(0)])
         (answer,) = runner.run([request(1)])
-    assert all(output.usage is None and output.timings is None for output in answer.outputs[:-1])
+    assert all(output.timings is None for output in answer.outputs[:-1])
+    assert answer.outputs[0].usage is not None
+    assert all(output.usage is None for output in answer.outputs[1:-1])
     timings, usage = answer.last.timings, answer.last.usage
     assert timings is not None
     assert 0 <= timings.queued <= timings.first_token <= timings.total
