@@ -1,0 +1,1 @@
+"""Models on GPUs: weights, passes as CUDA graphs, and several GPUs as one."""
