@@ -152,6 +152,12 @@ class DraftLink:
             trees = [place[1].tree if place else None for place in places]
         return [tree or None for tree in trees]
 
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether any of these requests has a drafter that would be waited for."""
+        with self._changed:
+            bound = [(one.attachment, one.slot) for key in keys if (one := self._running.get(key))]
+            return any(at and slot and slot.drafted_for and at.patience.waits(self._clock()) for at, slot in bound)
+
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
         with self._changed:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.engine import Decision
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import Bidder, NodeBudget
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision
 from verify_service.tree_source import Committed, Opening, TreeSource
 from verify_service.verifier import cut
 
@@ -29,6 +29,8 @@ class Drafting:
         self._budget = budget
         self._memory = memory
         self._step_nodes = config.step_nodes
+        self._crowded = False
+        self._adaptive_pays = True
 
     def begin(self, state: RequestState) -> None:
         """Announce a request that starts with a proposer."""
@@ -51,8 +53,31 @@ class Drafting:
             _log.exception("the tree source failed to begin a request, which decodes plainly")
             state.proposer = ""
 
+    def expects_trees(self, items: Iterable[ScheduledRows]) -> bool:
+        """Whether a request will ask for a tree, and may get it, once the step of these rows is decided."""
+        if self._crowded:
+            return False
+        asking = [
+            item.state.key
+            for item in items
+            if item.decides
+            and item.state.proposer
+            and item.state.depth_left > 0
+            and (self._adaptive_pays or not item.state.adaptive)
+        ]
+        if not asking:
+            return False
+        try:
+            return self._trees.expects(asking)
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to say what it expects")
+            return False
+
     def attach_trees(self, items: Sequence[ScheduledRows]) -> None:
-        """Give each item whose request awaits a tree the one that arrived, cut to what fits into free pages."""
+        """Give each item whose request awaits a tree the one that arrived, cut to what fits.
+
+        That is free pages, and `step_nodes` over all items: budgets handed out at different times may add up to more.
+        """
         awaiting = [item for item in items if item.state.wants_tree and item.decides]
         if not awaiting:
             return
@@ -64,16 +89,18 @@ class Drafting:
             arrived=sum(1 for tree in trees if tree),
             levels=max((tree.depth for tree in trees if tree), default=1),
         )
+        room = self._step_nodes
         for item, tree in zip(awaiting, trees, strict=True):
             state = item.state
             state.wants_tree = False
             if tree is None or not len(tree):
                 continue
-            length, depth = len(state.tokens), tree.depth
+            rows, depth = min(state.max_nodes, 1 + room), tree.depth
             allowed = min(depth, state.depth_left)
-            allowed = min(allowed, self._memory.grow_up_to(state, length + allowed) - length)
-            fits = allowed == depth and len(tree) < state.max_nodes
-            item.tree = tree if fits else cut(tree, max_nodes=state.max_nodes, max_depth=allowed)
+            allowed = min(allowed, self._memory.grow_up_to(state, item.base + allowed) - item.base)
+            fits = allowed == depth and len(tree) < rows
+            item.tree = tree if fits else cut(tree, max_nodes=rows, max_depth=allowed)
+            room -= item.num_rows - 1
 
     def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`)."""
@@ -88,14 +115,16 @@ class Drafting:
     def report(self, progressed: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> None:
         """Tell the source what a step added to requests that go on, and which trees they want next.
 
-        `running` requests share the step's nodes.
+        `running` requests share the step's nodes. Those in the next step already, which is launched, ask for none.
         """
+        self._crowded = self._step_nodes < running
         drafted = [(state, tokens) for state, tokens in progressed if state.proposer]
         if not drafted:
             return
         nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
         for (state, tokens), depth in zip(drafted, self._depths([state for state, _ in drafted], running), strict=True):
+            depth = 0 if state.pending else depth
             state.wants_tree = depth > 0
             rows = min(state.max_nodes, nodes, 1 + self._width(state, depth)) if depth > 0 else 1
             commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth))
@@ -106,12 +135,14 @@ class Drafting:
 
     def _depths(self, states: Sequence[RequestState], running: int) -> list[int]:
         """Depth of each request's next tree; 0 asks for none."""
-        depths = [max(0, state.depth_left) if self._step_nodes >= running else 0 for state in states]
+        depths = [0 if self._crowded else max(0, state.depth_left) for state in states]
         bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
         if bidding:
             fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
             bidders = [Bidder(states[index].acceptance, depths[index]) for index in bidding]
-            for index, depth in zip(bidding, self._budget.levels(bidders, running + fixed), strict=True):
+            granted = self._budget.levels(bidders, running + fixed)
+            self._adaptive_pays = any(granted)
+            for index, depth in zip(bidding, granted, strict=True):
                 depths[index] = depth
         return depths
 

@@ -17,7 +17,8 @@ class EngineConfig:
     rows of one request's tree, root included. `step_nodes` bounds the drafted rows of one step over all requests;
     each is granted an equal share of it. With `adaptive`, requests that leave speculation to the operator get as
     many of these nodes as pay off by measured time, down to none; requests that name a proposer, a budget or
-    enable speculation get what they ask for.
+    enable speculation get what they ask for. `max_context` bounds prompt and output of a request together; 0 leaves
+    that to the model.
     """
 
     num_pages: int
@@ -29,6 +30,7 @@ class EngineConfig:
     prefill_chunk: int = 256
     prefix_cache: bool = True
     adaptive: bool = True
+    max_context: int = 0
 
     def __post_init__(self) -> None:
         self._check("num_pages", 1, 2**31 // (MAX_PAGE_SIZE * 2))
@@ -38,6 +40,7 @@ class EngineConfig:
         self._check("max_nodes", 1, MAX_ROWS)
         self._check("step_nodes", 0, 2**16)
         self._check("prefill_chunk", 1, 2**16)
+        self._check("max_context", 0, 2**31 - 1)
 
     def _check(self, field: str, low: int, high: int) -> None:
         value = getattr(self, field)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from slipstream_kernels.paged_kv import PagePool
 from verify_service.engine_config import EngineConfig
+from verify_service.page_table import PageTable
 from verify_service.prefix_cache import PrefixCache
 from verify_service.request_state import RequestState
 
@@ -15,8 +14,9 @@ from verify_service.request_state import RequestState
 class KVMemory:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
-    `page_table` is int32 [max_running, pages of a full context]; line `state.line` mirrors `state.pages`, and
-    entries past its end are stale. Each page is owned by one request, by the prefix cache, or by nobody.
+    Line `state.line` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache, or
+    by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
+    writes it after the step has read it.
     """
 
     def __init__(self, config: EngineConfig, max_context: int) -> None:
@@ -25,8 +25,7 @@ class KVMemory:
         self._total = config.num_pages
         self._pool = PagePool(config.num_pages)
         self._cache = PrefixCache(self._pool, config.page_size)
-        width = -(-max_context // config.page_size)
-        self.page_table = np.zeros((config.max_running, width), dtype=np.int32)
+        self.page_table = PageTable(config.max_running, -(-max_context // config.page_size))
 
     @property
     def total(self) -> int:
@@ -71,8 +70,8 @@ class KVMemory:
         if self._caching:
             state.lease = self._cache.acquire(state.namespace, state.tokens[:-1])
             state.pages = list(state.lease.pages)
-            state.computed = len(state.pages) * self._page_size
-            self.page_table[state.line, : len(state.pages)] = state.pages
+            state.computed = state.settled = len(state.pages) * self._page_size
+            self.page_table.write(state.line, 0, state.pages)
         grown = self.grow(state, len(state.tokens))
         assert grown
 
@@ -88,7 +87,7 @@ class KVMemory:
                 return False
             self._cache.evict(short)
         pages = self._pool.allocate(missing)
-        self.page_table[state.line, held : held + missing] = pages
+        self.page_table.write(state.line, held, pages)
         state.pages.extend(pages)
         return True
 
@@ -103,23 +102,23 @@ class KVMemory:
         """Take back pages held beyond a request's last token, left over from rejected trees; returns how many."""
         reclaimed = 0
         for state in states:
-            needed = -(-len(state.tokens) // self._page_size)
+            needed = -(-state.length // self._page_size)
             while len(state.pages) > needed:
                 self._pool.release(state.pages.pop())
                 reclaimed += 1
         return reclaimed
 
     def share(self, state: RequestState) -> None:
-        """Put the full pages computed so far into the prefix cache; the request goes on using them."""
+        """Put the full pages settled so far into the prefix cache; the request goes on using them."""
         if state.lease is None:
             return
-        full = state.computed // self._page_size
+        full = state.settled // self._page_size
         if full > len(state.lease.pages):
             state.lease = self._cache.extend(
                 state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.lease
             )
             state.pages[:full] = state.lease.pages
-            self.page_table[state.line, :full] = state.lease.pages
+            self.page_table.write(state.line, 0, state.lease.pages)
 
     def end(self, state: RequestState, *, keep: bool) -> None:
         """Take all pages from a request. Full pages stay in the prefix cache if `keep` is set."""
@@ -133,4 +132,4 @@ class KVMemory:
             self._pool.release(page)
         state.lease = None
         state.pages = []
-        state.computed = 0
+        state.computed = state.settled = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,19 +16,20 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnavailableError,
 )
-from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service.admission import Admission
 from verify_service.drafting import Drafting
-from verify_service.engine import Decision, Engine
 from verify_service.engine_config import EngineConfig
+from verify_service.engines import TargetModel, new_engine
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
 from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.outputs import PLAIN_STEP, cut_output, end_output, refusal, step_output
+from verify_service.pipeline import Pipeline, Step
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Scheduler, StepPlan
+from verify_service.scheduler import ScheduledRows, Scheduler
+from verify_service.step_engine import Decision
 from verify_service.tree_source import TreeSource
 
 _log = logging.getLogger(__name__)
@@ -52,16 +54,17 @@ class VerifyLoop:
     reason; the sink takes one list a step and must not wait. All public methods may be called from any thread.
     """
 
-    def __init__(self, model: CausalLM, config: EngineConfig, trees: TreeSource, sink: Sink) -> None:
-        max_context = model.config.max_context
+    def __init__(self, model: TargetModel, config: EngineConfig, trees: TreeSource, sink: Sink) -> None:
+        max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._inbox = Inbox()
         self._memory = KVMemory(config, max_context)
         self._scheduler = Scheduler(config, self._memory)
-        self._engine = Engine(model, config, self._memory.page_table)
+        self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
         budget = NodeBudget(RowCosts(self._engine.row_costs()))
         self._drafting = Drafting(trees, self._memory, config, budget)
+        self._pipeline = Pipeline(self._engine, self._drafting)
         self._admission = Admission(
             config,
             trees,
@@ -112,10 +115,11 @@ class VerifyLoop:
     def _run(self) -> None:
         while self._receive():
             self._step()
+        self._drop_steps()
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
-        for command in self._inbox.take(wait=not self._states):
+        for command in self._inbox.take(wait=not self._states and not self._pipeline):
             match command:
                 case GenerationRequest():
                     self._enter(command)
@@ -133,22 +137,32 @@ class VerifyLoop:
         return True
 
     def _step(self) -> None:
-        """Schedule, draft, verify, commit. A step that fails ends the requests it was for, and no other."""
-        plan: StepPlan | None = None
-        try:
-            plan = self._schedule()
-            if plan.rows:
-                self._drafting.attach_trees(plan.rows)
-                self._commit(plan, self._verify(plan))
-        except Exception:  # noqa: BLE001 - the loop must outlive any step
-            _log.exception("a verify step failed")
-            affected = list(self._states) if plan is None else [item.state.key for item in plan.rows]
-            error = InternalError("the verify step of this request failed")
-            self._leave([key for key in affected if key in self._states], FinishReason.ERROR, error, keep=False)
+        """Keep the engine supplied, then take what its oldest step decided."""
+        while self._pipeline.open and self._launch():
+            pass
+        if self._pipeline:
+            self._settle(self._pipeline.next())
         self._publish()
 
-    def _schedule(self) -> StepPlan:
-        plan = self._scheduler.schedule()
+    def _launch(self) -> bool:
+        """Schedule, draft, and start to verify. False where no step can be started now."""
+        items: list[ScheduledRows] | None = None
+        try:
+            items = self._schedule()
+            if items:
+                self._drafting.attach_trees(items)
+                self._pipeline.launch(items)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed to start")
+            self._fail(list(self._states) if items is None else [item.state.key for item in items])
+            return False
+        return bool(items)
+
+    def _schedule(self) -> list[ScheduledRows]:
+        """Rows of the next step; none where the steps under way must be decided first."""
+        plan = self._scheduler.schedule(may_preempt=not self._pipeline)
+        if plan is None:
+            return []
         now = time.monotonic()
         self._counters.preemptions += len(plan.preempted)
         for state in plan.started:
@@ -161,44 +175,59 @@ class VerifyLoop:
             state.cached_tokens = min(state.computed, state.prompt_length)
             if state.proposer:
                 self._drafting.begin(state)
-        return plan
+        return plan.rows
 
-    def _verify(self, plan: StepPlan) -> list[Decision]:
-        begun = time.perf_counter()
-        decisions = self._engine.verify(plan.rows)
-        decoding = all(item.count == 1 for item in plan.rows)
-        rows = sum(item.num_rows for item in plan.rows) if decoding else 0
-        self._drafting.learn(decisions, rows, time.perf_counter() - begun)
-        return decisions
+    def _settle(self, step: Step) -> None:
+        """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
+        try:
+            decisions, seconds = self._pipeline.decide(step)
+            live = [item for item in step.items if self._runs(item.state)]
+            if live:
+                decisions = [decision for decision in decisions if self._runs(decision.item.state)]
+                self._learn(step, decisions, seconds)
+                self._commit(step, live, decisions)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed")
+            self._fail([item.state.key for item in step.items if self._runs(item.state)])
 
-    def _commit(self, plan: StepPlan, decisions: Sequence[Decision]) -> None:
+    def _runs(self, state: RequestState) -> bool:
+        """Whether a request still wants what a step did for it; it may have ended while the step was under way."""
+        return self._states.get(state.key) is state
+
+    def _learn(self, step: Step, decisions: Sequence[Decision], seconds: float) -> None:
+        decoding = all(item.count == 1 for item in step.items)
+        rows = sum(item.num_rows for item in step.items) if decoding else 0
+        self._drafting.learn(decisions, rows, seconds)
+
+    def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision]) -> None:
         """Add what was decided to each request, tell drafters and clients, and let go of what is over."""
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
-        for item in plan.rows:
-            item.state.computed += item.count
+        for item in live:
+            item.state.settled = item.base
         for decision in decisions:
-            tokens = self._commit_one(decision, now)
+            tokens = self._commit_one(step, decision, now)
             if tokens is not None:
                 progressed.append((decision.item.state, tokens))
         self._drafting.report(progressed, self._scheduler.num_running)
 
-    def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...] | None:
+    def _commit_one(self, step: Step, decision: Decision, now: float) -> tuple[int, ...] | None:
         """Append one request's tokens and its output; returns the tokens if the request goes on."""
         state = decision.item.state
         count, reason = cut_output(state, decision.walk.tokens)
         tokens = decision.walk.tokens[:count]
-        logprobs = self._engine.logprobs(decision, count)
-        step = self._count(decision, count)
+        logprobs = self._engine.logprobs(step.launched, decision, count)
+        speculation = self._count(decision, count)
         state.tokens.extend(tokens)
-        state.computed = len(state.tokens) - 1
+        state.settled = len(state.tokens) - 1
+        state.computed = state.length - 1
         if not state.first_token_at:
             state.first_token_at = now
         if not state.prefilled:
             state.prefilled = True
             self._memory.share(state)
-        self._outputs.append(step_output(state, tokens, logprobs, step, reason, now))
+        self._outputs.append(step_output(state, tokens, logprobs, speculation, reason, now))
         if reason is not None:
             self._let_go(state, reason, keep=True)
             return None
@@ -258,6 +287,16 @@ class VerifyLoop:
             if state is not None:
                 self._outputs.append(end_output(state, reason, now, error))
                 self._let_go(state, reason, keep=keep)
+
+    def _fail(self, keys: Iterable[RequestKey]) -> None:
+        error = InternalError("the verify step of this request failed")
+        self._leave(keys, FinishReason.ERROR, error, keep=False)
+
+    def _drop_steps(self) -> None:
+        """Wait until the engine rests; what it still decided is for nobody."""
+        while self._pipeline:
+            with contextlib.suppress(Exception):
+                self._pipeline.decide(self._pipeline.next())
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
         self._scheduler.remove(state, keep=keep)

@@ -13,10 +13,11 @@ from verify_service.request import FinishReason, GenerationRequest, RequestKey, 
 class RequestState:
     """Mutable state of one admitted request.
 
-    `tokens` is prompt and output; the KV of `tokens[:computed]` is in `pages`, the first of which belong to
-    `lease` and the others to the request. `computed` stays below `len(tokens)`: the last token's KV is written by
-    the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends for
-    length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
+    `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
+    `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
+    once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
+    written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
+    for length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
     `adaptive` leaves the size of trees to the node budget.
     """
 
@@ -32,6 +33,8 @@ class RequestState:
     adaptive: bool
     tokens: list[int]
     computed: int = 0
+    settled: int = 0
+    pending: int = 0
     line: int = -1
     pages: list[int] = field(default_factory=list)
     lease: Lease | None = None
@@ -60,14 +63,24 @@ class RequestState:
         return len(self.request.prompt_token_ids)
 
     @property
+    def length(self) -> int:
+        """Tokens so far, and one for each step under way that decides."""
+        return len(self.tokens) + self.pending
+
+    @property
     def remaining(self) -> int:
-        """Tokens whose KV is still to be written; 1 while decoding."""
-        return len(self.tokens) - self.computed
+        """Tokens whose KV no step has been given to write; 1 while decoding."""
+        return self.length - self.computed
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether steps under way decide the last token that the limit allows."""
+        return self.length >= self.limit
 
     @property
     def depth_left(self) -> int:
         """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
-        return min(self.max_depth, self.limit - len(self.tokens) - 1)
+        return min(self.max_depth, self.limit - self.length - 1)
 
     @property
     def over(self) -> FinishReason | None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
-from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 
 IntArray = NDArray[np.int32]
@@ -67,7 +66,7 @@ class RowBuilder:
             deciding.append(item)
             node_slots.append(scratch)
             if item.tree is not None:
-                self._write_nodes(item.state, item.tree, levels, row, scratch, width)
+                self._write_nodes(item, item.tree, levels, row, scratch, width)
                 row += len(item.tree)
                 scratch += len(item.tree)
             spans.append((root, row))
@@ -75,7 +74,7 @@ class RowBuilder:
 
     def _write_committed(self, item: ScheduledRows, row: int) -> None:
         state, size = item.state, self._page_size
-        first = state.computed
+        first = item.first
         if item.count == 1:
             self._token_ids[row] = state.tokens[first]
             self._positions[row] = first
@@ -94,15 +93,15 @@ class RowBuilder:
         self._num_ancestors[row:end] = 0
 
     def _write_nodes(
-        self, state: RequestState, tree: TokenTree, depths: Sequence[int], row: int, scratch: int, width: int
+        self, item: ScheduledRows, tree: TokenTree, depths: Sequence[int], row: int, scratch: int, width: int
     ) -> None:
-        base = len(state.tokens)
+        base = item.base
         end = row + len(tree)
         self._token_ids[row:end] = tree.token_ids
         self._num_ancestors[row:end] = depths
         np.add(self._num_ancestors[row:end], base - 1, out=self._positions[row:end])
         np.add(self._count[: len(tree)], scratch, out=self._write_slots[row:end])
-        self._page_lines[row:end] = state.line
+        self._page_lines[row:end] = item.state.line
         self._prefix_lengths[row:end] = base
         ancestors = self._ancestors[row * width : end * width].reshape(len(tree), width)
         for node, (parent, depth) in enumerate(zip(tree.parents, depths, strict=True)):

@@ -14,19 +14,26 @@ from verify_service.request_state import RequestState
 
 @dataclass(slots=True, eq=False)
 class ScheduledRows:
-    """`count` tokens of a request from `state.computed` on, and drafted nodes below the last of them.
+    """`count` tokens of a request from `first` on, its first token whose KV was not written when this was planned.
 
-    `tree` is set only where the rows reach the request's last token, which is then the tree's root.
+    The step `decides` where the rows reach the request's last token, whose value may be known to the engine alone;
+    then drafted nodes, if there are any, hang below it in `tree`.
     """
 
     state: RequestState
     count: int
     tree: TokenTree | None = None
+    first: int = field(init=False)
+    decides: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.state.computed
+        self.decides = self.base == self.state.length
 
     @property
-    def decides(self) -> bool:
-        """Whether this step decides a token of the request."""
-        return self.state.computed + self.count == len(self.state.tokens)
+    def base(self) -> int:
+        """Tokens up to and with the last of the rows: where the step decides, the length that trees hang below."""
+        return self.first + self.count
 
     @property
     def num_rows(self) -> int:
@@ -87,33 +94,45 @@ class Scheduler:
         else:
             self._stop(state, keep=keep)
 
-    def schedule(self) -> StepPlan:
-        """Plan a step; the plan is empty only where nothing runs and nothing can start."""
+    def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
+        """Plan a step, beside those under way. None where that takes a preemption and `may_preempt` forbids it.
+
+        The plan is empty only where nothing can start and what runs, if anything does, waits for steps under way.
+        Nobody may be preempted before these are decided: what a request has to come back with is not known yet.
+        """
         plan = StepPlan()
-        self._schedule_decodes(plan)
+        if not self._schedule_decodes(plan, may_preempt=may_preempt):
+            return None
         budget = self._schedule_prefills(plan, self._config.prefill_chunk)
         if not plan.preempted:
             self._start_waiting(plan, budget)
         return plan
 
-    def _schedule_decodes(self, plan: StepPlan) -> None:
+    def _schedule_decodes(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+        """Plan the rows of all that decode; False where one finds no page and nobody may make way."""
         for state in self.running:
-            if state.line >= 0 and state.remaining == 1 and self._make_room(state, plan):
-                plan.rows.append(ScheduledRows(state, 1))
-
-    def _make_room(self, state: RequestState, plan: StepPlan) -> bool:
-        """Hold a page for the last token; False where the request itself had to make way."""
-        memory = self._memory
-        while not memory.grow(state, len(state.tokens)):
-            if memory.reclaim(self._running):
+            if state.remaining != 1 or state.exhausted:
                 continue
-            victim = self._running[-1]
-            self._stop(victim, keep=True)
-            self._waiting.appendleft(victim)
-            plan.preempted.append(victim)
-            if victim is state:
-                return False
+            while state.line >= 0 and not self._hold_last(state):
+                if not may_preempt:
+                    return False
+                self._preempt(self._running[-1], plan)
+            if state.line >= 0:
+                plan.rows.append(ScheduledRows(state, 1))
         return True
+
+    def _hold_last(self, state: RequestState) -> bool:
+        """Hold a page for the last token; False where no page can be had but a request's own."""
+        memory = self._memory
+        return memory.grow(state, state.length) or (
+            memory.reclaim(self._running) > 0 and memory.grow(state, state.length)
+        )
+
+    def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
+        """Send a request back to the head of the queue."""
+        self._stop(victim, keep=True)
+        self._waiting.appendleft(victim)
+        plan.preempted.append(victim)
 
     def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
         for state in self._running:

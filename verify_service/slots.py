@@ -44,14 +44,12 @@ class Slot:
     @property
     def awaited(self) -> bool:
         """Whether a tree is wanted, may still come, and has not."""
-        return (
-            self.tree is None
-            and self.max_nodes > 1
-            and self.fed
-            and self.caught_up
-            and not self.refused
-            and self.key is not None
-        )
+        return self.tree is None and self.max_nodes > 1 and self.caught_up and self.drafted_for
+
+    @property
+    def drafted_for(self) -> bool:
+        """Whether the drafter makes trees for this request when asked, or works towards it."""
+        return self.key is not None and self.fed and not self.refused
 
     def open(self, key: RequestKey, *, caught_up: bool) -> None:
         """Take a request under a new generation."""

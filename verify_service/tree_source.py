@@ -74,6 +74,10 @@ class TreeSource(Protocol):
         """
         ...
 
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether any of these requests, which began, would be waited for if it asked for a tree next."""
+        ...
+
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """A request that began is over, whatever the reason."""
         ...
@@ -96,6 +100,9 @@ class NoTrees:
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [None] * len(wanted)
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        return False
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         return None

@@ -48,6 +48,9 @@ class _FixedTree:
     def commit(self, commits: Sequence[Committed]) -> None:
         return None
 
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        return True
+
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         return None
 

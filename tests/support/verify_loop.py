@@ -140,6 +140,10 @@ class ScriptedTrees:
             trees.append(tree)
         return trees
 
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        assert all(key in self.tokens for key in keys)
+        return True
+
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         del self.tokens[key]
         self.budgets.pop(key, None)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
-from verify_service.engine import Decision
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.request import RequestKey, SamplingParams
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision
 from verify_service.tree_source import Committed
 from verify_service.verifier import Walk
 

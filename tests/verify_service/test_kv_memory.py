@@ -18,7 +18,7 @@ def start(memory: KVMemory, state: RequestState, line: int) -> RequestState:
 
 
 def compute(state: RequestState) -> None:
-    state.computed = len(state.tokens) - 1
+    state.computed = state.settled = len(state.tokens) - 1
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
@@ -33,7 +33,7 @@ def test_a_second_request_reuses_full_pages_but_not_the_last_token(size: int) ->
     memory.end(first, keep=True)
     second = start(memory, admitted(config, prompt, request_id=1), 1)
     assert second.computed == (len(prompt) - 1) // size * size
-    assert memory.page_table[1, : len(second.pages)].tolist() == second.pages
+    assert memory.page_table.entries[1, : len(second.pages)].tolist() == second.pages
     memory.end(second, keep=False)
     assert memory.free == memory.total - memory.cached
 
@@ -90,7 +90,7 @@ def test_sharing_moves_pages_to_the_cache_once() -> None:
         compute(twin)
         memory.share(twin)
     assert twins[0].pages[:3] == twins[1].pages[:3]
-    assert memory.page_table[1, :3].tolist() == twins[0].pages[:3]
+    assert memory.page_table.entries[1, :3].tolist() == twins[0].pages[:3]
     assert memory.free == 16 - 3
     for twin in twins:
         memory.end(twin, keep=True)

@@ -25,9 +25,10 @@ class Bench:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
+        assert plan is not None
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
-            item.state.computed += item.count
+            item.state.computed = item.state.settled = item.base
         for item in deciding:
             item.state.tokens.append(7)
             item.state.prefilled = True

@@ -134,6 +134,11 @@ class Client:
     def tokens(self, request_id: int) -> list[int]:
         return [token for output in self.outputs[request_id] for token in output.token_ids]
 
+    async def begun(self, count: int) -> None:
+        """Read until each of the first `count` requests has got something."""
+        while not all(request_id in self.outputs for request_id in range(count)):
+            assert await self.read()
+
     async def error(self) -> SlipstreamError:
         """Read to the error that ends the stream."""
         try:
@@ -312,7 +317,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
             client = Client(channel)
             for request_id in range(4):
                 await client.submit(request_id, max_tokens=200)
-            await client.read()
+            await client.begun(4)
             draining = asyncio.create_task(one.drain(20))
             async with asyncio.timeout(5):
                 while not one.loop.state().draining:  # noqa: ASYNC110 - the loop tells nobody of its state
@@ -335,7 +340,7 @@ def test_a_drain_out_of_time_answers_what_is_left(model: CausalLM) -> None:
             client = Client(channel)
             for request_id in range(4):
                 await client.submit(request_id, max_tokens=490)
-            await client.read()
+            await client.begun(4)
             draining = asyncio.create_task(one.drain(0.0))
             assert isinstance(await client.error(), UnavailableError)
             for request_id in range(4):

@@ -8,10 +8,10 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import PlainDecoder
 from support.verify_loop import admitted
-from verify_service.engine import Engine
+from verify_service.cpu_engine import CpuEngine
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
-from verify_service.request import SamplingParams
+from verify_service.request import PositionLogprobs, SamplingParams
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 
@@ -25,7 +25,7 @@ class Bench:
     def __init__(self, model: CausalLM, page_size: int) -> None:
         config = EngineConfig(num_pages=128, page_size=page_size)
         self.memory = KVMemory(config, model.config.max_context)
-        self.engine = Engine(model, config, self.memory.page_table)
+        self.engine = CpuEngine(model, config, self.memory.page_table)
         self.state: RequestState = admitted(config, PROMPT, sampling=GREEDY)
         self.state.line = 0
         self.memory.begin(self.state)
@@ -35,12 +35,16 @@ class Bench:
         state = self.state
         item = ScheduledRows(state, state.remaining, tree)
         assert self.memory.grow(state, len(state.tokens) + (tree.depth if tree is not None else 0))
-        (decision,) = self.engine.verify([item])
+        self.launched = self.engine.launch([item])
+        (decision,) = self.engine.decide(self.launched)
         state.tokens.extend(decision.walk.tokens)
         state.computed = len(state.tokens) - 1
         self.engine.commit(state, decision.walk.tokens)
         self.decision = decision
         return decision.walk.tokens
+
+    def logprobs(self, count: int) -> tuple[PositionLogprobs, ...]:
+        return self.engine.logprobs(self.launched, self.decision, count)
 
 
 def greedy(model: CausalLM, count: int) -> list[int]:
@@ -70,14 +74,14 @@ def test_logprobs_are_of_the_path_alone(model: CausalLM) -> None:
     one_by_one = []
     for _ in range(4):
         plain.step()
-        one_by_one.extend(plain.engine.logprobs(plain.decision, 1))
+        one_by_one.extend(plain.logprobs(1))
     drafted.step()
-    together = list(drafted.engine.logprobs(drafted.decision, 1))
+    together = list(drafted.logprobs(1))
     drafted.step(TokenTree((7, truth[1], 8, truth[2]), (-1, -1, 1, 1)))
-    together.extend(drafted.engine.logprobs(drafted.decision, 3))
+    together.extend(drafted.logprobs(3))
     assert together == one_by_one
     assert [entry.chosen.token_id for entry in together] == truth
-    assert len(drafted.engine.logprobs(drafted.decision, 1)) == 1
+    assert len(drafted.logprobs(1)) == 1
     for entry in together:
         assert len(entry.top) == 3
         assert entry.top[0] == entry.chosen
@@ -85,7 +89,7 @@ def test_logprobs_are_of_the_path_alone(model: CausalLM) -> None:
 
 def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
     bench = Bench(model, 8)
-    assert bench.engine.verify([ScheduledRows(bench.state, 5)]) == []
+    assert bench.engine.decide(bench.engine.launch([ScheduledRows(bench.state, 5)])) == []
     bench.state.computed = 5
     assert bench.step() == (greedy(model, 1)[0],)
 
@@ -93,5 +97,5 @@ def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
 def test_row_costs_are_measured_within_memory_and_context(model: CausalLM) -> None:
     assert [rows for rows, _ in Bench(model, 8).engine.row_costs()] == [1, 2, 4, 8, 16, 32, 64]
     config = EngineConfig(num_pages=5, page_size=2)
-    small = Engine(model, config, KVMemory(config, 512).page_table)
+    small = CpuEngine(model, config, KVMemory(config, 512).page_table)
     assert [rows for rows, _ in small.row_costs()] == [1, 2, 4, 8]

@@ -1,4 +1,4 @@
-"""One forward pass over the target model: rows in, decided tokens out."""
+"""The engine of a CPU: a step is one forward pass, computed as it is launched."""
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.engine_config import EngineConfig
-from verify_service.request import PositionLogprobs, TokenLogprob
+from verify_service.page_table import PageTable
+from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.row_builder import RowBuilder, StepRows
 from verify_service.sampling_table import SamplingTable
 from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision, Launched
+from verify_service.step_logprobs import chosen_rows, logprob_entries
 from verify_service.verifier import Walk, walk
 
-IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Tokens that a step decided for a request, not yet cut to its limits.
-
-    `first_row` is the root's row in the step's logits, where logprobs are read.
-    """
-
-    item: ScheduledRows
-    walk: Walk
-    first_row: int
-
 
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
-class Engine:
-    """Owns the target model, its KV cache and the sampling parameters of running requests."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuStep(Launched):
+    """A step that is over. `logits` float32 [rows of all decisions, vocab]."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, page_table: IntArray) -> None:
+    decisions: list[Decision]
+    logits: FloatArray
+
+
+class CpuEngine:
+    """A StepEngine over a model whose passes run in the calling thread and its team."""
+
+    lookahead = 0
+
+    def __init__(self, model: CausalLM, config: EngineConfig, page_table: PageTable) -> None:
         self._model = model
         scratch_slots = config.max_running * (config.max_nodes - 1)
         self._cache = model.new_cache(
             num_pages=config.num_pages, page_size=config.page_size, scratch_slots=max(1, scratch_slots)
         )
         self._page_size = config.page_size
-        self._builder = RowBuilder(config, page_table, self._cache.scratch_slot(0))
+        self._builder = RowBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
-        self._logits: FloatArray = np.zeros((0, model.config.vocab_size), dtype=np.float32)
 
     def warm_up(self) -> None:
         """Compile the kernels that follow a forward pass, so that no request waits for that."""
@@ -76,43 +74,33 @@ class Engine:
         return costs if len(costs) > 1 else [(1, 1e-3), (2, 1.1e-3)]
 
     def begin(self, state: RequestState) -> None:
-        """A request takes a line and will be scheduled."""
         self._sampling.begin(state)
 
-    def verify(self, items: Sequence[ScheduledRows]) -> list[Decision]:
-        """Compute all rows, sample every deciding one, and walk each tree.
-
-        On return the KV of the items' tokens and of all accepted nodes is in page slots.
-        """
+    def launch(self, items: Sequence[ScheduledRows]) -> CpuStep:
+        """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
-        self._logits = self._model.forward(self._cache, rows.batch)
+        logits = self._model.forward(self._cache, rows.batch)
         if not rows.deciding:
-            return []
+            return CpuStep((), [], logits)
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
-        sampled = sample(self._logits, gathered, team=self._model.team).tolist()
+        sampled = sample(logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
         self._compact(decisions, rows.node_slots)
-        return decisions
+        return CpuStep(rows.deciding, decisions, logits)
+
+    def decide(self, launched: CpuStep) -> list[Decision]:
+        return launched.decisions
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """Count tokens as output of a request that goes on."""
         self._sampling.commit(state, tokens)
 
-    def logprobs(self, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
-        """Logprobs of the first `count` tokens of a decision of the last step, from the raw logits."""
+    def logprobs(self, launched: CpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
         top = decision.item.state.sampling.logprobs
         if top is None:
             return ()
-        rows = [decision.first_row, *(decision.first_row + 1 + node for node in decision.walk.nodes)][:count]
         chosen = np.array(decision.walk.tokens[:count], dtype=np.int32)
-        values, ranks, top_ids, top_values = logprobs(self._logits[rows], chosen, top)
-        return tuple(
-            PositionLogprobs(
-                TokenLogprob(int(chosen[i]), float(values[i]), int(ranks[i])),
-                tuple(TokenLogprob(int(top_ids[i, j]), float(top_values[i, j]), j + 1) for j in range(top)),
-            )
-            for i in range(count)
-        )
+        rows = launched.logits[chosen_rows(decision, count)]
+        return logprob_entries(chosen, *logprobs(rows, chosen, top))
 
     def _timed(self, batch: RowBatch) -> float:
         begun = time.perf_counter()
@@ -136,8 +124,7 @@ class Engine:
         size = self._page_size
         for decision, first_slot in zip(decisions, node_slots, strict=True):
             if decision.walk.nodes:
-                state = decision.item.state
-                base = len(state.tokens)
+                state, base = decision.item.state, decision.item.base
                 sources.extend(first_slot + node for node in decision.walk.nodes)
                 targets.extend(
                     state.pages[position // size] * size + position % size

@@ -1,0 +1,74 @@
+"""Steps under way: launched, not decided yet, and how far the loop may run ahead of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verify_service.drafting import Drafting
+from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision, Launched, StepEngine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step under way; `launched_at` is time.perf_counter() in seconds."""
+
+    items: Sequence[ScheduledRows]
+    launched: Launched
+    launched_at: float
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
+        return any(item.tree is not None for item in self.items)
+
+
+class Pipeline:
+    """Keeps an engine supplied. Steps leave in the order they came."""
+
+    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+        self._engine = engine
+        self._drafting = drafting
+        self._steps: deque[Step] = deque()
+        self._decided_at = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether any step is under way."""
+        return bool(self._steps)
+
+    @property
+    def open(self) -> bool:
+        """Whether a step may be launched now.
+
+        Beyond steps under way one may, to the engine's lookahead, as long as only the values of tokens are unknown,
+        not their number, and no request is about to get a tree that it would then miss.
+        """
+        return len(self._steps) <= self._engine.lookahead and not any(
+            step.drafted or self._drafting.expects_trees(step.items) for step in self._steps
+        )
+
+    def launch(self, items: Sequence[ScheduledRows]) -> None:
+        """Start a step and move its requests on. If the engine fails, they stay where they were."""
+        begun = time.perf_counter()
+        self._steps.append(Step(items, self._engine.launch(items), begun))
+        for item in items:
+            item.state.computed = item.base
+            item.state.pending += item.decides
+
+    def next(self) -> Step:
+        """Take out the oldest step; its requests count on it no longer."""
+        step = self._steps.popleft()
+        for item in step.items:
+            item.state.pending -= item.decides
+        return step
+
+    def decide(self, step: Step) -> tuple[list[Decision], float]:
+        """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before."""
+        decisions = self._engine.decide(step.launched)
+        begun = max(step.launched_at, self._decided_at)
+        self._decided_at = time.perf_counter()
+        return decisions, self._decided_at - begun

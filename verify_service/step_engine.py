@@ -1,0 +1,85 @@
+"""What the verify loop asks of an engine: steps that are launched, then decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from verify_service.request import PositionLogprobs
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+from verify_service.verifier import Walk
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Tokens that a step decided for a request, not yet cut to its limits.
+
+    `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow.
+    """
+
+    item: ScheduledRows
+    walk: Walk
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A step that an engine was given; engines add what they need to decide it."""
+
+    deciding: Sequence[ScheduledRows]
+
+
+L = TypeVar("L", bound=Launched)
+
+
+class StepEngine(Protocol[L]):
+    """Owns the target model, its KV cache and the sampling parameters of running requests.
+
+    Steps are decided in the order they were launched, and work as if each was over before the next began: a step
+    reads the KV, the last tokens and the output counts that the one before it left behind. Used by one thread.
+    """
+
+    @property
+    def lookahead(self) -> int:
+        """How many steps may be launched beyond one that is not decided yet, as long as none of them has a tree.
+
+        0 for an engine that computes within `launch`.
+        """
+        ...
+
+    def begin(self, state: RequestState) -> None:
+        """A request takes line `state.line`, from the next step launched on."""
+        ...
+
+    def launch(self, items: Sequence[ScheduledRows]) -> L:
+        """Start a step over all rows of `items`; with a lookahead of 1 or more, without waiting for anything.
+
+        A row whose token is not in `state.tokens` yet takes the one that the step before decides. No request is in
+        `items` twice. The page table is read as it stands now.
+        """
+        ...
+
+    def decide(self, launched: L) -> list[Decision]:
+        """Wait for a step: the tokens of every request it decides, in the order of `launched.deciding`.
+
+        Then the KV of the step's tokens and of all accepted nodes is in page slots.
+        """
+        ...
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """Count tokens as output of a request that goes on."""
+        ...
+
+    def logprobs(self, launched: L, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        """Logprobs of the first `count` tokens of a decision of the step decided last, from the raw logits."""
+        ...
+
+    def row_costs(self) -> list[tuple[int, float]]:
+        """(rows, seconds) of decode passes of growing size. To be called before any request runs."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile or load what requests would wait for otherwise. To be called before any request runs."""
+        ...
