@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream_kernels.models.gpu.flashinfer_attention import (
+    DecodeAttention,
+    FlashInferError,
+    FlashInferWorkspace,
+    PagedShape,
+    PrefillAttention,
+    use_flashinfer,
+)
+
+INSTALLED = importlib.util.find_spec("flashinfer") is not None
+needs_flashinfer = pytest.mark.skipif(
+    not (INSTALLED and torch.cuda.is_available()), reason="FlashInfer and a GPU are needed"
+)
+PAGES, PAGE_SIZE, SCRATCH, LINES = 40, 16, 24, 3
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
+def test_missing_library_is_named_where_it_is_asked_for() -> None:
+    with pytest.raises(FlashInferError, match=r"flashinfer-python.*slipstream-server\[gpu\].*--attention triton"):
+        use_flashinfer("flashinfer", fast=True)
+    assert not use_flashinfer("auto", fast=True)
+
+
+def test_exact_mode_refuses_flashinfer() -> None:
+    with pytest.raises(FlashInferError, match="--mode fast"):
+        use_flashinfer("flashinfer", fast=False)
+    assert not use_flashinfer("auto", fast=False)
+    assert not use_flashinfer("triton", fast=True)
+
+
+def test_pages_are_a_view_of_the_cache() -> None:
+    cache = torch.arange(2 * (3 * 4 + 5) * 8).view(2, 17, 8)
+    paged = PagedShape(num_heads=2, num_kv_heads=2, head_dim=8, page_size=4, num_pages=3).paged(cache)
+    assert paged.shape == (3, 2, 4, 8)
+    for page, head, offset in ((0, 0, 0), (2, 1, 3), (1, 0, 2)):
+        assert torch.equal(paged[page, head, offset], cache[head, page * 4 + offset])
+    assert paged.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_spans_hold_all_positions(page_size: int) -> None:
+    shape = PagedShape(num_heads=1, num_kv_heads=1, head_dim=64, page_size=page_size, num_pages=99)
+    lengths = int32(1, 15, 16, 17, 33)
+    starts, last = shape.spans(lengths)
+    assert starts.dtype == last.dtype == np.int32
+    assert starts[0] == 0
+    assert (((np.diff(starts) - 1) * page_size + last) == lengths).all()
+    assert ((last >= 1) & (last <= page_size)).all()
+
+
+class Cache:
+    """Random keys and values with NaN where nothing is committed, and a shuffled page table."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
+        torch.manual_seed(heads + head_dim)
+        self.shape = PagedShape(heads, kv_heads, head_dim, PAGE_SIZE, PAGES)
+        slots = PAGES * PAGE_SIZE + SCRATCH
+        self.keys, self.values = (torch.randn(kv_heads, slots, head_dim, device="cuda").bfloat16() for _ in range(2))
+        self.keys[:, PAGES * PAGE_SIZE :] = self.values[:, PAGES * PAGE_SIZE :] = torch.nan
+        pages = torch.randperm(PAGES)[: LINES * 13].to(torch.int32)
+        self.page_table = pages.view(LINES, 13).cuda()
+
+    def expected(self, q: torch.Tensor, line: int, length: int) -> torch.Tensor:
+        """float64 attention of one row q [heads, head_dim] over `length` positions."""
+        places = torch.arange(length, device="cuda")
+        slots = self.page_table[line, places // PAGE_SIZE].long() * PAGE_SIZE + places % PAGE_SIZE
+        group = len(q) // len(self.keys)
+        keys, values = (kv[:, slots].double().repeat_interleave(group, 0) for kv in (self.keys, self.values))
+        scores = torch.einsum("hd,hsd->hs", q.double(), keys) / q.shape[-1] ** 0.5
+        return torch.einsum("hs,hsd->hd", scores.softmax(-1), values)
+
+
+def close(out: torch.Tensor, expected: list[torch.Tensor]) -> bool:
+    wanted = torch.stack(expected)
+    return bool((out.double() - wanted).norm() < 6e-3 * wanted.norm())
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 1, 128), (4, 4, 64)])
+def test_decode_rows_match_float64_through_a_graph(heads: int, kv_heads: int, head_dim: int) -> None:
+    cache = Cache(heads, kv_heads, head_dim)
+    attention = DecodeAttention(cache.shape, 4, FlashInferWorkspace(cache.page_table, 4))
+    q = torch.randn(4, heads, head_dim, device="cuda").bfloat16()
+    out = torch.full_like(q, torch.nan)
+    lines = torch.tensor([2, 0, 1, -1], dtype=torch.int32, device="cuda")
+
+    def enqueue() -> None:
+        attention.gather(lines)
+        attention.run(q, cache.keys, cache.values, out)
+
+    enqueue()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        enqueue()
+    for lengths in (int32(1, 2, 3, 1), int32(200, 16, 77, 1), int32(201, 17, 78, 1)):
+        attention.plan(lengths)
+        out.fill_(torch.nan)
+        graph.replay()
+        rows = zip(q, lines.tolist(), lengths.tolist(), strict=True)
+        assert close(out[:3], [cache.expected(*row) for row in list(rows)[:3]])
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 1, 128), (4, 4, 64)])
+def test_prefill_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> None:
+    cache = Cache(heads, kv_heads, head_dim)
+    attention = PrefillAttention(cache.shape, FlashInferWorkspace(cache.page_table, 4))
+    counts, lines, lengths = int32(150, 1, 20), int32(1, 2, 0), int32(200, 33, 20)
+    q = torch.randn(180, heads, head_dim, device="cuda").bfloat16()
+    out = torch.full_like(q, torch.nan)
+    attention.plan(counts, lines, lengths)
+    attention.gather()
+    attention.run(q, cache.keys, cache.values, out)
+    expected, row = [], 0
+    for count, line, length in zip(counts.tolist(), lines.tolist(), lengths.tolist(), strict=True):
+        expected += [cache.expected(q[row + i], line, length - count + i + 1) for i in range(count)]
+        row += count
+    assert close(out[:171], expected)
+    assert out[171:].isnan().all()
