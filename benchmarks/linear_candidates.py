@@ -1,0 +1,113 @@
+"""Linear layers of an 8B model, and the tiles worth measuring for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
+from slipstream_kernels.ops.gpu.tuning import even_share, filled
+
+ROW_BUCKETS = (16, 32, 64, 128, 256, 512, 2048, 4096)
+
+COMPILER_ROOM = 8 * 1024
+"""Bytes of shared memory left for barriers and the reordering of results."""
+
+_STREAM_STEPS = ((128, 200), (256, 200), (128, 100), (64, 100))
+"""(depth, KB of stages): one program a multiprocessor, or two."""
+
+_BLOCK_STEPS = ((128, 200), (128, 100), (64, 100))
+
+_LARGE = (
+    Tile(128, 256, 64, 4, 8, descriptors=True, persistent=True),
+    Tile(128, 256, 64, 4, 8, descriptors=True),
+    Tile(128, 256, 64, 3, 8, descriptors=True, persistent=True),
+    Tile(256, 128, 64, 4, 8, descriptors=True, persistent=True),
+    Tile(128, 128, 64, 6, 8, descriptors=True, persistent=True),
+    Tile(128, 128, 64, 3, 8, descriptors=True),
+    Tile(128, 128, 64, 3, 4, descriptors=True),
+    Tile(128, 256, 64, 4, 8),
+    Tile(128, 128, 64, 3, 4),
+)
+_LARGE_GATED = (
+    Tile(128, 128, 64, 4, 8, descriptors=True, persistent=True),
+    Tile(128, 128, 64, 4, 8, descriptors=True),
+    Tile(64, 256, 64, 4, 8, descriptors=True, persistent=True),
+    Tile(64, 256, 64, 4, 8, descriptors=True),
+    Tile(64, 128, 64, 3, 8, descriptors=True),
+    Tile(64, 256, 64, 4, 8),
+    Tile(64, 128, 64, 3, 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer as a pass calls it."""
+
+    name: str
+    outputs: int
+    inputs: int
+    count: int
+    """Calls a pass."""
+
+    gated: bool = False
+    residual: bool = False
+    logits: bool = False
+    """Float32 outputs of few rows: prompts want the logits of their last row alone."""
+
+    @property
+    def weight_rows(self) -> int:
+        return self.outputs * (2 if self.gated else 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weight_rows * self.inputs * 2
+
+    def measured_at(self, rows: int) -> bool:
+        return rows <= 256 or not self.logits
+
+
+def layers_8b(ranks: int = 1) -> list[Layer]:
+    """One rank's share of Llama-3.1-8B's linear layers under tensor parallelism."""
+    return [
+        Layer("qkv", 6144 // ranks, 4096, 32),
+        Layer("o", 4096, 4096 // ranks, 32, residual=True),
+        Layer("gate_up", 14336 // ranks, 4096, 32, gated=True),
+        Layer("down", 4096, 14336 // ranks, 32, residual=True),
+        Layer("lm_head", 128256 // ranks, 4096, 1, logits=True),
+    ]
+
+
+def _fits(tile: Tile, gated: bool) -> bool:
+    return tile.stages >= 3 and tile.shared_memory(gated) + COMPILER_ROOM <= SHARED_MEMORY
+
+
+def _few_rows(layer: Layer, tokens: int) -> Iterator[Tile]:
+    """Tiles of `tokens` rows: even shares of the outputs or whole blocks, in one or two programs a multiprocessor."""
+    products = 2 if layer.gated else 1
+    for weight_rows in (64, 128):
+        whole = weight_rows // products
+        for outputs in {even_share(layer.outputs, whole), whole}:
+            for depth, room in _STREAM_STEPS:
+                yield filled(Tile(outputs, tokens, depth, 1, prefetch=2048), layer.gated, room * 1024)
+        for depth, room in _BLOCK_STEPS:
+            tile = Tile(weight_rows, tokens, depth, 1, descriptors=True)
+            yield filled(tile, layer.gated, room * 1024)
+
+
+def candidates(layer: Layer, rows: int) -> list[Tile]:
+    """Tiles worth measuring for `rows` rows, none of which needs more shared memory or registers than there are."""
+    if rows > 256:
+        return list(_LARGE_GATED if layer.gated else _LARGE)
+    heights = {max(rows, 16)} | ({rows // 2} if rows >= 64 else set())
+    tiles = dict.fromkeys(tile for tokens in sorted(heights) for tile in _few_rows(layer, tokens))
+    if rows == 256:
+        tiles |= dict.fromkeys(_LARGE_GATED if layer.gated else _LARGE)
+    return [tile for tile in tiles if _fits(tile, layer.gated)]
+
+
+def compiled_alike(tile: Tile, layer: Layer) -> Tile:
+    """A tile that stands for all that share one compiled kernel with `tile`: some sizes are arguments of it."""
+    if tile.descriptors:
+        return replace(tile, persistent=False)
+    return replace(tile, outputs=tile.weight_rows(layer.gated) // (2 if layer.gated else 1), prefetch=0)

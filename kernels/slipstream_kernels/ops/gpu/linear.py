@@ -1,0 +1,86 @@
+"""Linear layers whose rows do not depend on how many rows there are, nor on how the work is cut.
+
+Every output is one chain of matrix instructions over k = 0, 16, 32, .., K - 16 into a float32 accumulator that starts
+at zero. Weights are always the instruction's first operand and tokens the second, whatever their number.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream_kernels.ops.gpu.linear_blocks import linear_blocks
+from slipstream_kernels.ops.gpu.linear_stream import linear_stream
+from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.tuning import best_tile
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    assert x.stride(1) == out.stride(1) == 1
+    assert weight.is_contiguous()
+    assert x.shape[1] == weight.shape[1]
+    assert x.shape[1] % 16 == x.stride(0) % 8 == 0
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:
+    """out = x weight^T + bias + residual, added in float32 in this order and rounded once.
+
+    bfloat16 x [rows, K], weight [N, K], bias [N], residual [rows, N] (may be `out`); out [rows, N] bfloat16 or float32.
+    Rows of x lie a multiple of 8 elements apart, K is a multiple of 16. `tile` overrules the table of measured tiles.
+    """
+    _check(x, weight, out)
+    assert out.shape == (len(x), len(weight))
+    if tile is None:
+        tile = best_tile(len(weight), x.shape[1], len(x), gated=False, device=x.device)
+    run = linear_blocks if tile.descriptors else linear_stream
+    run(x, weight, out, bias, residual, tile, gated=False)
+
+
+def gated_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, tile: Tile | None = None) -> None:
+    """out = silu(x gate^T) * (x up^T) from the float32 sums, rounded once.
+
+    bfloat16 x [rows, K], weight [2 N, K] (the gate's rows first, then up's), out [rows, N]; else as `linear`.
+    """
+    _check(x, weight, out)
+    assert (len(out), 2 * out.shape[1]) == (len(x), len(weight))
+    if tile is None:
+        tile = best_tile(out.shape[1], x.shape[1], len(x), gated=True, device=x.device)
+    run = linear_blocks if tile.descriptors else linear_stream
+    run(x, weight, out, None, None, tile, gated=True)
+
+
+def linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
+) -> None:
+    """The same in torch, with float64 sums."""
+    sums = x.double() @ weight.double().T
+    if bias is not None:
+        sums += bias.double()
+    if residual is not None:
+        sums += residual.double()
+    out.copy_(sums)
+
+
+def gated_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
+) -> None:
+    """The same in torch, with float64 sums."""
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    out.copy_(torch.nn.functional.silu(gate) * up)

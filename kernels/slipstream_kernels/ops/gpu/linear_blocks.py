@@ -1,0 +1,123 @@
+"""Linear layer whose operands the tensor memory accelerator fetches by blocks: large tiles, for many rows.
+
+Programs take tiles in groups of `_GROUP` blocks of outputs, so that those that run at the same time share both their
+weights and their tokens in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slipstream_kernels.ops.gpu.launch import INTERPRETED, dot, launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.linear_epilogue import silu_mul_sums, store_outputs
+from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
+
+_GROUP = 8
+
+
+@triton.jit
+def _tile_of(number: tl.tensor, output_tiles: tl.tensor, token_tiles: tl.tensor, GROUP: tl.constexpr) -> Any:
+    """(output tile, token tile) of the tile `number`."""
+    group = number // (GROUP * token_tiles)
+    inside = number % (GROUP * token_tiles)
+    members = tl.minimum(output_tiles - group * GROUP, GROUP)
+    return group * GROUP + inside % members, inside // members
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_blocks(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    out_stride: int,
+    residual_stride: int,
+    OUTPUTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """`x` and `weight` are descriptors of blocks [TOKENS, DEPTH] and [OUTPUTS, DEPTH]; beyond their edges lie zeros."""
+    release_next()
+    wait_for_previous()
+    output_tiles = tl.cdiv(outputs, OUTPUTS)
+    token_tiles = tl.cdiv(rows, TOKENS)
+    for number in tl.range(tl.program_id(0), output_tiles * token_tiles, tl.num_programs(0), flatten=True):
+        output_tile, token_tile = _tile_of(number, output_tiles, token_tiles, GROUP)
+        first = output_tile * OUTPUTS
+        first_token = token_tile * TOKENS
+        sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+        if GATED:
+            up_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+        for start in range(0, inputs, DEPTH):
+            values = tl.trans(x.load([first_token, start]))
+            sums = dot(weight.load([first, start]), values, sums)
+            if GATED:
+                up_sums = dot(weight.load([outputs + first, start]), values, up_sums)
+        if GATED:
+            sums = silu_mul_sums(sums, up_sums)
+        store_outputs(
+            sums, out, bias, residual, first, outputs, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL
+        )
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return 3 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _programs(tile: Tile, tiles: int, gated: bool, device: torch.device) -> int:
+    """Programs that share `tiles`: where persistent, those that the device holds at once."""
+    if not tile.persistent:
+        return tiles
+    return min(tiles, _multiprocessors(device) * (SHARED_MEMORY // tile.shared_memory(gated)))
+
+
+def linear_blocks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    tile: Tile,
+    gated: bool,
+) -> None:
+    """`linear`, or `gated_linear` where `gated`, cut by `tile`."""
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    tiles = triton.cdiv(outputs, tile.outputs) * triton.cdiv(rows, tile.tokens)
+    launch(
+        _linear_blocks,
+        (_programs(tile, tiles, gated, x.device),),
+        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile.outputs, tile.depth]),
+        out,
+        bias,
+        residual,
+        rows,
+        outputs,
+        inputs,
+        out.stride(0),
+        0 if residual is None else residual.stride(0),
+        warps=tile.warps,
+        stages=tile.stages,
+        OUTPUTS=tile.outputs,
+        TOKENS=tile.tokens,
+        DEPTH=tile.depth,
+        GATED=gated,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        GROUP=_GROUP,
+    )

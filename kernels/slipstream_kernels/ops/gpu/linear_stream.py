@@ -1,0 +1,150 @@
+"""Linear layer whose threads copy the operands: any number of outputs a program, for few rows.
+
+With few rows the time goes into reading the weights, so that every multiprocessor has to read its equal share. The
+outputs of a program are therefore any number, chosen so that the programs come out even; what is missing to the rows
+of a matrix instruction is zero and read from nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.launch import dot, launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.linear_epilogue import silu_mul_sums, store_outputs
+from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.prefetch import prefetch_pieces
+
+
+@triton.jit
+def _prefetch_rows(weight_at: tl.tensor, own: tl.tensor, size: tl.tensor, WEIGHT_ROWS: tl.constexpr) -> None:
+    """Ask for the first `size` bytes, a multiple of 32, of this program's weight rows, in two halves."""
+    halves = tl.arange(0, 2)[None, :] * (size // 4)  # in elements of two bytes
+    sizes = tl.broadcast_to(tl.where(own, size // 2, 0)[:, None], (WEIGHT_ROWS, 2))
+    prefetch_pieces(weight_at + halves, sizes)
+
+
+@triton.jit
+def _sums(
+    x_at: tl.tensor,
+    weight_at: tl.tensor,
+    present: tl.tensor,
+    own: tl.tensor,
+    inputs: tl.tensor,
+    WEIGHT_ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
+) -> Any:
+    """weight x^T for WEIGHT_ROWS x TOKENS: one chain along K. Products of zero beyond K leave the sums' bits alone."""
+    depths = tl.arange(0, DEPTH)[None, :]
+    x_at += depths
+    weight_at += depths
+    sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
+    for start in range(0, inputs, DEPTH):
+        if EVEN:
+            weights = tl.load(weight_at, mask=own, other=0.0)
+            values = tl.load(x_at, mask=present, other=0.0)
+        else:
+            inside = start + depths < inputs
+            weights = tl.load(weight_at, mask=own & inside, other=0.0)
+            values = tl.load(x_at, mask=present & inside, other=0.0)
+        sums = dot(weights, tl.trans(values), sums)
+        weight_at += DEPTH
+        x_at += DEPTH
+    return sums
+
+
+@triton.jit(do_not_specialize=["rows", "share", "prefetch"])
+def _linear_stream(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    rows: int,
+    share: int,
+    prefetch: int,
+    outputs: int,
+    inputs: int,
+    x_stride: int,
+    out_stride: int,
+    residual_stride: int,
+    WEIGHT_ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EVEN: tl.constexpr,
+) -> None:
+    """`share` outputs of one block of tokens.
+
+    Gate and up rows of a gated layer take turns in groups of eight: then one thread holds both sums of an output.
+    """
+    release_next()
+    token_tiles = tl.cdiv(rows, TOKENS)
+    first = tl.program_id(0) // token_tiles * share
+    first_token = tl.program_id(0) % token_tiles * TOKENS
+    tokens = first_token + tl.arange(0, TOKENS)
+    lines = tl.arange(0, WEIGHT_ROWS)
+    if GATED:
+        local = lines // 16 * 8 + lines % 8
+        weight_rows = first + local + lines // 8 % 2 * outputs
+    else:
+        local = lines
+        weight_rows = first + local
+    own = (local < share) & (first + local < outputs)
+    weight_at = weight + weight_rows.to(tl.int64)[:, None] * inputs
+    _prefetch_rows(weight_at, own, prefetch, WEIGHT_ROWS)
+    wait_for_previous()
+    x_at = x + tokens.to(tl.int64)[:, None] * x_stride
+    sums = _sums(x_at, weight_at, (tokens < rows)[:, None], own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    if GATED:
+        groups = tl.reshape(sums, (WEIGHT_ROWS // 16, 2, 8, TOKENS))
+        gate, up = tl.split(tl.permute(groups, (0, 2, 3, 1)))
+        sums = tl.reshape(silu_mul_sums(gate, up), (WEIGHT_ROWS // 2, TOKENS))
+    end = tl.minimum(first + share, outputs)
+    store_outputs(sums, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL)
+
+
+def linear_stream(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    tile: Tile,
+    gated: bool,
+) -> None:
+    """`linear`, or `gated_linear` where `gated`, cut by `tile`."""
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    launch(
+        _linear_stream,
+        (triton.cdiv(outputs, tile.outputs) * triton.cdiv(rows, tile.tokens),),
+        x,
+        weight,
+        out,
+        bias,
+        residual,
+        rows,
+        tile.outputs,
+        min(tile.prefetch, 2 * inputs),
+        outputs,
+        inputs,
+        x.stride(0),
+        out.stride(0),
+        0 if residual is None else residual.stride(0),
+        warps=tile.warps,
+        stages=tile.stages,
+        WEIGHT_ROWS=tile.weight_rows(gated),
+        TOKENS=tile.tokens,
+        DEPTH=tile.depth,
+        GATED=gated,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        EVEN=inputs % tile.depth == 0,
+    )
