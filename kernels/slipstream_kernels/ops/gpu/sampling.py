@@ -1,0 +1,204 @@
+"""Sampling on the device: argmax over the candidates of processed logits plus published noise.
+
+A row's token is a function of its logits and parameters, whatever the number of rows: maxima and the lowest id of
+equals do not depend on how the vocabulary is split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu import sampling_table as table
+from slipstream_kernels.ops.gpu.filters import BINS, filter_rows, filter_rows_reference, is_filtered, is_kept
+from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.logits import float_field, process_reference, processed, row_arguments
+from slipstream_kernels.ops.gpu.philox import gumbel_reference, noise_bits, noise_bound, noise_of
+from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
+from slipstream_kernels.ops.gpu.sort_keys import sort_key_reference
+
+_BLOCK = 1024
+_BLOCKS = ((4, 1), (32, 4))
+"""How many blocks a program takes up to a number of rows of logits: few rows are spread over the device."""
+_MOST_BLOCKS = 16
+_TEMPERATURE = tl.constexpr(table.TEMPERATURE)
+_MINUS_INFINITY, _NO_ID = tl.constexpr(float("-inf")), tl.constexpr(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWorkspace:
+    """Scratch of `sample` for a number of rows of logits; nothing outlives a call."""
+
+    histograms: torch.Tensor
+    """int64 [n, BINS]"""
+    thresholds: torch.Tensor
+    """int32 [n, 2], of `filter_rows`"""
+    scores: torch.Tensor
+    """float32 [n, splits], the best score of each part of the vocabulary"""
+    ids: torch.Tensor
+    """int32 [n, splits], the lowest id with that score"""
+
+
+def sampling_workspace(max_logits: int, vocab_size: int, device: torch.device) -> SamplingWorkspace:
+    """Scratch for up to `max_logits` rows of logits."""
+    splits = triton.cdiv(vocab_size, _BLOCK)
+    return SamplingWorkspace(
+        histograms=torch.zeros(max_logits, BINS, dtype=torch.int64, device=device),
+        thresholds=torch.zeros(max_logits, 2, dtype=torch.int32, device=device),
+        scores=torch.zeros(max_logits, splits, dtype=torch.float32, device=device),
+        ids=torch.zeros(max_logits, splits, dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit
+def _score(
+    logits: tl.tensor,
+    logits_stride: int,
+    vocab_size: int,
+    logit_rows: tl.tensor,
+    positions: tl.tensor,
+    lines: tl.tensor,
+    paths: tl.tensor,
+    depths: tl.tensor,
+    resolved_ids: tl.tensor,
+    params: tl.tensor,
+    token_flags: tl.tensor,
+    output_counts: tl.tensor,
+    bias: tl.tensor,
+    thresholds: tl.tensor,
+    scores: tl.tensor,
+    best_ids: tl.tensor,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """Best score and its lowest id among BLOCKS * BLOCK tokens of a row.
+
+    Exact noise is drawn for blocks of which a token may beat those before it, few of many.
+    """
+    release_next()
+    wait_for_previous()
+    split = tl.program_id(0)
+    index = tl.program_id(1)
+    row = tl.load(logit_rows + index)
+    if row >= 0:
+        line = tl.load(lines + row)
+        position = tl.load(positions + row) + 1
+        request_row = (
+            logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, position, paths, depths, resolved_ids,
+            params, token_flags, output_counts, bias,
+        )  # fmt: skip
+        noisy = float_field(params, line, _TEMPERATURE) > 0
+        filtered = is_filtered(params, line)
+        best = tl.full((BLOCK,), _MINUS_INFINITY, tl.float32)
+        score = tl.max(best, 0)
+        first = split * (BLOCK * BLOCKS)
+        best_id = first + tl.arange(0, BLOCK)
+        for start in range(first, tl.minimum(first + BLOCK * BLOCKS, vocab_size), BLOCK):
+            x = processed(request_row, start, BLOCK)
+            ids = start + tl.arange(0, BLOCK)
+            if filtered:
+                x = tl.where(is_kept(x, ids, thresholds, index), x, _MINUS_INFINITY)
+            if noisy:
+                bits = noise_bits(ids, position, params, line)
+                if tl.max(x + noise_bound(bits), 0) > score:
+                    x += noise_of(bits)
+                    score = tl.maximum(score, tl.max(x, 0))
+                else:
+                    x = tl.full((BLOCK,), _MINUS_INFINITY, tl.float32)
+            best_id = tl.where(x > best, ids, best_id)
+            best = tl.maximum(best, x)
+        score = tl.max(best, 0)
+        tl.store(scores + index * tl.num_programs(0) + split, score)
+        tl.store(best_ids + index * tl.num_programs(0) + split, tl.min(tl.where(best == score, best_id, _NO_ID), 0))
+
+
+@triton.jit
+def _choose(
+    logit_rows: tl.tensor,
+    scores: tl.tensor,
+    best_ids: tl.tensor,
+    out: tl.tensor,
+    splits: int,
+    SPLITS: tl.constexpr,
+) -> None:
+    """The best of a row's splits; SPLITS is a power of two of at least `splits`."""
+    release_next()
+    wait_for_previous()
+    index = tl.program_id(0)
+    split = tl.arange(0, SPLITS)
+    row = tl.load(logit_rows + index)
+    inside = (split < splits) & (row >= 0)
+    score = tl.load(scores + index * splits + split, mask=inside, other=_MINUS_INFINITY)
+    ids = tl.load(best_ids + index * splits + split, mask=inside, other=_NO_ID)
+    token = tl.min(tl.where(score == tl.max(score, 0), ids, _NO_ID), 0)
+    tl.store(out + index, tl.where(row >= 0, token, -1))
+
+
+def sample(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    positions: torch.Tensor,
+    lines: torch.Tensor,
+    paths: torch.Tensor,
+    depths: torch.Tensor,
+    resolved_ids: torch.Tensor,
+    tensors: SamplingTensors,
+    workspace: SamplingWorkspace,
+    out: torch.Tensor,
+) -> None:
+    """The token of each row of logits: int32 out [n], -1 for padding. Inputs as for `process`; logits are left alone.
+
+    In this order: bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax, the lowest id
+    of equals. T = 0 takes the argmax of the processed logits. A row without any number gets some id of the vocabulary.
+    """
+    n, vocab_size = logits.shape
+    arguments = row_arguments(logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors)
+    filter_rows(
+        logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors,
+        workspace.histograms, workspace.thresholds,
+    )  # fmt: skip
+    blocks = next((blocks for rows, blocks in _BLOCKS if n <= rows), _MOST_BLOCKS)
+    splits = triton.cdiv(vocab_size, _BLOCK * blocks)
+    best = workspace.scores, workspace.ids
+    launch(_score, (splits, n), *arguments, workspace.thresholds, *best, BLOCK=_BLOCK, BLOCKS=blocks)
+    launch(_choose, (n,), logit_rows, *best, out, splits, SPLITS=triton.next_power_of_2(splits))
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    positions: torch.Tensor,
+    lines: torch.Tensor,
+    paths: torch.Tensor,
+    depths: torch.Tensor,
+    resolved_ids: torch.Tensor,
+    tensors: SamplingTensors,
+    workspace: SamplingWorkspace,
+    out: torch.Tensor,
+) -> None:
+    """Twin of `sample`."""
+    inputs = logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors
+    x = torch.full_like(logits, float("-inf"))
+    process_reference(*inputs, x)
+    filter_rows_reference(*inputs, workspace.histograms, workspace.thresholds)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    for index, row in enumerate(logit_rows.tolist()):
+        if row < 0:
+            out[index] = -1
+            continue
+        line = lines[row]
+        floats = tensors.params[line].view(torch.float32)
+        score = x[index]
+        if floats[table.TEMPERATURE] > 0:
+            if tensors.params[line, table.TOP_K] > 0 or floats[table.TOP_P] < 1 or floats[table.MIN_P] > 0:
+                keys = sort_key_reference(score)
+                threshold, last = int(workspace.thresholds[index, 0]) % 2**32, workspace.thresholds[index, 1]
+                kept = (keys > threshold) | ((keys == threshold) & (ids <= last))
+                score = score.masked_fill(~kept, float("-inf"))
+            noise = torch.empty(1, len(score), device=score.device)
+            gumbel_reference(tensors.params, line[None], positions[row, None] + 1, noise)
+            score = score + noise[0]
+        out[index] = int((score == score.max()).int().argmax())

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.sampling_cases import SamplingCase, plain_case, random_case
+from slipstream_kernels.ops.gpu.sampling import sample, sample_reference, sampling_workspace
+from slipstream_kernels.ops.sampling import sample_reference as sample_on_cpu
+from support.gpu_sampling import cpu_rows
+
+VOCAB = 4500
+"""No power of two, and more than the share of one program where rows are few."""
+
+
+def sampled(case: SamplingCase, op: object = sample) -> torch.Tensor:
+    out = torch.full((len(case.logits),), -7, dtype=torch.int32, device=case.device)
+    workspace = sampling_workspace(len(case.logits) + 1, case.logits.shape[1], case.device)
+    for scratch in (workspace.histograms, workspace.thresholds, workspace.scores, workspace.ids):
+        scratch.fill_(torch.nan if scratch.is_floating_point() else -7)
+    op(*case.inputs, workspace, out)  # type: ignore[operator]  # one of two functions
+    return out
+
+
+@pytest.mark.parametrize(("rows", "temperature"), [(3, 0.9), (12, None), (34, 0.0)])
+def test_equals_the_twin_and_the_cpu(rows: int, temperature: float | None, device: torch.device) -> None:
+    """Parameters of all kinds; row counts for every split of the vocabulary among programs."""
+    case = random_case(rows, VOCAB, device, seed=rows, temperature=temperature)
+    before = case.logits.clone()
+    tokens = sampled(case)
+    assert torch.equal(tokens, sampled(case, sample_reference))
+    kept, logits, cpu = cpu_rows(case)
+    assert tokens[case.logit_rows < 0].eq(-1).all()
+    assert np.array_equal(tokens[kept].cpu().numpy(), sample_on_cpu(logits, cpu))
+    assert torch.equal(case.logits, before)
+
+
+def test_rows_do_not_depend_on_their_company(device: torch.device) -> None:
+    """Alone a row is split among programs, together it is one program's."""
+    case = plain_case(34, VOCAB, device, temperature=0.8, seed=1)
+    together = sampled(case)
+    kept, logits, cpu = cpu_rows(case)
+    assert np.array_equal(together[kept].cpu().numpy(), sample_on_cpu(logits, cpu))
+    for index in range(0, 34, 5):
+        alone = dataclasses.replace(
+            case, logits=case.logits[index : index + 1], logit_rows=case.logit_rows[index : index + 1]
+        )
+        assert sampled(alone)[0] == together[index]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_temperature_zero_takes_the_lowest_of_the_best(rows: int, device: torch.device) -> None:
+    case = plain_case(rows, VOCAB, device)
+    case.logits.fill_(-1.0)
+    case.logits[:, [4400, 900, 2300]] = 0.0
+    case.logits[:, 2300] = -0.0
+    case.logits[:, 7] = torch.nan
+    assert sampled(case).tolist() == [900] * rows
+    case.logits[:, :3000] = -torch.inf
+    assert sampled(case).tolist() == [4400] * rows
+
+
+def test_rows_without_numbers_get_some_token(device: torch.device) -> None:
+    for temperature, top_k in ((0.0, 0), (0.9, 0), (0.9, 5)):
+        case = plain_case(2, VOCAB, device, temperature=temperature, top_k=top_k)
+        case.logits[0], case.logits[1] = torch.nan, -torch.inf
+        assert all(0 <= token < VOCAB for token in sampled(case).tolist())
