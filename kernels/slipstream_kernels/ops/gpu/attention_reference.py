@@ -1,0 +1,24 @@
+"""Attention of one row in torch, which the twins of all attention kernels share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: int, end: int) -> torch.Tensor:
+    """int64 slots of positions begin .. end - 1 of a line of the page table."""
+    positions = torch.arange(begin, end, device=page_table.device)
+    return page_table[line, positions // page_size].long() * page_size + positions % page_size
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """float64 [heads, head_dim]: softmax(query K^T / sqrt(head_dim)) V over `slots` in order.
+
+    query [heads, head_dim], keys and values [kv_heads, slots, head_dim]. A function of the vectors it reads alone.
+    """
+    heads, head_dim = query.shape
+    grouped = query.double().view(len(keys), -1, head_dim)
+    scores = grouped @ keys[:, slots].double().transpose(1, 2) / math.sqrt(head_dim)
+    return (scores.softmax(-1) @ values[:, slots].double()).view(heads, head_dim)

@@ -1,0 +1,175 @@
+"""Attention of a prompt's rows, in tiles of consecutive positions: bits equal to the decode path's.
+
+A tile's positions lie in one block, so that all its rows see the same full blocks and the same splits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
+from slipstream_kernels.ops.gpu.attention_state import (
+    WARPS,
+    absorb_block,
+    block_scores,
+    check_layout,
+    empty_state,
+    fold,
+    load_columns,
+    load_rows,
+    paged_slots,
+    score_scale,
+)
+from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
+from slipstream_kernels.ops.gpu.rounding import rounded
+
+PREFILL_COLUMNS = 64
+"""Width of a program's products: query rows of a tile times heads of a group, at most."""
+
+STAGES = 3
+"""Of Triton's pipeline: one block and the pages of the next are on their way while one is computed."""
+
+_BLOCK = tl.constexpr(BLOCK)
+
+
+@triton.jit
+def _prefill_attention(
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    page_table: tl.tensor,
+    tiles: tl.tensor,
+    out: tl.tensor,
+    pages_stride: int,
+    head_stride: int,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """One tile's heads of one KV head a program."""
+    wait_for_previous()
+    release_next()
+    kv_head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 4
+    first_row = tl.load(tile)
+    rows = tl.load(tile + 1)
+    if rows == 0:
+        return
+    pages = page_table + tl.load(tile + 2).to(tl.int64) * pages_stride
+    first_position = tl.load(tile + 3)
+    keys += kv_head.to(tl.int64) * head_stride
+    values += kv_head.to(tl.int64) * head_stride
+    query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
+    m, l, o = empty_state(HEAD_DIM, COLUMNS)
+    total_m, total_l, total_o = empty_state(HEAD_DIM, COLUMNS)
+    full = first_position // _BLOCK * _BLOCK
+    for start in tl.range(0, full, _BLOCK, num_stages=STAGES):
+        slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
+        key = load_rows(keys, slots, HEAD_DIM)
+        value = load_rows(values, slots, HEAD_DIM)
+        m, l, o = absorb_block(m, l, o, block_scores(key, query, SCALE), value)
+        if is_split_bound(start + _BLOCK):
+            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+            m, l, o = empty_state(HEAD_DIM, COLUMNS)
+    position = full + tl.arange(0, _BLOCK)
+    seen = position < first_position + rows
+    slots = paged_slots(pages, position, PAGE_SIZE, seen)
+    key = load_rows(keys, slots, HEAD_DIM, seen)
+    value = load_rows(values, slots, HEAD_DIM, seen)
+    own = first_position + tl.arange(0, COLUMNS) // GROUP
+    scores = tl.where(position[:, None] <= own[None, :], block_scores(key, query, SCALE), float("-inf"))
+    m, l, o = absorb_block(m, l, o, scores, value)
+    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+    first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
+    elements = offset[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
+    result = rounded(total_o / total_l[None, :], tl.bfloat16)
+    tl.store(out + first + elements, result, mask=used[None, :])
+
+
+def prefill_tiles(
+    first_row: int, rows: int, line: int, first_position: int, group: int, columns: int = PREFILL_COLUMNS
+) -> list[tuple[int, int, int, int]]:
+    """Tiles of `rows` consecutive positions of one prompt for `prefill_attention`, the last positions first.
+
+    A tile costs in proportion to its first position: a pass runs fastest with the tiles of all its prompts in
+    descending order of it.
+    """
+    tiles = []
+    end = first_position + rows
+    position = first_position
+    while position < end:
+        stop = min(position + columns // group, position // BLOCK * BLOCK + BLOCK, end)
+        tiles.append((first_row + position - first_position, stop - position, line, position))
+        position = stop
+    return tiles[::-1]
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    columns: int = PREFILL_COLUMNS,
+    stages: int = STAGES,
+) -> None:
+    """out[row] = softmax(q K^T / sqrt(head_dim)) V of the tiles' rows over their positions and all before them.
+
+    bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
+    all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
+    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128.
+    """
+    _, heads, head_dim = q.shape
+    kv_heads = len(keys)
+    check_layout(q, keys, values, page_table)
+    assert out.is_contiguous()
+    launch(
+        _prefill_attention,
+        (kv_heads, len(tiles)),
+        q,
+        keys,
+        values,
+        page_table,
+        tiles,
+        out,
+        page_table.stride(0),
+        keys.stride(0),
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=head_dim,
+        COLUMNS=columns,
+        PAGE_SIZE=page_size,
+        SCALE=score_scale(head_dim),
+        STAGES=stages,
+        warps=WARPS,
+    )
+
+
+def prefill_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    columns: int = PREFILL_COLUMNS,
+    stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
+) -> None:
+    """The same in torch, in float64, row by row."""
+    for first_row, rows, line, first_position in tiles.tolist():
+        assert rows * (q.shape[1] // len(keys)) <= columns
+        slots = committed_slots(page_table, page_size, line, 0, first_position + rows)
+        for i in range(rows):
+            out[first_row + i] = attend(q[first_row + i], keys, values, slots[: first_position + i + 1])

@@ -1,0 +1,182 @@
+"""Attention to the blocks of a prefix that are full: one state for each split, by row and query head.
+
+Rows that share a prefix (the nodes of a tree and its root) share the reading of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.attention_reference import committed_slots
+from slipstream_kernels.ops.gpu.attention_state import (
+    WARPS,
+    AttentionPartials,
+    absorb_block,
+    block_scores,
+    check_layout,
+    empty_state,
+    load_columns,
+    load_rows,
+    paged_slots,
+    score_scale,
+)
+from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits, split_bounds, start_of_split
+
+PROGRAMS = 132 * 2
+"""Programs that share a launch's items: as many as an H200 holds at a time."""
+
+STAGES = 5
+"""Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
+
+_BLOCK = tl.constexpr(BLOCK)
+_NO_ITEM = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def _prefix_attention(
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    page_table: tl.tensor,
+    segments: tl.tensor,
+    item_offsets: tl.tensor,
+    m_out: tl.tensor,
+    l_out: tl.tensor,
+    o_out: tl.tensor,
+    num_segments: int,
+    pages_stride: int,
+    head_stride: int,
+    splits_stride: int,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SCALE: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """Works off items and KV heads from the last item to the first, a program every num_programs-th."""
+    wait_for_previous()
+    release_next()
+    listed = tl.arange(0, SEGMENTS)
+    ends = tl.load(item_offsets + 1 + listed, mask=listed < num_segments, other=_NO_ITEM)
+    work = tl.load(item_offsets + num_segments) * KV_HEADS
+    for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
+        # A context's last splits are its widest: they come first.
+        item = (work - 1 - index) // KV_HEADS
+        kv_head = (work - 1 - index) % KV_HEADS
+        segment = tl.sum((ends <= item).to(tl.int32), 0)
+        split = item - tl.load(item_offsets + segment)
+        first_row = tl.load(segments + segment * 4)
+        rows = tl.load(segments + segment * 4 + 1)
+        pages = page_table + tl.load(segments + segment * 4 + 2).to(tl.int64) * pages_stride
+        full = tl.load(segments + segment * 4 + 3) // _BLOCK * _BLOCK
+        head_offset = kv_head.to(tl.int64) * head_stride
+        query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
+        m, l, o = empty_state(HEAD_DIM, COLUMNS)
+        stop = tl.minimum(start_of_split(split + 1), full)
+        begin = start_of_split(split)
+        for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
+            slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
+            key = load_rows(keys + head_offset, slots, HEAD_DIM)
+            value = load_rows(values + head_offset, slots, HEAD_DIM)
+            m, l, o = absorb_block(m, l, o, block_scores(key, query, SCALE), value)
+        first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
+        column = offset * splits_stride
+        tl.store(m_out + first + column, m, mask=used)
+        tl.store(l_out + first + column, l, mask=used)
+        elements = column[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
+        tl.store(o_out + first * HEAD_DIM + elements, o, mask=used[None, :])
+
+
+def prefix_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    segments: torch.Tensor,
+    item_offsets: torch.Tensor,
+    partials: AttentionPartials,
+    *,
+    columns: int,
+    programs: int = PROGRAMS,
+    stages: int = STAGES,
+) -> None:
+    """Write the states of all splits of the segments' full blocks into `partials`, the last split's perhaps in part.
+
+    bfloat16 q [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer; int32 page_table
+    [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
+    has at most columns // (heads // kv_heads) rows. int32 item_offsets [S + 1]: cumulative number of splits that hold
+    a full block. `columns`, 16 or more, is the width of a program's products; it changes no bit, nor do `programs` and
+    `stages`. head_dim is 64 or 128.
+    """
+    rows, heads, head_dim = q.shape
+    kv_heads = len(keys)
+    check_layout(q, keys, values, page_table)
+    assert partials.l.shape[:2] == (rows, heads)
+    launch(
+        _prefix_attention,
+        (programs,),
+        q,
+        keys,
+        values,
+        page_table,
+        segments,
+        item_offsets,
+        partials.m,
+        partials.l,
+        partials.o,
+        len(segments),
+        page_table.stride(0),
+        keys.stride(0),
+        partials.l.shape[2],
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=head_dim,
+        COLUMNS=columns,
+        PAGE_SIZE=page_size,
+        SEGMENTS=max(triton.next_power_of_2(len(segments)), 2),
+        SCALE=score_scale(head_dim),
+        STAGES=stages,
+        warps=WARPS,
+    )
+
+
+def prefix_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    segments: torch.Tensor,
+    item_offsets: torch.Tensor,
+    partials: AttentionPartials,
+    *,
+    columns: int,
+    programs: int = PROGRAMS,  # noqa: ARG001  a twin takes what its kernel takes
+    stages: int = STAGES,  # noqa: ARG001  likewise
+) -> None:
+    """The same in torch, in float64."""
+    kv_heads, _, head_dim = keys.shape
+    items = item_offsets.diff().tolist()
+    for (first, rows, line, prefix_length), splits in zip(segments.tolist(), items, strict=True):
+        assert rows * (q.shape[1] // kv_heads) <= columns
+        full = prefix_length // BLOCK * BLOCK
+        assert splits == (num_splits(full) if rows else 0)
+        query = q[first : first + rows].double().unflatten(1, (kv_heads, -1))
+        for split in range(splits):
+            begin, end = split_bounds(split)
+            slots = committed_slots(page_table, page_size, line, begin, min(end, full))
+            scores = torch.einsum("rkgd,kpd->rkgp", query, keys[:, slots].double()) * score_scale(head_dim)
+            peak = scores.amax(-1)
+            weights = torch.exp2(scores - peak[..., None])
+            target = (slice(first, first + rows), slice(None), split)
+            partials.m[target] = peak.flatten(1).float()
+            partials.l[target] = weights.sum(-1).flatten(1).float()
+            sums = torch.einsum("rkgp,kpd->rkgd", weights, values[:, slots].double())
+            partials.o[target] = sums.flatten(1, 2).float()
