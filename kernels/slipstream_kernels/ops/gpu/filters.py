@@ -57,11 +57,11 @@ def mass_of(x: tl.tensor, peak: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def is_filtered(params: tl.tensor, line: tl.tensor) -> tl.tensor:
+def is_filtered(parameters: tl.tensor, line: tl.tensor) -> tl.tensor:
     """Whether a request samples with a filter."""
-    top_k = tl.load(params + line.to(tl.int64) * _FIELDS + _TOP_K)
-    others = (float_field(params, line, _TOP_P) < 1) | (float_field(params, line, _MIN_P) > 0)
-    return (float_field(params, line, _TEMPERATURE) > 0) & ((top_k > 0) | others)
+    top_k = tl.load(parameters + line.to(tl.int64) * _FIELDS + _TOP_K)
+    others = (float_field(parameters, line, _TOP_P) < 1) | (float_field(parameters, line, _MIN_P) > 0)
+    return (float_field(parameters, line, _TEMPERATURE) > 0) & ((top_k > 0) | others)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _filter_rows(
     paths: tl.tensor,
     depths: tl.tensor,
     resolved_ids: tl.tensor,
-    params: tl.tensor,
+    parameters: tl.tensor,
     token_flags: tl.tensor,
     output_counts: tl.tensor,
     bias: tl.tensor,
@@ -200,15 +200,15 @@ def _filter_rows(
     index = tl.program_id(0)
     row = tl.load(logit_rows + index)
     line = tl.load(lines + tl.maximum(row, 0))
-    if (row >= 0) & is_filtered(params, line):
+    if (row >= 0) & is_filtered(parameters, line):
         request_row = (
             logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, tl.load(positions + row) + 1,
-            paths, depths, resolved_ids, params, token_flags, output_counts, bias,
+            paths, depths, resolved_ids, parameters, token_flags, output_counts, bias,
         )  # fmt: skip
         histogram = histograms + index.to(tl.int64) * BINS
-        top_k = tl.load(params + line.to(tl.int64) * _FIELDS + _TOP_K)
-        top_p = float_field(params, line, _TOP_P)
-        min_p = float_field(params, line, _MIN_P)
+        top_k = tl.load(parameters + line.to(tl.int64) * _FIELDS + _TOP_K)
+        top_p = float_field(parameters, line, _TOP_P)
+        min_p = float_field(parameters, line, _MIN_P)
         threshold, highest, candidates = _extent(request_row, BLOCK)
         last = (index * 0) + vocab_size - 1
         if candidates > 0:

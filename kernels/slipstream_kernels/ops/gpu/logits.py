@@ -26,9 +26,9 @@ _MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def float_field(params: tl.tensor, line: tl.tensor, FIELD: tl.constexpr) -> tl.tensor:
+def float_field(parameters: tl.tensor, line: tl.tensor, FIELD: tl.constexpr) -> tl.tensor:
     """A float32 field of a request's line."""
-    return tl.load(params + line.to(tl.int64) * _FIELDS + FIELD).to(tl.float32, bitcast=True)
+    return tl.load(parameters + line.to(tl.int64) * _FIELDS + FIELD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -36,15 +36,15 @@ def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> t
     """Processed logits float32 [BLOCK] of tokens start, start + 1, ...; minus infinity beyond the vocabulary.
 
     `request_row`: a pointer to the row's logits, vocabulary size, row of the pass, line, position that is decided,
-    then paths, depths, resolved_ids, params, token_flags, output_counts and bias.
+    then paths, depths, resolved_ids, parameters, token_flags, output_counts and bias.
     """
     (
-        source, vocab_size, row, line, position, paths, depths, resolved_ids, params, token_flags, output_counts, bias,
+        source, vocab_size, row, line, position, paths, depths, resolved_ids, parameters, token_flags, output_counts, bias,
     ) = request_row  # fmt: skip
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab_size
     x = tl.load(source + ids, mask=inside, other=_MINUS_INFINITY)
-    flags = tl.load(params + line.to(tl.int64) * _FIELDS + _FLAGS)
+    flags = tl.load(parameters + line.to(tl.int64) * _FIELDS + _FLAGS)
     tables = line.to(tl.int64) * vocab_size
     if (flags & _HAS_BIAS) != 0:
         x += tl.load(bias + tables + ids, mask=inside, other=0.0)
@@ -52,16 +52,16 @@ def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> t
         count = tl.load(output_counts + tables + ids, mask=inside, other=0)
         count += _path_count(start, row, paths, depths, resolved_ids, BLOCK)
         seen = (tl.load(token_flags + tables + ids, mask=inside, other=0) & _IN_PROMPT) != 0
-        repetition = float_field(params, line, _REPETITION)
+        repetition = float_field(parameters, line, _REPETITION)
         penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
         x = tl.where((count > 0) | seen, penalised, x)
-        penalised = x - float_field(params, line, _FREQUENCY) * count.to(tl.float32)
-        x = tl.where(count > 0, penalised - float_field(params, line, _PRESENCE), x)
-    min_position = tl.load(params + line.to(tl.int64) * _FIELDS + _MIN_POSITION)
+        penalised = x - float_field(parameters, line, _FREQUENCY) * count.to(tl.float32)
+        x = tl.where(count > 0, penalised - float_field(parameters, line, _PRESENCE), x)
+    min_position = tl.load(parameters + line.to(tl.int64) * _FIELDS + _MIN_POSITION)
     if ((flags & _HAS_MIN_TOKENS) != 0) & (position < min_position):
         ends = (tl.load(token_flags + tables + ids, mask=inside, other=0) & _ENDS_OUTPUT) != 0
         x = tl.where(ends, _MINUS_INFINITY, x)
-    temperature = float_field(params, line, _TEMPERATURE)
+    temperature = float_field(parameters, line, _TEMPERATURE)
     if temperature > 0:
         x = tl.div_rn(x, temperature)
     return tl.where(x == x, x, _MINUS_INFINITY)
@@ -103,7 +103,7 @@ def _process(
     paths: tl.tensor,
     depths: tl.tensor,
     resolved_ids: tl.tensor,
-    params: tl.tensor,
+    parameters: tl.tensor,
     token_flags: tl.tensor,
     output_counts: tl.tensor,
     bias: tl.tensor,
@@ -121,7 +121,7 @@ def _process(
         position = tl.load(positions + row) + 1
         request_row = (
             source, vocab_size, row, line, position, paths, depths, resolved_ids,
-            params, token_flags, output_counts, bias,
+            parameters, token_flags, output_counts, bias,
         )  # fmt: skip
         x = processed(request_row, start, BLOCK)
         ids = start + tl.arange(0, BLOCK)

@@ -39,9 +39,9 @@ def philox(
 
 
 @triton.jit
-def noise_bits(ids: tl.tensor, position: tl.tensor, params: tl.tensor, line: tl.tensor) -> tl.tensor:
-    """23 random bits, as int32, of int32 `ids` at an absolute position, for the request with this line of `params`."""
-    fields = params + line.to(tl.int64) * _FIELDS
+def noise_bits(ids: tl.tensor, position: tl.tensor, parameters: tl.tensor, line: tl.tensor) -> tl.tensor:
+    """23 random bits, as int32, of int32 `ids` at an absolute position, for the request with this line of `parameters`."""
+    fields = parameters + line.to(tl.int64) * _FIELDS
     k0 = tl.load(fields + _SEED_LOW).to(tl.uint32, bitcast=True)
     k1 = tl.load(fields + _SEED_HIGH).to(tl.uint32, bitcast=True)
     choice = tl.load(fields + _CHOICE).to(tl.uint32, bitcast=True)
@@ -73,29 +73,29 @@ def noise_bound(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _gumbel(
-    params: tl.tensor, lines: tl.tensor, positions: tl.tensor, out: tl.tensor, vocab_size: int, BLOCK: tl.constexpr
+    parameters: tl.tensor, lines: tl.tensor, positions: tl.tensor, out: tl.tensor, vocab_size: int, BLOCK: tl.constexpr
 ) -> None:
     release_next()
     wait_for_previous()
     row = tl.program_id(1)
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    noise = noise_of(noise_bits(ids, tl.load(positions + row), params, tl.load(lines + row)))
+    noise = noise_of(noise_bits(ids, tl.load(positions + row), parameters, tl.load(lines + row)))
     tl.store(out + row.to(tl.int64) * vocab_size + ids, noise, mask=ids < vocab_size)
 
 
-def gumbel(params: torch.Tensor, lines: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+def gumbel(parameters: torch.Tensor, lines: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
     """Noise of every token for rows of requests: float32 out [n, vocab], contiguous.
 
-    `params` as in `SamplingTensors`; int32 lines [n] and absolute positions [n] of the tokens that are decided.
+    `parameters` as in `SamplingTensors`; int32 lines [n] and absolute positions [n] of the tokens that are decided.
     """
     block = 1024
     grid = (triton.cdiv(out.shape[1], block), len(out))
-    launch(_gumbel, grid, params, lines, positions, out, out.shape[1], BLOCK=block)
+    launch(_gumbel, grid, parameters, lines, positions, out, out.shape[1], BLOCK=block)
 
 
-def gumbel_reference(params: torch.Tensor, lines: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+def gumbel_reference(parameters: torch.Tensor, lines: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
     """Twin of `gumbel`."""
-    fields = params[lines.long()].long() & _LOW
+    fields = parameters[lines.long()].long() & _LOW
     c0 = torch.arange(out.shape[1], device=out.device).expand(out.shape)
     c1 = (positions.long()[:, None] + torch.zeros_like(c0)) & _LOW
     c2 = fields[:, table.CHOICE, None] + torch.zeros_like(c0)

@@ -64,7 +64,7 @@ def _score(
     paths: tl.tensor,
     depths: tl.tensor,
     resolved_ids: tl.tensor,
-    params: tl.tensor,
+    parameters: tl.tensor,
     token_flags: tl.tensor,
     output_counts: tl.tensor,
     bias: tl.tensor,
@@ -88,10 +88,10 @@ def _score(
         position = tl.load(positions + row) + 1
         request_row = (
             logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, position, paths, depths, resolved_ids,
-            params, token_flags, output_counts, bias,
+            parameters, token_flags, output_counts, bias,
         )  # fmt: skip
-        noisy = float_field(params, line, _TEMPERATURE) > 0
-        filtered = is_filtered(params, line)
+        noisy = float_field(parameters, line, _TEMPERATURE) > 0
+        filtered = is_filtered(parameters, line)
         best = tl.full((BLOCK,), _MINUS_INFINITY, tl.float32)
         score = tl.max(best, 0)
         first = split * (BLOCK * BLOCKS)
@@ -102,7 +102,7 @@ def _score(
             if filtered:
                 x = tl.where(is_kept(x, ids, thresholds, index), x, _MINUS_INFINITY)
             if noisy:
-                bits = noise_bits(ids, position, params, line)
+                bits = noise_bits(ids, position, parameters, line)
                 if tl.max(x + noise_bound(bits), 0) > score:
                     x += noise_of(bits)
                     score = tl.maximum(score, tl.max(x, 0))

@@ -22,7 +22,7 @@ def _tree_walk(
     parents: tl.tensor,
     resolved_ids: tl.tensor,
     last_tokens: tl.tensor,
-    params: tl.tensor,
+    parameters: tl.tensor,
     output_counts: tl.tensor,
     result: tl.tensor,
     VOCAB: tl.constexpr,
@@ -63,7 +63,7 @@ def _tree_walk(
     tl.store(result + 2 + places, nodes)
     tl.store(result + 2 + WIDTH + places, committed)
     tl.store(last_tokens + line, token, mask=count > 0)
-    flags = tl.load(params + line * PARAMS_WIDTH + FLAGS_WORD, mask=count > 0, other=0)
+    flags = tl.load(parameters + line * PARAMS_WIDTH + FLAGS_WORD, mask=count > 0, other=0)
     counted = (places <= accepted) & ((flags & PENALTIES) != 0)
     tl.atomic_add(output_counts + line.to(tl.int64) * VOCAB + committed, 1, mask=counted, sem="relaxed")
 
