@@ -39,7 +39,8 @@ def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> t
     then paths, depths, resolved_ids, parameters, token_flags, output_counts and bias.
     """
     (
-        source, vocab_size, row, line, position, paths, depths, resolved_ids, parameters, token_flags, output_counts, bias,
+        source, vocab_size, row, line, position, paths, depths, resolved_ids,
+        parameters, token_flags, output_counts, bias,
     ) = request_row  # fmt: skip
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab_size

@@ -40,7 +40,7 @@ def philox(
 
 @triton.jit
 def noise_bits(ids: tl.tensor, position: tl.tensor, parameters: tl.tensor, line: tl.tensor) -> tl.tensor:
-    """23 random bits, as int32, of int32 `ids` at an absolute position, for the request with this line of `parameters`."""
+    """23 random bits, as int32, of int32 `ids` at an absolute position, for the request on this line."""
     fields = parameters + line.to(tl.int64) * _FIELDS
     k0 = tl.load(fields + _SEED_LOW).to(tl.uint32, bitcast=True)
     k1 = tl.load(fields + _SEED_HIGH).to(tl.uint32, bitcast=True)
