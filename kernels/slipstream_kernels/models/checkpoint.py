@@ -81,21 +81,27 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield "lm_head.weight", (config.vocab_size, hidden)
 
 
-def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """All tensors in bfloat16 (wider ones are rounded). Raises CheckpointError unless names and shapes fit exactly."""
+def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of all tensors, in bfloat16 (wider ones are rounded), read one after the other.
+
+    Raises CheckpointError unless names and shapes fit exactly; that a tensor is missing shows at the end.
+    """
     shapes = dict(expected_shapes(config))
-    tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (the file object is no mapping)
-                    tensors[name] = _checked(file.get_tensor(name), name, shapes.get(name), path)
+                    yield name, _checked(file.get_tensor(name), name, shapes.pop(name, None), path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-    missing = sorted(shapes.keys() - tensors.keys())
-    if missing:
+    if shapes:
+        missing = sorted(shapes)
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    return tensors
+
+
+def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """All of `iterate_tensors`, by name."""
+    return dict(iterate_tensors(folder, config))
 
 
 def _checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...] | None, path: Path) -> torch.Tensor:

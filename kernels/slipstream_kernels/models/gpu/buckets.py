@@ -1,0 +1,72 @@
+"""The sizes to which passes are padded: a CUDA graph has one shape."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from slipstream_kernels.models.gpu.limits import GpuLimits
+
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_LEAST_PREFILL = 64
+_FEW_LOGITS, _SOME_LOGITS = 16, 128
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode."""
+
+    rows: int
+    logits: int
+    has_trees: bool
+    has_prefill: bool
+
+
+class Buckets:
+    """All buckets of a model and the choice among them.
+
+    Where all rows decode, all may want logits. Passes with a prefill are large, so that what trees take is little:
+    they always have room for them.
+    """
+
+    def __init__(self, limits: GpuLimits) -> None:
+        decode, most = limits.max_decode_rows, limits.max_rows
+        self._decode = _sizes(_ROWS, decode)
+        self._has_trees = limits.scratch_slots > 0
+        chunk = limits.prefill_chunk
+        beside = [chunk + rows for rows in (0, *_sizes((16, 64, 256), decode))]
+        below = [rows for rows in _ROWS if _LEAST_PREFILL <= rows < chunk]
+        self._prefill = sorted({rows for rows in (*below, *beside) if rows <= most})
+        self._logits = sorted({0, min(_FEW_LOGITS, decode), min(_SOME_LOGITS, decode), decode})
+
+    @property
+    def decode_rows(self) -> tuple[int, ...]:
+        """Sizes of passes whose rows all decode, ascending."""
+        return tuple(self._decode)
+
+    def all(self) -> list[Bucket]:
+        """Every bucket that `find` can return, the largest first."""
+        trees = (False, True) if self._has_trees else (False,)
+        buckets = {Bucket(rows, rows, drafted, False) for rows in self._decode for drafted in trees if rows > drafted}
+        for rows in self._prefill:
+            buckets |= {Bucket(rows, min(logits, rows), self._has_trees, True) for logits in self._logits}
+        return sorted(buckets, reverse=True)
+
+    def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool) -> Bucket:
+        """The smallest bucket that holds a pass. Raises ValueError where none does."""
+        sizes = self._prefill if has_prefill else self._decode
+        if rows > sizes[-1] or logits > self._logits[-1] or (has_trees and not self._has_trees):
+            raise ValueError(
+                f"a pass of {rows} rows, {logits} logits, {'with' if has_trees else 'no'} trees is larger than "
+                f"{sizes[-1]} rows, {self._logits[-1]} logits, {'with' if self._has_trees else 'no'} trees"
+            )
+        padded = sizes[bisect_left(sizes, max(rows, 2) if has_trees else rows)]
+        if not has_prefill:
+            return Bucket(padded, padded, has_trees, False)
+        wanted = self._logits[bisect_left(self._logits, logits)]
+        return Bucket(padded, min(wanted, padded), self._has_trees, True)
+
+
+def _sizes(candidates: tuple[int, ...], most: int) -> list[int]:
+    """The candidates below `most`, and it."""
+    return [size for size in candidates if size < most] + [most]

@@ -1,0 +1,156 @@
+"""A pass's plan as one block of int32 words: laid out by bucket, filled on the host, read by the ops as views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
+from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
+
+_ALIGNMENT = 16
+"""Words to which every array is aligned: 64 bytes."""
+_ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
+_ROW_PADDING = np.array([[0], [0], [-1], [0], [0], [-2]], np.int32)
+_FREE_UPDATES = 256
+"""Words of the tables that a pass of few rows can update."""
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArrays(Generic[A]):
+    """The padded arrays of a pass, int32; fields that `PassPlan` has too mean the same.
+
+    Padding: rows write no slot and are their own committed roots; logit rows and decode rows are -1; items, segments
+    and tiles have no rows.
+    """
+
+    token_ids: A
+    positions: A
+    write_slots: A
+    lines: A
+    prefix_lengths: A
+    parents: A
+    root_rows: A
+    logit_rows: A
+    deciding: A
+    decode_rows: A
+    """[decode rows], rows that decode"""
+    segments: A
+    """[decode rows, 4], of `prefix_attention`"""
+    item_offsets: A
+    """[decode rows + 1], of `prefix_attention`"""
+    tiles: A
+    """[tiles, 4], of `prefill_attention`"""
+    updates: A
+    """[updates, 2], of `write_words`"""
+
+
+class PlanLayout:
+    """Where the arrays of a bucket's passes lie, and how they are filled."""
+
+    def __init__(self, bucket: Bucket, limits: GpuLimits, *, columns: int, tile_rows: int, group: int) -> None:
+        """`columns` and `group` (query heads of a KV head) say how many rows share a segment: columns // group."""
+        self.bucket = bucket
+        self._segment_rows = columns // group
+        self._tile_rows = tile_rows
+        blocks = limits.max_context // BLOCK + 1
+        self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
+        decode_rows = min(bucket.rows, limits.max_decode_rows)
+        tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
+        rows = (bucket.rows,)
+        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
+            "logit_rows": (bucket.logits,),
+            "deciding": (min(bucket.logits, limits.max_running), 4),
+            "decode_rows": (decode_rows,),
+            "segments": (decode_rows, 4),
+            "item_offsets": (decode_rows + 1,),
+            "tiles": (tiles, 4),
+            "updates": (_FREE_UPDATES + bucket.rows, 2),
+        }
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for name, shape in self._shapes.items():
+            self._offsets[name] = end
+            end += -(-prod(shape) // _ALIGNMENT) * _ALIGNMENT
+        self.words = end
+
+    def views(self, block: Any) -> PlanArrays[Any]:
+        """The arrays within a block of at least `words` words, a tensor or a numpy array."""
+        return PlanArrays(
+            **{
+                name: block[offset : offset + prod(shape)].reshape(shape)
+                for (name, offset), shape in zip(self._offsets.items(), self._shapes.values(), strict=True)
+            }
+        )
+
+    def pack(self, plan: PassPlan, host: PlanArrays[Int32], block: Int32) -> None:
+        """Fill all arrays of `host`, the views of `block`, but the updates. The plan is `in_order`."""
+        rows = plan.rows
+        stride = self._offsets["positions"]
+        fields = block[: len(_ROW_FIELDS) * stride].reshape(len(_ROW_FIELDS), stride)[:, : self.bucket.rows]
+        for target, name in zip(fields, _ROW_FIELDS, strict=True):
+            target[:rows] = getattr(plan, name)
+        host.root_rows[:rows] = plan.root_rows
+        if rows < self.bucket.rows:
+            fields[:, rows:] = _ROW_PADDING
+            host.root_rows[rows:] = np.arange(rows, self.bucket.rows, dtype=np.int32)
+        _fill(host.logit_rows, plan.logit_rows, -1)
+        _fill(host.deciding, plan.deciding, 0)
+        decode_rows = plan.decode_rows
+        host.decode_rows[:decode_rows] = np.arange(decode_rows, dtype=np.int32)
+        host.decode_rows[decode_rows:] = -1
+        self._pack_segments(plan.decodes, host)
+        if self.bucket.has_prefill:
+            tiles = _tiles(plan.prefills, self._tile_rows)
+            _fill(host.tiles, tiles[np.argsort(-tiles[:, 3], kind="stable")], 0)  # the costliest tiles first
+
+    def _pack_segments(self, decodes: Int32, host: PlanArrays[Int32]) -> None:
+        segments, _ = _cut(decodes, self._segment_rows)
+        _fill(host.segments, segments, 0)
+        count = len(segments)
+        host.item_offsets[0] = 0
+        np.cumsum(self._splits[segments[:, 3] // BLOCK], out=host.item_offsets[1 : count + 1])
+        host.item_offsets[count + 1 :] = host.item_offsets[count]
+
+
+def _most_tiles(rows: int, spans: int, tile_rows: int) -> int:
+    """Tiles of `rows` rows in `spans` spans at most: one more for each piece that ends or bounds cut short."""
+    bounds = rows // BLOCK + 2 * spans
+    return min(rows, rows // tile_rows + bounds)
+
+
+def _fill(target: Int32, values: Int32, padding: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = padding
+
+
+def _cut(spans: Int32, rows: int) -> tuple[Int32, Int32]:
+    """Spans (first row, rows, ...) in parts of at most `rows` rows, and how many rows of its span lie before a part."""
+    if not len(spans) or spans[:, 1].max() <= rows:
+        return spans, np.zeros(len(spans), np.int32)
+    parts = -(-spans[:, 1] // rows)
+    before = (np.arange(parts.sum(), dtype=np.int32) - np.repeat(np.cumsum(parts) - parts, parts)) * rows
+    cut = np.repeat(spans, parts, axis=0)
+    cut[:, 0] += before
+    cut[:, 1] = np.minimum(cut[:, 1] - before, rows)
+    return cut, before
+
+
+def _tiles(spans: Int32, rows: int) -> Int32:
+    """Spans (first row, rows, line, first position) in parts of at most `rows` rows, none across a bound of BLOCK."""
+    # A span is widened to begin at a bound, cut at bounds, and its first block is narrowed again.
+    lead = spans[:, 3] % BLOCK
+    blocks, before = _cut(spans + np.stack([-lead, lead, 0 * lead, -lead], axis=1), BLOCK)
+    blocks[:, 3] += before
+    first = before == 0
+    blocks[first] += np.stack([lead, -lead, 0 * lead, lead], axis=1)
+    tiles, before = _cut(blocks, rows)
+    tiles[:, 3] += before
+    return tiles

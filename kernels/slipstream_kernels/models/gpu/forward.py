@@ -1,0 +1,163 @@
+"""One pass over the model: from the plan's arrays on the device to the tokens that are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.device_plan import PlanArrays
+from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.ops_namespace import Ops
+from slipstream_kernels.models.gpu.pass_buffers import BufferPool, PassBuffers
+from slipstream_kernels.models.gpu.rank_group import RankGroup
+from slipstream_kernels.models.gpu.weights import GpuWeights, LayerWeights
+
+Plan = PlanArrays[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class KVStore:
+    """bfloat16 keys and values [layers, kv_heads, slots, head_dim]; page p holds slots p * page_size onwards."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page_size: int
+
+
+class GpuForward:
+    """Queues the ops of a pass on the current stream. Nothing is allocated and nothing waits, so it can be captured."""
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        kv: KVStore,
+        tables: DeviceTables,
+        pool: BufferPool,
+        rotary_table: torch.Tensor,
+        ops: Ops,
+        group: RankGroup | None = None,
+    ) -> None:
+        self._weights = weights
+        self._config = weights.shard.config
+        self._kv = kv
+        self._tables = tables
+        self._pool = pool
+        self._rotary_table = rotary_table
+        self._ops = ops
+        self._group = group
+
+    def run(self, bucket: Bucket, plan: Plan) -> None:
+        """All of a pass: update the tables, compute the rows, decide, and compact what was accepted."""
+        ops, b = self._ops, self._pool.of(bucket)
+        tables = self._tables
+        ops.write_words(tables.words, plan.updates)
+        ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids)
+        if bucket.has_trees:
+            ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
+        for index, layer in enumerate(self._weights.layers):
+            self._layer(bucket, plan, b, index, layer)
+        if bucket.logits:
+            self._decide(bucket, plan, b)
+
+    def _layer(self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights) -> None:
+        ops, config = self._ops, self._config
+        keys, values = self._kv.keys[index], self._kv.values[index]
+        ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
+        ops.linear(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias)
+        ops.rotary_write(
+            b.qkv,
+            plan.positions,
+            plan.write_slots,
+            self._rotary_table,
+            b.q,
+            keys,
+            values,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
+        self._attend(bucket, plan, b, keys, values)
+        self._add(b.attended.flatten(1), layer.o, b)
+        ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
+        ops.gated_linear(b.normed, layer.gate_up, b.activated)
+        self._add(b.activated, layer.down, b)
+
+    def _attend(self, bucket: Bucket, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+        ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
+        # Rows that decode come first.
+        q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]
+        ops.prefix_attention(
+            q, keys, values, pages, page_size, plan.segments, plan.item_offsets, partials, columns=b.columns
+        )
+        ops.tail_attention(
+            q,
+            keys,
+            values,
+            pages,
+            page_size,
+            plan.lines,
+            plan.prefix_lengths,
+            b.paths,
+            b.depths,
+            plan.write_slots,
+            plan.decode_rows,
+            partials,
+            out,
+        )
+        if bucket.has_prefill:
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
+
+    def _add(self, x: torch.Tensor, weight: torch.Tensor, b: PassBuffers) -> None:
+        """Add a layer's output, the sum of the ranks' parts, to the residual stream."""
+        if self._group is None:
+            self._ops.linear(x, weight, b.x, residual=b.x)
+            return
+        self._ops.linear(x, weight, b.part)
+        self._group.all_gather(b.parts, b.part)
+        self._ops.rank_sum(b.parts, b.x, b.x)
+
+    def _decide(self, bucket: Bucket, plan: Plan, b: PassBuffers) -> None:
+        ops, weights, tables = self._ops, self._weights, self._tables
+        ops.rms_norm(b.x, weights.final_norm, b.head_in, self._config.rms_norm_eps, plan.logit_rows)
+        if self._group is None:
+            ops.linear(b.head_in, weights.head, b.logits)
+        else:
+            ops.linear(b.head_in, weights.head, b.logits_part)
+            self._group.all_gather(b.logits_parts, b.logits_part)
+            b.logits.unflatten(1, (self._group.size, -1)).copy_(b.logits_parts.transpose(0, 1))
+        ops.sample(
+            b.logits,
+            plan.logit_rows,
+            plan.positions,
+            plan.lines,
+            b.paths,
+            b.depths,
+            b.resolved_ids,
+            tables.sampling,
+            b.workspace,
+            b.sampled,
+        )
+        ops.tree_walk(
+            b.sampled,
+            plan.deciding,
+            plan.logit_rows,
+            plan.parents,
+            b.resolved_ids,
+            tables.last_tokens,
+            tables.sampling,
+            b.result,
+        )
+        if bucket.has_trees:
+            kv = self._kv
+            ops.compact_kv(
+                kv.keys,
+                kv.values,
+                b.result,
+                plan.deciding,
+                plan.logit_rows,
+                plan.write_slots,
+                tables.page_table,
+                kv.page_size,
+            )

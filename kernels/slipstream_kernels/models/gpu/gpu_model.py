@@ -1,0 +1,322 @@
+"""A causal language model on a GPU: passes are launched one after the other and answer later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
+from slipstream_kernels.models.gpu.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
+from slipstream_kernels.models.gpu.graphs import PassGraphs
+from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
+from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, kv_bytes_per_token, plan_memory
+from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
+from slipstream_kernels.models.gpu.pass_buffers import BufferPool, attention_columns
+from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
+from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.rank_group import RankGroup
+from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.ticket import Ticket
+from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.ops.rotary import rotary_table
+
+__all__ = ["GpuLimits", "GpuModel", "PassPlan", "Ticket"]
+
+Float32 = npt.NDArray[np.float32]
+
+
+class GpuModel:
+    """A dense decoder of the Llama family with its KV cache, page table, sampling parameters and last tokens.
+
+    Used by one thread. Everything happens on one stream in the order of the calls, so that a pass reads what those
+    launched before it leave behind. Nothing but `Ticket.results`, `logprobs`, `warm_up` and `row_costs` waits for it.
+    """
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        limits: GpuLimits,
+        memory: GpuMemoryPlan,
+        *,
+        mode: str,
+        ops: Ops | None,
+        group: RankGroup | None,
+    ) -> None:
+        """Use `load` or `from_weights`. `limits` are resolved."""
+        self.config = weights.shard.config
+        self.limits = limits
+        self.memory = memory
+        self.mode = mode
+        self._weights = weights
+        self._device = device = weights.embedding.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._buckets = Buckets(limits)
+        self._layouts: dict[Bucket, PlanLayout] = {}
+        with self._on_stream():
+            self._tables = DeviceTables(limits, self.config.vocab_size, device)
+            self._pool = BufferPool(weights.shard, limits, device, library=mode == "fast")
+            self._kept_logits = torch.empty(
+                limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
+            )
+            self.kv = self._allocate_kv()
+            table = rotary_table(
+                limits.max_context, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling
+            )
+            rotary = torch.from_numpy(table).to(device)
+            words = max(self._layout(bucket).words for bucket in self._buckets.all())
+            self._plan = torch.zeros(words, dtype=torch.int32, device=device)
+            if ops is None:
+                ops = ops_of_mode(mode, device, self._pool.gate_up)
+            self._ops = ops
+            self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group)
+        self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
+        self._graphs = PassGraphs(self._run)
+        self._last: Ticket | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        limits: GpuLimits,
+        *,
+        device: str = "cuda",
+        mode: str = "exact",
+        ops: Ops | None = None,
+        capture: bool = True,
+        group: RankGroup | None = None,
+        progress: bool = True,
+    ) -> GpuModel:
+        """Read a Hugging Face folder. `ops` overrules those of `mode`, exact or fast.
+
+        Graphs are captured if `capture` is set and the device has them. `group` shares the model among ranks, each of
+        which makes the same calls. Raises CheckpointError, OutOfDeviceMemoryError, or ValueError for limits that do
+        not fit the model.
+        """
+        config = ModelConfig.from_folder(path)
+        shard = _shard(config, group)
+        resolved, memory = _planned(shard, limits, torch.device(device), mode, group, held=0, capture=capture)
+        weights = GpuWeights.load(path, config, device, rank=shard.rank, size=shard.size, progress=progress)
+        return cls._started(weights, resolved, memory, mode, ops, group, capture=capture, progress=progress)
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: GpuWeights,
+        limits: GpuLimits,
+        *,
+        mode: str = "exact",
+        ops: Ops | None = None,
+        capture: bool = True,
+        group: RankGroup | None = None,
+        progress: bool = False,
+    ) -> GpuModel:
+        """A model of weights that are on their device already; else as `load`."""
+        device = weights.embedding.device
+        resolved, memory = _planned(weights.shard, limits, device, mode, group, held=weights.nbytes, capture=capture)
+        return cls._started(weights, resolved, memory, mode, ops, group, capture=capture, progress=progress)
+
+    @classmethod
+    def _started(
+        cls,
+        weights: GpuWeights,
+        limits: GpuLimits,
+        memory: GpuMemoryPlan,
+        mode: str,
+        ops: Ops | None,
+        group: RankGroup | None,
+        *,
+        capture: bool,
+        progress: bool,
+    ) -> GpuModel:
+        model = cls(weights, limits, memory, mode=mode, ops=ops, group=group)
+        if capture and model._stream is not None:
+            with model._on_stream():
+                model._graphs.capture(model._buckets.all(), model._prepare, progress=progress)
+        return model
+
+    @property
+    def first_scratch_slot(self) -> int:
+        """KV slot of the first drafted node of a pass; the others follow."""
+        return self.limits.num_pages * self.limits.page_size
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one slot, on this rank."""
+        return kv_bytes_per_token(self._weights.shard)
+
+    def set_line(
+        self,
+        line: int,
+        packed_params: Int32,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        output_ids: Sequence[int] | None = None,
+        bias: Sequence[tuple[int, float]] | None = None,
+        end_ids: Sequence[int] | None = None,
+    ) -> None:
+        """A line's sampling parameters, int32 [16] of `pack_line`, from the next pass on.
+
+        For lines with penalties, what its request has seen: ids of the prompt and of the output so far, which later
+        passes add to. For lines with a bias, (id, value) pairs. For lines with a least length, the ids that may not
+        come before it.
+        """
+        with self._on_stream():
+            self._tables.set_line(
+                line, packed_params, prompt_ids=prompt_ids, output_ids=output_ids, bias=bias, end_ids=end_ids
+            )
+
+    def set_pages(self, line: int, start: int, pages: Int32 | Sequence[int]) -> None:
+        """A line's page table from entry `start` on, from the next pass on. Raises ValueError beyond its end."""
+        self._tables.set_pages(line, start, pages)
+
+    def launch(self, plan: PassPlan) -> Ticket:
+        """Queue a pass. Raises ValueError for one that is larger than the limits; then nothing was queued."""
+        if not plan.in_order:
+            plan = plan.reordered()
+        bucket = self._buckets.find(
+            plan.rows, len(plan.logit_rows), has_trees=plan.has_trees, has_prefill=len(plan.prefills) > 0
+        )
+        buffer = self._host.take()
+        with self._on_stream():
+            self._send(bucket, plan, buffer)
+            if self._last is not None:
+                self._last.on_next_launch()
+            self._graphs.run(bucket)
+            self._last = buffer.ticket = self._receive(bucket, plan, buffer)
+        return self._last
+
+    def logprobs(
+        self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
+    ) -> tuple[Float32, Int32, Int32, Float32]:
+        """Natural logarithms of probabilities from a pass's raw logits; waits for it.
+
+        Inputs, int32 [n]: rows of the ticket's logits, and a token of each. Returns (of the chosen tokens float32 [n]
+        and their ranks int32 [n] from 1; of the `top` likeliest tokens, likeliest first and lowest id first of equals,
+        ids int32 [n, top] and logarithms float32 [n, top]). Raises ValueError where the logits are gone.
+        """
+        n = len(chosen)
+        with self._on_stream():
+            inputs = torch.from_numpy(np.stack([logit_indices, chosen])).to(self._device)
+            floats = torch.empty(n, 1 + top, dtype=torch.float32, device=self._device)
+            words = torch.empty(n, 1 + top, dtype=torch.int32, device=self._device)
+            ids, values = words.new_empty(n, top), floats.new_empty(n, top)
+            values_of_chosen, ranks = floats.new_empty(n), words.new_empty(n)
+            self._ops.logprobs(ticket.logits, inputs[0], inputs[1], top, values_of_chosen, ranks, ids, values)
+            return values_of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy()
+
+    def warm_up(self) -> None:
+        """Compile what no graph holds, so that no request waits for that."""
+        ticket = self.launch(PassPlan.chunk(np.zeros(1, np.int32), line=0, start=0, slots=np.zeros(1, np.int32)))
+        ticket.results()
+        self.logprobs(ticket, np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+
+    def row_costs(self) -> list[tuple[int, float]]:
+        """(rows, seconds) of decode passes of growing size, the median of several; overwrites the first pages' KV.
+
+        To be called before any request runs.
+        """
+        return measure_row_costs(self)
+
+    def wait(self) -> None:
+        """Until everything queued is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _allocate_kv(self) -> KVStore:
+        limits, shard = self.limits, self._weights.shard
+        slots = limits.num_pages * limits.page_size + limits.scratch_slots
+        shape = (self.config.num_layers, shard.kv_heads, slots, self.config.head_dim)
+        keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2))
+        return KVStore(keys, values, limits.page_size)
+
+    def _layout(self, bucket: Bucket) -> PlanLayout:
+        if bucket not in self._layouts:
+            group = self._weights.shard.group
+            self._layouts[bucket] = PlanLayout(
+                bucket,
+                self.limits,
+                columns=attention_columns(bucket, group),
+                tile_rows=PREFILL_COLUMNS // group,
+                group=group,
+            )
+        return self._layouts[bucket]
+
+    def _run(self, bucket: Bucket) -> None:
+        self._forward.run(bucket, self._layout(bucket).views(self._plan))
+
+    def _prepare(self, bucket: Bucket) -> None:
+        """Put a plan of nothing but padding on the device."""
+        self._send(bucket, PassPlan.empty(), self._host.take())
+
+    def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+        """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
+        layout = self._layout(bucket)
+        arrays = buffer.arrays(layout)
+        layout.pack(plan, arrays, buffer.words)
+        changes = self._tables.take_changes(len(arrays.updates))
+        arrays.updates[: len(changes)] = changes
+        arrays.updates[len(changes) :] = -1
+        self._plan[: layout.words].copy_(buffer.plan[: layout.words], non_blocking=True)
+
+    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
+        """Queue the copy of a pass's results to the host."""
+        items = len(plan.deciding)
+        source = self._pool.of(bucket)
+        if items:
+            buffer.result[:items].copy_(source.result[:items], non_blocking=True)
+        if buffer.event is not None:
+            buffer.event.record()
+        logits = source.logits[: len(plan.logit_rows)]
+        kept = self._kept_logits[: len(logits)] if plan.keep_logits else None
+        return Ticket(buffer.result.numpy(), items, logits, kept, buffer.event)
+
+
+def _shard(config: ModelConfig, group: RankGroup | None) -> Shard:
+    return Shard(config) if group is None else Shard(config, group.rank, group.size)
+
+
+def _planned(
+    shard: Shard,
+    limits: GpuLimits,
+    device: torch.device,
+    mode: str,
+    group: RankGroup | None,
+    *,
+    held: int,
+    capture: bool,
+) -> tuple[GpuLimits, GpuMemoryPlan]:
+    """Limits and memory with everything settled; `held` bytes of what is needed are taken already."""
+    longest = shard.config.max_context
+    if limits.max_context > longest:
+        raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
+    limits = replace(limits, max_context=limits.max_context or longest)
+    cuda = device.type == "cuda"
+    graphs = len(Buckets(limits).all()) if capture and cuda else 0
+    available = available_bytes(device, limits.memory_utilization) + held
+    memory = plan_memory(shard, limits, mode=mode, graphs=graphs, available=available, on_host=not cuda)
+    if group is not None:
+        # All ranks share one page table: the one with the least room decides.
+        pages = torch.empty(group.size, 1, dtype=torch.int32, device=device)
+        group.all_gather(pages, torch.tensor([memory.num_pages], dtype=torch.int32, device=device))
+        limits = replace(limits, num_pages=int(pages.min()))
+        memory = plan_memory(shard, limits, mode=mode, graphs=graphs, available=available, on_host=not cuda)
+    return replace(limits, num_pages=memory.num_pages), memory

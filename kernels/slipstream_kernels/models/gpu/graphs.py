@@ -1,0 +1,65 @@
+"""CUDA graphs of passes, one for each bucket, captured at start-up."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from tqdm import tqdm
+
+from slipstream_kernels.models.gpu.buckets import Bucket
+
+
+class PassGraphs:
+    """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one."""
+
+    def __init__(self, run: Callable[[Bucket], None]) -> None:
+        """`run` queues all of a pass on the current stream. What it reads and writes stays where it is."""
+        self._run = run
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, bucket: Bucket) -> None:
+        """Queue a pass on the current stream."""
+        graph = self._graphs.get(bucket)
+        if graph is None:
+            self._run(bucket)
+        else:
+            graph.replay()
+
+    def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
+        """Run each bucket once, which compiles its kernels, then capture it; not on the default stream.
+
+        `prepare` puts a plan of nothing but padding on the device. Graphs share one pool of memory: the largest bucket
+        comes first.
+        """
+        pool = torch.cuda.graph_pool_handle()
+        with _no_collection(), tqdm(buckets, desc="capturing CUDA graphs", unit="graph", disable=not progress) as bar:
+            for bucket in bar:
+                bar.set_postfix_str(f"{bucket.rows} rows")
+                prepare(bucket)
+                self._run(bucket)
+                torch.cuda.current_stream().synchronize()
+                graph = torch.cuda.CUDAGraph()
+                # Other threads, such as those that watch a group of ranks, may go on calling CUDA.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    self._run(bucket)
+                finally:
+                    graph.capture_end()
+                self._graphs[bucket] = graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Tensors that are freed while a graph is captured would break it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,65 @@
+"""Pinned memory through which passes travel: their plans to the device, their results back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.device_plan import PlanArrays, PlanLayout
+from slipstream_kernels.models.gpu.pass_plan import Int32
+from slipstream_kernels.models.gpu.ticket import Ticket
+
+IN_FLIGHT = 3
+"""Passes that may be under way, or not asked for their results, before a launch has to wait."""
+
+
+@dataclass(slots=True, eq=False)
+class HostBuffer:
+    """Room for the plan and the results of one pass at a time."""
+
+    plan: torch.Tensor
+    """int32 [words]"""
+    words: Int32
+    """its memory"""
+    result: torch.Tensor
+    """int32 [items, RESULT_WIDTH]"""
+    event: torch.cuda.Event | None
+    """Comes when the pass's results are here."""
+    ticket: Ticket | None = None
+    """Of the last pass."""
+    views: dict[Bucket, PlanArrays[Int32]] = field(default_factory=dict)
+
+    def arrays(self, layout: PlanLayout) -> PlanArrays[Int32]:
+        """The plan's arrays in the layout of a bucket."""
+        if layout.bucket not in self.views:
+            self.views[layout.bucket] = layout.views(self.words)
+        return self.views[layout.bucket]
+
+
+class HostBuffers:
+    """Taken in turn."""
+
+    def __init__(self, words: int, items: int, width: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        plans = [torch.zeros(words, dtype=torch.int32, pin_memory=cuda) for _ in range(IN_FLIGHT)]
+        self._buffers = [
+            HostBuffer(
+                plan=plan,
+                words=plan.numpy(),
+                result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
+                event=torch.cuda.Event() if cuda else None,
+            )
+            for plan in plans
+        ]
+        self._next = 0
+
+    def take(self) -> HostBuffer:
+        """The buffer used longest ago; its pass's results are moved out of it first, which waits if they are due."""
+        buffer = self._buffers[self._next]
+        self._next = (self._next + 1) % IN_FLIGHT
+        if buffer.ticket is not None:
+            buffer.ticket.results()
+            buffer.ticket = None
+        return buffer

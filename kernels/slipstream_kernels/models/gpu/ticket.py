@@ -1,0 +1,64 @@
+"""A pass under way: what it will answer, and when."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream_kernels.models.gpu.pass_plan import Int32
+
+
+class Ticket:
+    """Handed out by `GpuModel.launch`."""
+
+    __slots__ = ("_event", "_items", "_kept", "_logits", "_results", "_results_at")
+
+    def __init__(
+        self,
+        results_at: Int32,
+        items: int,
+        logits: torch.Tensor,
+        kept: torch.Tensor | None,
+        event: torch.cuda.Event | None,
+    ) -> None:
+        """`results_at` receives the results of `items` items once `event` has come; None if they are there already.
+
+        `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
+        """
+        self._results_at: Int32 | None = results_at
+        self._items = items
+        self._logits: torch.Tensor | None = logits
+        self._kept = kept
+        self._event = event
+        self._results: Int32 | None = None
+
+    def done(self) -> bool:
+        """Whether `results` would not wait."""
+        return self._results is not None or self._event is None or self._event.query()
+
+    def results(self) -> Int32:
+        """int32 [items, 130] of the plan's `deciding`, as `tree_walk` writes them; waits for this pass only."""
+        if self._results is None:
+            assert self._results_at is not None
+            if self._event is not None:
+                self._event.synchronize()
+            self._results = self._results_at[: self._items].copy()
+            self._results_at = None
+        return self._results
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """float32 [logits, vocab] on the device, in the order of the plan's `logit_rows`; see `PassPlan.keep_logits`.
+
+        Raises ValueError where they are overwritten already.
+        """
+        if self._logits is None:
+            raise ValueError("the logits of this pass are gone: another has been launched since, or two")
+        return self._logits
+
+    def on_next_launch(self) -> None:
+        """Called before the next pass is queued: take the logits out of its way, or let go of them."""
+        if self._logits is None or self._kept is None:
+            self._logits = None
+            return
+        self._kept.copy_(self._logits, non_blocking=True)
+        self._logits, self._kept = self._kept, None
