@@ -3,8 +3,8 @@
 Its splits follow the load, so a row's bits may depend on the rows beside it. Tree nodes are not served. FlashInfer
 compiles its kernels when they are first planned, which needs nvcc and takes minutes; they are kept on disk.
 
-A pass is planned on the host and enqueued on the current stream: `plan`, then, in the stream or a CUDA graph,
-`gather` once and `run` once a layer.
+An attention object belongs to one CUDA graph: `prepare` comes before its capture, which holds `gather` once and `run`
+once a layer; `plan` comes before each replay.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class PagedShape:
     def spans(self, lengths: Int32) -> tuple[Int32, Int32]:
         """First page of each item when their pages lie end to end [items + 1], and positions in its last page [items].
 
-        `lengths` [items]: positions read, at least 1.
+        `lengths` [items]: positions read; 0 has no page.
         """
         starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(-(-lengths // self.page_size), out=starts[1:])
-        return starts, (lengths - 1) % np.int32(self.page_size) + np.int32(1)
+        before = np.maximum(np.diff(starts) - 1, 0) * self.page_size
+        return starts, (lengths - before).astype(np.int32)
 
 
 class FlashInferWorkspace:
@@ -121,8 +122,33 @@ class FlashInferWorkspace:
         self._copied.record()
 
 
+class _Items:
+    """Where the rows and pages of a pass's requests lie: int32 arrays on the device, filled by one copy."""
+
+    def __init__(self, items: int, workspace: FlashInferWorkspace) -> None:
+        self._block = torch.zeros(4 * items + 2, dtype=torch.int32, device=workspace.indices.device)
+        self._sizes = [items + 1, items + 1, items, items]
+        self.row_starts, self.starts, self.last, self._lines = self._block.split(self._sizes)
+        self._workspace = workspace
+
+    def fill(self, row_starts: Int32, starts: Int32, last: Int32, lines: Int32) -> tuple[torch.Tensor, ...]:
+        """Copy to the device, in stream order; returns the first three as pinned host tensors.
+
+        `lines` may be shorter: items beyond have no page of their own.
+        """
+        host = torch.zeros(len(self._block), dtype=torch.int32, pin_memory=True)
+        parts = host.split(self._sizes)
+        for part, array in zip(parts, (row_starts, starts, last, lines), strict=True):
+            part[: len(array)] = torch.from_numpy(array)
+        self._block.copy_(host, non_blocking=True)
+        return tuple(parts[:3])
+
+    def gather(self) -> None:
+        page_indices(self._workspace.page_table, self._lines, self.starts, self._workspace.indices)
+
+
 class DecodeAttention:
-    """Attention of `rows` rows of one request each, for one CUDA graph of that many rows."""
+    """Attention of up to `rows` rows, each of another request."""
 
     def __init__(
         self, shape: PagedShape, rows: int, workspace: FlashInferWorkspace, *, tensor_cores: bool | None = None
@@ -130,74 +156,99 @@ class DecodeAttention:
         """Tensor cores are used for groups of 4 heads and more, unless told. Raises FlashInferError."""
         self._library = load_flashinfer()
         self._shape = shape
+        self._rows = rows
         self._workspace = workspace
-        self._spans = torch.zeros(2 * rows + 1, dtype=torch.int32, device=workspace.indices.device)
-        self._starts, last = self._spans[: rows + 1], self._spans[rows + 1 :]
+        self._items = _Items(rows, workspace)
         group = shape.num_heads // shape.num_kv_heads
         self._wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
             "HND",
             use_cuda_graph=True,
             use_tensor_cores=group not in _GROUPS_WITHOUT_TENSOR_CORES if tensor_cores is None else tensor_cores,
-            paged_kv_indptr_buffer=self._starts,
+            paged_kv_indptr_buffer=self._items.starts,
             paged_kv_indices_buffer=workspace.indices,
-            paged_kv_last_page_len_buffer=last,
+            paged_kv_last_page_len_buffer=self._items.last,
         )
         self._wrapper.reset_workspace_buffer(workspace.floats, workspace.integers)
-        with workspace.planning():  # binds the kernels, which it may compile
-            self._wrapper.plan(*self._arguments(np.ones(rows, np.int32)), **_TYPES)
+        self.prepare()
 
-    def plan(self, lengths: Int32) -> None:
-        """`lengths` [rows]: positions each row reads; 1 for padding. Raises FlashInferError."""
+    def prepare(self) -> None:
+        """Plan as many rows as there can be. Raises FlashInferError."""
+        starts, last = (torch.from_numpy(span) for span in self._shape.spans(np.ones(self._rows, np.int32)))
+        with self._workspace.planning():  # binds the kernels, which it may compile
+            self._wrapper.plan(*self._arguments(starts, last), **_TYPES)
+
+    def plan(self, rows: Int32, lines: Int32, lengths: Int32) -> None:
+        """The next pass: lines of the page table and positions read [requests], no line twice; `rows` are ones.
+
+        Raises FlashInferError.
+        """
+        padded = np.ones(self._rows, np.int32)
+        padded[: len(lengths)] = lengths
+        starts, last = self._shape.spans(padded)
         with self._workspace.planning():
-            starts, indices, last, *rest = self._arguments(lengths)
-            self._spans.copy_(torch.cat((starts, last)).pin_memory(), non_blocking=True)
-            self._library.decode.fast_decode_plan(self._wrapper, starts, indices, last, *rest, **_TYPES)
+            spans = self._items.fill(starts[:0], starts, last, lines)[1:]
+            self._library.decode.fast_decode_plan(self._wrapper, *self._arguments(*spans), **_TYPES)
 
-    def gather(self, lines: torch.Tensor) -> None:
-        """Read the pages of the rows' lines: int32 [rows], -1 for padding."""
-        page_indices(self._workspace.page_table, lines, self._starts, self._workspace.indices)
+    def gather(self) -> None:
+        """Read the pages of the planned lines."""
+        self._items.gather()
 
     def run(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
-        """bfloat16 q and out [rows, heads, head_dim]; keys and values [kv_heads, slots, head_dim]."""
+        """bfloat16 q and out [rows, heads, head_dim]; a layer's keys and values [kv_heads, slots, head_dim]."""
         self._wrapper.run(q, (self._shape.paged(keys), self._shape.paged(values)), out=out)
 
-    def _arguments(self, lengths: Int32) -> tuple[Any, ...]:
-        """Host tensors of the spans, an empty list of indices, since `gather` writes them, and the shape."""
-        shape = self._shape
-        starts, last = (torch.from_numpy(span) for span in shape.spans(lengths))
-        unwritten = self._workspace.indices[:0]
+    def _arguments(self, starts: torch.Tensor, last: torch.Tensor) -> tuple[Any, ...]:
+        """Spans on the host, no indices, since `gather` writes them on the device, and the shape."""
+        shape, unwritten = self._shape, self._workspace.indices[:0]
         return starts, unwritten, last, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size
 
 
 class PrefillAttention:
-    """Attention of consecutive rows of several requests, for passes outside of CUDA graphs."""
+    """Attention of up to `rows` rows, which are consecutive tokens of up to `requests` requests."""
 
-    def __init__(self, shape: PagedShape, workspace: FlashInferWorkspace) -> None:
+    def __init__(self, shape: PagedShape, rows: int, requests: int, workspace: FlashInferWorkspace) -> None:
         self._shape = shape
+        self._rows = rows
+        self._requests = requests
         self._workspace = workspace
-        self._wrapper = load_flashinfer().BatchPrefillWithPagedKVCacheWrapper(workspace.floats, "HND")
+        self._items = _Items(requests, workspace)
+        self._wrapper = load_flashinfer().BatchPrefillWithPagedKVCacheWrapper(
+            workspace.floats,
+            "HND",
+            use_cuda_graph=True,
+            qo_indptr_buf=self._items.row_starts,
+            paged_kv_indptr_buf=self._items.starts,
+            paged_kv_indices_buf=workspace.indices,
+            paged_kv_last_page_len_buf=self._items.last,
+        )
         self._wrapper.reset_workspace_buffer(workspace.floats, workspace.integers)
-        self._rows = 0
-        self._lines = self._starts = workspace.indices[:0]
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Plan as many rows as there can be. Raises FlashInferError."""
+        most = np.array([self._rows], np.int32)
+        self.plan(most, np.zeros(1, np.int32), most)
 
     def plan(self, rows: Int32, lines: Int32, lengths: Int32) -> None:
-        """Requests in the order of their rows, which lie end to end from row 0 on; no line comes twice.
+        """The next pass: requests in the order of their rows, which lie end to end from row 0 on; no line twice.
 
         All [requests]: number of rows, line of the page table, positions the last row reads. Raises FlashInferError.
         """
-        shape, device = self._shape, self._workspace.indices.device
-        starts, last = shape.spans(lengths)
-        row_starts = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(rows, out=row_starts[1:])
-        self._rows = int(row_starts[-1])
+        shape = self._shape
+        padded = np.zeros(self._requests, np.int32)
+        padded[: len(lengths)] = lengths
+        starts, last = shape.spans(padded)
+        row_starts = np.full(self._requests + 1, rows.sum(), np.int32)
+        row_starts[0] = 0
+        np.cumsum(rows, out=row_starts[1 : len(rows) + 1])
         with self._workspace.planning():
-            self._lines, self._starts = (_pinned(array).to(device, non_blocking=True) for array in (lines, starts))
+            host_row_starts, host_starts, host_last = self._items.fill(row_starts, starts, last, lines)
             self._wrapper.plan(
-                _pinned(row_starts),
-                _pinned(starts),
-                self._workspace.indices[: starts[-1]],
-                _pinned(last),
+                host_row_starts,
+                host_starts,
+                self._workspace.indices[:0],
+                host_last,
                 shape.num_heads,
                 shape.num_kv_heads,
                 shape.head_dim,
@@ -209,13 +260,8 @@ class PrefillAttention:
 
     def gather(self) -> None:
         """Read the pages of the planned lines."""
-        page_indices(self._workspace.page_table, self._lines, self._starts, self._workspace.indices)
+        self._items.gather()
 
     def run(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
-        """bfloat16 q and out [rows, heads, head_dim], whose rows beyond the planned ones are left alone."""
-        cache = (self._shape.paged(keys), self._shape.paged(values))
-        self._wrapper.run(q[: self._rows], cache, out=out[: self._rows])
-
-
-def _pinned(array: Int32) -> torch.Tensor:
-    return torch.from_numpy(array).pin_memory()
+        """bfloat16 q and out [rows, heads, head_dim]; a layer's keys and values [kv_heads, slots, head_dim]."""
+        self._wrapper.run(q, (self._shape.paged(keys), self._shape.paged(values)), out=out)

@@ -18,6 +18,7 @@ def _page_indices(
     starts: tl.tensor,
     indices: tl.tensor,
     line_stride: int,
+    width: int,
     BLOCK: tl.constexpr,
 ) -> None:
     release_next()
@@ -29,26 +30,18 @@ def _page_indices(
     for first in range(0, pages, BLOCK):
         places = first + tl.arange(0, BLOCK)
         inside = places < pages
-        tl.store(indices + start + places, tl.load(page_table + line * line_stride + places, mask=inside), mask=inside)
+        pages_read = tl.load(page_table + line * line_stride + places, mask=inside & (places < width), other=0)
+        tl.store(indices + start + places, pages_read, mask=inside)
 
 
 def page_indices(page_table: torch.Tensor, lines: torch.Tensor, starts: torch.Tensor, indices: torch.Tensor) -> None:
     """indices[starts[i] + j] = page_table[lines[i], j] for starts[i + 1] - starts[i] pages of each item i.
 
     All int32: page_table [lines, pages], lines [items] (-1 reads line 0), starts [items + 1] ascending, indices at
-    least starts[-1].
+    least starts[-1]. Beyond the table's width the page is 0.
     """
-    launch(
-        _page_indices,
-        (len(starts) - 1,),
-        page_table,
-        lines,
-        starts,
-        indices,
-        page_table.stride(0),
-        BLOCK=_BLOCK,
-        warps=4,
-    )
+    lines_apart, width = page_table.stride(0), page_table.shape[1]
+    launch(_page_indices, (len(starts) - 1,), page_table, lines, starts, indices, lines_apart, width, BLOCK=_BLOCK)
 
 
 def page_indices_reference(
@@ -58,4 +51,6 @@ def page_indices_reference(
     bounds = starts.tolist()
     for item, line in enumerate(lines[: len(bounds) - 1].tolist()):
         start, end = bounds[item], bounds[item + 1]
-        indices[start:end] = page_table[max(line, 0), : end - start]
+        pages = page_table[max(line, 0), : end - start]
+        indices[start:end] = 0
+        indices[start : start + len(pages)] = pages

@@ -52,12 +52,13 @@ def test_pages_are_a_view_of_the_cache() -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_spans_hold_all_positions(page_size: int) -> None:
     shape = PagedShape(num_heads=1, num_kv_heads=1, head_dim=64, page_size=page_size, num_pages=99)
-    lengths = int32(1, 15, 16, 17, 33)
+    lengths = int32(0, 1, 15, 16, 17, 33)
     starts, last = shape.spans(lengths)
     assert starts.dtype == last.dtype == np.int32
-    assert starts[0] == 0
-    assert (((np.diff(starts) - 1) * page_size + last) == lengths).all()
-    assert ((last >= 1) & (last <= page_size)).all()
+    assert starts[:2].tolist() == [0, 0]
+    assert last[0] == 0
+    assert (((np.diff(starts)[1:] - 1) * page_size + last[1:]) == lengths[1:]).all()
+    assert ((last[1:] >= 1) & (last[1:] <= page_size)).all()
 
 
 class Cache:
@@ -87,45 +88,57 @@ def close(out: torch.Tensor, expected: list[torch.Tensor]) -> bool:
     return bool((out.double() - wanted).norm() < 6e-3 * wanted.norm())
 
 
+SHAPES = [(8, 2, 128), (3, 1, 128), (4, 4, 64)]
+
+
+def captured(attention: DecodeAttention | PrefillAttention, *tensors: torch.Tensor) -> torch.cuda.CUDAGraph:
+    def enqueue() -> None:
+        attention.gather()
+        attention.run(*tensors)
+
+    enqueue()
+    attention.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        enqueue()
+    return graph
+
+
 @needs_flashinfer
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 1, 128), (4, 4, 64)])
-def test_decode_rows_match_float64_through_a_graph(heads: int, kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_decode_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> None:
     cache = Cache(heads, kv_heads, head_dim)
     attention = DecodeAttention(cache.shape, 4, FlashInferWorkspace(cache.page_table, 4))
     q = torch.randn(4, heads, head_dim, device="cuda").bfloat16()
     out = torch.full_like(q, torch.nan)
-    lines = torch.tensor([2, 0, 1, -1], dtype=torch.int32, device="cuda")
-
-    def enqueue() -> None:
-        attention.gather(lines)
-        attention.run(q, cache.keys, cache.values, out)
-
-    enqueue()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        enqueue()
-    for lengths in (int32(1, 2, 3, 1), int32(200, 16, 77, 1), int32(201, 17, 78, 1)):
-        attention.plan(lengths)
+    graph = captured(attention, q, cache.keys, cache.values, out)
+    lines = int32(2, 0, 1)
+    for lengths in (int32(1, 2, 3), int32(200, 16, 77), int32(201, 17, 78)):
+        attention.plan(np.ones(3, np.int32), lines, lengths)
         out.fill_(torch.nan)
         graph.replay()
-        rows = zip(q, lines.tolist(), lengths.tolist(), strict=True)
-        assert close(out[:3], [cache.expected(*row) for row in list(rows)[:3]])
+        rows = zip(q[:3], lines.tolist(), lengths.tolist(), strict=True)
+        assert close(out[:3], [cache.expected(*row) for row in rows])
 
 
 @needs_flashinfer
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (3, 1, 128), (4, 4, 64)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_prefill_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> None:
     cache = Cache(heads, kv_heads, head_dim)
-    attention = PrefillAttention(cache.shape, FlashInferWorkspace(cache.page_table, 4))
-    counts, lines, lengths = int32(150, 1, 20), int32(1, 2, 0), int32(200, 33, 20)
-    q = torch.randn(180, heads, head_dim, device="cuda").bfloat16()
+    attention = PrefillAttention(cache.shape, 192, 5, FlashInferWorkspace(cache.page_table, 192))
+    q = torch.randn(192, heads, head_dim, device="cuda").bfloat16()
     out = torch.full_like(q, torch.nan)
-    attention.plan(counts, lines, lengths)
-    attention.gather()
-    attention.run(q, cache.keys, cache.values, out)
-    expected, row = [], 0
-    for count, line, length in zip(counts.tolist(), lines.tolist(), lengths.tolist(), strict=True):
-        expected += [cache.expected(q[row + i], line, length - count + i + 1) for i in range(count)]
-        row += count
-    assert close(out[:171], expected)
-    assert out[171:].isnan().all()
+    graph = captured(attention, q, cache.keys, cache.values, out)
+    for counts, lines, lengths in (
+        (int32(150, 1, 20), int32(1, 2, 0), int32(200, 33, 20)),
+        (int32(1, 1), int32(0, 2), int32(17, 1)),
+        (int32(192), int32(2), int32(208)),
+    ):
+        attention.plan(counts, lines, lengths)
+        out.fill_(torch.nan)
+        graph.replay()
+        expected: list[torch.Tensor] = []
+        for count, line, length in zip(counts.tolist(), lines.tolist(), lengths.tolist(), strict=True):
+            first = len(expected)
+            expected += [cache.expected(q[first + i], line, length - count + i + 1) for i in range(count)]
+        assert close(out[: len(expected)], expected)
