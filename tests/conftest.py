@@ -12,6 +12,9 @@ from support.cluster import Cluster
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Triton is interpreted where there is no GPU; it settles that when the first test imports it.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).parent.parent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -83,7 +84,7 @@ class GpuModel:
             self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group)
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = PassGraphs(self._run)
-        self._last: Ticket | None = None
+        self._recent: deque[Ticket] = deque(maxlen=2)
 
     @classmethod
     def load(
@@ -190,11 +191,13 @@ class GpuModel:
         buffer = self._host.take()
         with self._on_stream():
             self._send(bucket, plan, buffer)
-            if self._last is not None:
-                self._last.on_next_launch()
+            for earlier in self._recent:
+                earlier.on_next_launch()
             self._graphs.run(bucket)
-            self._last = buffer.ticket = self._receive(bucket, plan, buffer)
-        return self._last
+            ticket = self._receive(bucket, plan, buffer)
+        buffer.ticket = ticket
+        self._recent.append(ticket)
+        return ticket
 
     def logprobs(
         self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int

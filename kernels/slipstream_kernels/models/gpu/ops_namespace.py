@@ -24,7 +24,6 @@ from slipstream_kernels.ops.gpu import (
     tree_walk,
     word_updates,
 )
-from slipstream_kernels.ops.gpu.launch import INTERPRETED
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 
 Op = Callable[..., Any]
@@ -103,7 +102,7 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}, supported are {', '.join(MODES)}")
-    ops = kernels() if device.type == "cuda" or INTERPRETED else twins()
+    ops = kernels() if device.type == "cuda" else twins()
     if mode == "exact":
         return ops
     return replace(ops, linear=library_linear, gated_linear=LibraryGatedLinear(gate_up))

@@ -56,7 +56,7 @@ class Ticket:
         return self._logits
 
     def on_next_launch(self) -> None:
-        """Called before the next pass is queued: take the logits out of its way, or let go of them."""
+        """Called before each of the next two passes is queued: take the logits out of its way, or let go of them."""
         if self._logits is None or self._kept is None:
             self._logits = None
             return
