@@ -13,6 +13,7 @@ from tqdm import tqdm
 from slipstream_kernels.models.checkpoint import expected_shapes, iterate_tensors
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.ops.gpu.gate_up import gate_up_views
 
 _LAYERS = "model.layers."
 
@@ -36,7 +37,7 @@ class LayerWeights:
     post_norm: torch.Tensor
     """[hidden]"""
     gate_up: torch.Tensor
-    """[2 intermediate, hidden]: rows of the gate, then of up"""
+    """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py"""
     down: torch.Tensor
     """[hidden, intermediate]"""
 
@@ -91,6 +92,23 @@ class GpuWeights:
         weights = cls._empty(Shard(config, rank, size), device)
         generator = torch.Generator(device).manual_seed(seed)
         _fill(weights, _random_tensors(config, generator), "drawing weights", progress=progress)
+        return weights
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        device: torch.device | str,
+        *,
+        progress: bool = False,
+    ) -> GpuWeights:
+        """Take over tensors by their names in a Hugging Face folder; each may be made as it is asked for.
+
+        There must be one of each name of `expected_shapes`, of its shape.
+        """
+        weights = cls._empty(Shard(config), device)
+        _fill(weights, tensors, "making weights", progress=progress)
         return weights
 
     @property
@@ -159,14 +177,14 @@ def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, torch.Tensor]], titl
         for name, tensor in tensors:
             bar.update(2 * tensor.numel())
             target, axis = _place(weights, name)
-            if target.shape != tensor.shape:
-                width = target.shape[axis]
+            if target.numel() != tensor.numel():
+                width = tensor.shape[axis] // shard.size
                 tensor = tensor.narrow(axis, shard.rank * width, width)
-            target.copy_(tensor)
+            target.copy_(tensor.reshape(target.shape))
 
 
 def _place(weights: GpuWeights, name: str) -> tuple[torch.Tensor, int]:
-    """Where a tensor of the checkpoint goes, and the axis along which ranks share it, if they do."""
+    """Where a tensor of the checkpoint goes, maybe with its rows in groups, and the axis along which ranks share it."""
     if not name.startswith(_LAYERS):
         whole = {
             "model.embed_tokens.weight": weights.embedding,
@@ -179,7 +197,7 @@ def _place(weights: GpuWeights, name: str) -> tuple[torch.Tensor, int]:
     parts = [shard.q_size, shard.kv_size, shard.kv_size]
     q, k, v = layer.qkv.split(parts)
     q_bias, k_bias, v_bias = (None,) * 3 if layer.qkv_bias is None else layer.qkv_bias.split(parts)
-    gate, up = layer.gate_up.chunk(2)
+    gate, up = gate_up_views(layer.gate_up)
     tensor, axis = {
         "input_layernorm.weight": (layer.input_norm, 0),
         "post_attention_layernorm.weight": (layer.post_norm, 0),

@@ -53,7 +53,7 @@ class LibraryGatedLinear:
     workspace: torch.Tensor
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """bfloat16 x [rows, K], weight [2 I, K], gate rows first, out [rows, I]; rounded before the gate too."""
+        """bfloat16 x [rows, K], weight [2 I, K] as for `gated_linear`, out [rows, I]; rounded before the gate too."""
         rows, columns = len(x), len(weight)
         gate_up = self.workspace.view(-1)[: rows * columns].view(rows, columns)
         library_linear(x, weight, gate_up)

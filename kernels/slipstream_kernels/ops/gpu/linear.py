@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.linear_blocks import linear_blocks
 from slipstream_kernels.ops.gpu.linear_stream import linear_stream
 from slipstream_kernels.ops.gpu.linear_tile import Tile
@@ -46,7 +47,7 @@ def linear(
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, tile: Tile | None = None) -> None:
     """out = silu(x gate^T) * (x up^T) from the float32 sums, rounded once.
 
-    bfloat16 x [rows, K], weight [2 N, K] (the gate's rows first, then up's), out [rows, N]; else as `linear`.
+    bfloat16 x [rows, K], weight [2 N, K] in the order of `gate_up.interleave_gate_up`, out [rows, N]; else as `linear`.
     """
     _check(x, weight, out)
     assert (len(out), 2 * out.shape[1]) == (len(x), len(weight))
@@ -82,5 +83,5 @@ def gated_linear_reference(
     tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
 ) -> None:
     """The same in torch, with float64 sums."""
-    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    gate, up = separate_gate_up(x.double() @ weight.double().T, dim=1).chunk(2, dim=1)
     out.copy_(torch.nn.functional.silu(gate) * up)

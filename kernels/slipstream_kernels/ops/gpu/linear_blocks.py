@@ -15,8 +15,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, dot, launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.linear_epilogue import silu_mul_sums, store_outputs
+from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums, store_outputs
 from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
+from slipstream_kernels.ops.gpu.prefetch import prefetch_rows, prefetch_step
 
 _GROUP = 8
 
@@ -30,45 +31,55 @@ def _tile_of(number: tl.tensor, output_tiles: tl.tensor, token_tiles: tl.tensor,
     return group * GROUP + inside % members, inside // members
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "ahead"])
 def _linear_blocks(
     x: tl.tensor,
     weight: tl.tensor,
+    weight_at: tl.tensor,
     out: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
     rows: int,
+    ahead: int,
     outputs: int,
     inputs: int,
     out_stride: int,
     residual_stride: int,
-    OUTPUTS: tl.constexpr,
+    WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GATED: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GROUP: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ) -> None:
-    """`x` and `weight` are descriptors of blocks [TOKENS, DEPTH] and [OUTPUTS, DEPTH]; beyond their edges lie zeros."""
+    """`x` and `weight` are descriptors of blocks [TOKENS, DEPTH] and [WEIGHT_ROWS, DEPTH], zero beyond their edges.
+
+    Where PREFETCH, a program has one tile and asks for weights `ahead` columns before they are loaded.
+    """
     release_next()
-    wait_for_previous()
-    output_tiles = tl.cdiv(outputs, OUTPUTS)
+    output_tiles = tl.cdiv(outputs * PRODUCTS, WEIGHT_ROWS)
     token_tiles = tl.cdiv(rows, TOKENS)
-    for number in tl.range(tl.program_id(0), output_tiles * token_tiles, tl.num_programs(0), flatten=True):
+    if PREFETCH:
+        output_tile, token_tile = _tile_of(tl.program_id(0), output_tiles, token_tiles, GROUP)
+        lines = output_tile * WEIGHT_ROWS + tl.arange(0, WEIGHT_ROWS)
+        asking = (lines < outputs * PRODUCTS) & (token_tile == 0)
+        rows_at = weight_at + lines.to(tl.int64) * inputs
+        prefetch_rows(rows_at, asking, 0, ahead, inputs)
+    wait_for_previous()
+    for number in tl.range(tl.program_id(0), output_tiles * token_tiles, tl.num_programs(0), flatten=not PREFETCH):
         output_tile, token_tile = _tile_of(number, output_tiles, token_tiles, GROUP)
-        first = output_tile * OUTPUTS
+        first = output_tile * WEIGHT_ROWS
         first_token = token_tile * TOKENS
-        sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
-        if GATED:
-            up_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+        sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
         for start in range(0, inputs, DEPTH):
-            values = tl.trans(x.load([first_token, start]))
-            sums = dot(weight.load([first, start]), values, sums)
-            if GATED:
-                up_sums = dot(weight.load([outputs + first, start]), values, up_sums)
-        if GATED:
-            sums = silu_mul_sums(sums, up_sums)
+            if PREFETCH:
+                prefetch_step(rows_at, asking, start, ahead, inputs, DEPTH)
+            sums = dot(weight.load([first, start]), tl.trans(x.load([first_token, start])), sums)
+        if PRODUCTS == 2:
+            sums = gated_sums(sums)
+        first //= PRODUCTS
         store_outputs(
             sums, out, bias, residual, first, outputs, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL
         )
@@ -102,22 +113,25 @@ def linear_blocks(
         _linear_blocks,
         (_programs(tile, tiles, gated, x.device),),
         TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile.outputs, tile.depth]),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile.weight_rows(gated), tile.depth]),
+        weight,
         out,
         bias,
         residual,
         rows,
+        tile.prefetch // 2,
         outputs,
         inputs,
         out.stride(0),
         0 if residual is None else residual.stride(0),
         warps=tile.warps,
         stages=tile.stages,
-        OUTPUTS=tile.outputs,
+        WEIGHT_ROWS=tile.weight_rows(gated),
         TOKENS=tile.tokens,
         DEPTH=tile.depth,
-        GATED=gated,
+        PRODUCTS=2 if gated else 1,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         GROUP=_GROUP,
+        PREFETCH=tile.prefetch > 0 and not tile.persistent,
     )

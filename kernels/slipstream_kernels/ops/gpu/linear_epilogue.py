@@ -11,6 +11,14 @@ from slipstream_kernels.ops.gpu.rounding import rounded
 
 
 @triton.jit
+def gated_sums(sums: tl.tensor) -> Any:
+    """silu(gate) * up: float32 [2 n, tokens], rows in the order of gate_up.py, to [n, tokens]."""
+    groups = tl.reshape(sums, (sums.shape[0] // 16, 2, 8, sums.shape[1]))
+    gate, up = tl.split(tl.permute(groups, (0, 2, 3, 1)))
+    return tl.reshape(silu_mul_sums(gate, up), (sums.shape[0] // 2, sums.shape[1]))
+
+
+@triton.jit
 def silu_mul_sums(gate: tl.tensor, up: tl.tensor) -> Any:
     """silu(gate) * up of float32 tensors."""
     decay = tl.exp(-tl.abs(gate))  # at most 1: no gate overflows

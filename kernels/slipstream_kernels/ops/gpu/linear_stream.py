@@ -14,37 +14,34 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import dot, launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.linear_epilogue import silu_mul_sums, store_outputs
+from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums, store_outputs
 from slipstream_kernels.ops.gpu.linear_tile import Tile
-from slipstream_kernels.ops.gpu.prefetch import prefetch_pieces
-
-
-@triton.jit
-def _prefetch_rows(weight_at: tl.tensor, own: tl.tensor, size: tl.tensor, WEIGHT_ROWS: tl.constexpr) -> None:
-    """Ask for the first `size` bytes, a multiple of 32, of this program's weight rows, in two halves."""
-    halves = tl.arange(0, 2)[None, :] * (size // 4)  # in elements of two bytes
-    sizes = tl.broadcast_to(tl.where(own, size // 2, 0)[:, None], (WEIGHT_ROWS, 2))
-    prefetch_pieces(weight_at + halves, sizes)
+from slipstream_kernels.ops.gpu.prefetch import prefetch_rows, prefetch_step
 
 
 @triton.jit
 def _sums(
     x_at: tl.tensor,
-    weight_at: tl.tensor,
+    rows_at: tl.tensor,
     present: tl.tensor,
     own: tl.tensor,
+    ahead: tl.tensor,
     inputs: tl.tensor,
+    asking: tl.tensor,
     WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ) -> Any:
     """weight x^T for WEIGHT_ROWS x TOKENS: one chain along K. Products of zero beyond K leave the sums' bits alone."""
     depths = tl.arange(0, DEPTH)[None, :]
     x_at += depths
-    weight_at += depths
+    weight_at = rows_at[:, None] + depths
     sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
     for start in range(0, inputs, DEPTH):
+        if PREFETCH:
+            prefetch_step(rows_at, asking, start, ahead, inputs, DEPTH)
         if EVEN:
             weights = tl.load(weight_at, mask=own, other=0.0)
             values = tl.load(x_at, mask=present, other=0.0)
@@ -58,7 +55,7 @@ def _sums(
     return sums
 
 
-@triton.jit(do_not_specialize=["rows", "share", "prefetch"])
+@triton.jit(do_not_specialize=["rows", "share", "ahead"])
 def _linear_stream(
     x: tl.tensor,
     weight: tl.tensor,
@@ -67,7 +64,7 @@ def _linear_stream(
     residual: tl.tensor,
     rows: int,
     share: int,
-    prefetch: int,
+    ahead: int,
     outputs: int,
     inputs: int,
     x_stride: int,
@@ -76,38 +73,33 @@ def _linear_stream(
     WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GATED: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     EVEN: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ) -> None:
-    """`share` outputs of one block of tokens.
-
-    Gate and up rows of a gated layer take turns in groups of eight: then one thread holds both sums of an output.
-    """
+    """`share` outputs of one block of tokens; weights are asked for `ahead` columns before they are loaded."""
     release_next()
     token_tiles = tl.cdiv(rows, TOKENS)
     first = tl.program_id(0) // token_tiles * share
     first_token = tl.program_id(0) % token_tiles * TOKENS
+    end = tl.minimum(first + share, outputs)
     tokens = first_token + tl.arange(0, TOKENS)
-    lines = tl.arange(0, WEIGHT_ROWS)
-    if GATED:
-        local = lines // 16 * 8 + lines % 8
-        weight_rows = first + local + lines // 8 % 2 * outputs
-    else:
-        local = lines
-        weight_rows = first + local
-    own = (local < share) & (first + local < outputs)
-    weight_at = weight + weight_rows.to(tl.int64)[:, None] * inputs
-    _prefetch_rows(weight_at, own, prefetch, WEIGHT_ROWS)
+    lines = first * PRODUCTS + tl.arange(0, WEIGHT_ROWS)
+    own = lines < end * PRODUCTS
+    rows_at = weight + lines.to(tl.int64) * inputs
+    asking = own & (first_token == 0)
+    if PREFETCH:
+        prefetch_rows(rows_at, asking, 0, ahead, inputs)
     wait_for_previous()
     x_at = x + tokens.to(tl.int64)[:, None] * x_stride
-    sums = _sums(x_at, weight_at, (tokens < rows)[:, None], own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
-    if GATED:
-        groups = tl.reshape(sums, (WEIGHT_ROWS // 16, 2, 8, TOKENS))
-        gate, up = tl.split(tl.permute(groups, (0, 2, 3, 1)))
-        sums = tl.reshape(silu_mul_sums(gate, up), (WEIGHT_ROWS // 2, TOKENS))
-    end = tl.minimum(first + share, outputs)
+    present = (tokens < rows)[:, None]
+    sums = _sums(
+        x_at, rows_at, present, own[:, None], ahead, inputs, asking, WEIGHT_ROWS, TOKENS, DEPTH, EVEN, PREFETCH
+    )
+    if PRODUCTS == 2:
+        sums = gated_sums(sums)
     store_outputs(sums, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL)
 
 
@@ -132,7 +124,7 @@ def linear_stream(
         residual,
         rows,
         tile.outputs,
-        min(tile.prefetch, 2 * inputs),
+        tile.prefetch // 2,
         outputs,
         inputs,
         x.stride(0),
@@ -143,8 +135,9 @@ def linear_stream(
         WEIGHT_ROWS=tile.weight_rows(gated),
         TOKENS=tile.tokens,
         DEPTH=tile.depth,
-        GATED=gated,
+        PRODUCTS=2 if gated else 1,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         EVEN=inputs % tile.depth == 0,
+        PREFETCH=tile.prefetch > 0,
     )

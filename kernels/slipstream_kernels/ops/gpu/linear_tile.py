@@ -22,7 +22,7 @@ class Tile:
     """
 
     outputs: int
-    """Outputs of a program; a power of two where `descriptors`. A gated layer reads two weight rows for each."""
+    """Outputs of a program: a multiple of 8, a power of two where `descriptors`. A gated one takes two weight rows."""
 
     tokens: int
     """Rows of x of a program: a power of two, at least 16."""
@@ -43,12 +43,11 @@ class Tile:
     """With `descriptors`: as many programs as the device holds at once, each taking tile after tile."""
 
     prefetch: int = 0
-    """Without `descriptors`: bytes of each weight row asked for before the previous kernel has ended, 32 at a time."""
+    """Bytes of each weight row, a multiple of 1024, that a program asks for ahead of its use, from before the previous
+    kernel has ended. Not where `persistent`."""
 
     def weight_rows(self, gated: bool) -> int:
-        """Rows of the first operand, of every product together."""
-        if self.descriptors:
-            return max(self.outputs, _MATRIX_ROWS) * (2 if gated else 1)
+        """Rows of the first operand."""
         return max(int(next_power_of_2(self.outputs * (2 if gated else 1))), _MATRIX_ROWS)
 
     def shared_memory(self, gated: bool) -> int:

@@ -35,6 +35,29 @@ def prefetch_pieces(addresses: tl.tensor, sizes: tl.tensor) -> None:
 
 
 @triton.jit
+def prefetch_rows(rows_at: tl.tensor, own: tl.tensor, start: tl.tensor, size: tl.tensor, inputs: tl.tensor) -> None:
+    """Ask for `size` columns (a multiple of 16) from `start` on, up to `inputs`, of each of the bfloat16 rows `own`.
+
+    `rows_at` points to the rows' first columns. Every row takes two requests.
+    """
+    if _BULK:
+        half = size // 2
+        columns = start + tl.arange(0, 2)[None, :] * half
+        sizes = tl.minimum(tl.maximum(inputs - columns, 0), half) * 2
+        prefetch_pieces(rows_at[:, None] + columns, tl.where(own[:, None], sizes, 0))
+
+
+@triton.jit
+def prefetch_step(
+    rows_at: tl.tensor, own: tl.tensor, start: tl.tensor, ahead: tl.tensor, inputs: tl.tensor, DEPTH: tl.constexpr
+) -> None:
+    """Called at each step along K: keep `prefetch_rows` `ahead` columns, a multiple of 512, in front of `start`."""
+    run: tl.constexpr = max(DEPTH, 512)
+    first = start % run == 0
+    prefetch_rows(rows_at, own & first, start + ahead, run, inputs)
+
+
+@triton.jit
 def prefetch_weight(weight: tl.tensor, size: tl.tensor, program: tl.tensor, programs: tl.tensor) -> None:
     """Ask for this program's share of the first `size` bytes (a multiple of 16) of `weight`.
 

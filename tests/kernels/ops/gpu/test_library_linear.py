@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slipstream_kernels.ops.gpu.gate_up import interleave_gate_up
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 
 ROWS = [1, 5, 64]
@@ -66,5 +67,5 @@ def test_gated(device: torch.device, rows: int) -> None:
     x, weight = randn(device, rows, 96), randn(device, 2 * 32, 96)
     gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
     out = poisoned(device, rows, 32)
-    LibraryGatedLinear(poisoned(device, 64, 64))(x, weight, out)
+    LibraryGatedLinear(poisoned(device, 64, 64))(x, interleave_gate_up(weight), out)
     assert error(out, gate * torch.sigmoid(gate) * up) < 8e-3

@@ -3,17 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slipstream_kernels.ops.gpu.gate_up import interleave_gate_up
 from slipstream_kernels.ops.gpu.linear import gated_linear, gated_linear_reference, linear, linear_reference
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 
-STREAM = Tile(outputs=40, tokens=16, depth=64, stages=3, prefetch=256)
+STREAM = Tile(outputs=40, tokens=16, depth=64, stages=3, prefetch=1024)
 BLOCKS = Tile(outputs=64, tokens=32, depth=64, stages=3, descriptors=True, persistent=True)
 TILES = [
     STREAM,
     Tile(outputs=64, tokens=32, depth=128, stages=2),
     Tile(outputs=24, tokens=16, depth=32, stages=2),
     BLOCKS,
-    Tile(outputs=128, tokens=16, depth=32, stages=3, descriptors=True),
+    Tile(outputs=128, tokens=16, depth=32, stages=3, descriptors=True, prefetch=1024),
 ]
 SHAPES = [(5, 96, 48), (1, 64, 128), (37, 208, 80)]
 """(rows, outputs, inputs)"""
@@ -72,7 +73,7 @@ def test_gated(device: torch.device, op, rows: int, outputs: int, inputs: int, t
     torch.manual_seed(rows)
     x, weight = normal(rows, inputs, device=device), normal(2 * outputs, inputs, device=device)
     out = poisoned(rows, outputs, device=device)
-    op(x, weight, out, tile=tile)
+    op(x, interleave_gate_up(weight), out, tile=tile)
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert error(out, torch.nn.functional.silu(gate) * up) < 2**-8
 
@@ -82,7 +83,7 @@ def test_gate_beyond_the_exponentials_range(device: torch.device) -> None:
     weight = torch.ones(32, 16, device=device).bfloat16()
     weight[:16] = -1.0
     out = poisoned(2, 16, device=device)
-    gated_linear(x, weight, out)
+    gated_linear(x, interleave_gate_up(weight), out)
     assert (out == 0).all()
 
 
