@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, ServiceSettings
@@ -14,6 +14,7 @@ from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
 from verify_service.link_types import AUTO, LinkConfig
 
 NONE = "none"
+CPU_CHUNK, CUDA_CHUNK = 256, 2048
 
 
 class VerifySettings(ServiceSettings):
@@ -29,15 +30,22 @@ class VerifySettings(ServiceSettings):
     num_pages: int = Field(
         default=0,
         ge=0,
-        description="KV pages; 0: full contexts for --max-running requests, at most 1 GiB and half the free memory",
+        description="KV pages; 0 on cpu: full contexts for --max-running requests, at most 1 GiB and half the free "
+        "memory; 0 on cuda: what --gpu-memory-utilization leaves",
     )
+    max_context: int = Field(default=0, ge=0, description="Most tokens of prompt and output; 0: as the model allows")
     max_running: int = Field(default=64, ge=1, le=4096, description="Requests in the batch")
     max_queued: int = Field(default=1024, ge=0, le=2**20, description="Requests that may wait for a place in the batch")
     max_nodes: int = Field(
         default=MAX_ROWS, ge=1, le=MAX_ROWS, description="Rows of a request's tree, root included; 1: no speculation"
     )
     step_nodes: int = Field(default=512, ge=0, le=2**16, description="Drafted rows of one step, over all requests")
-    prefill_chunk: int = Field(default=256, ge=1, le=2**16, description="Prompt rows of one step, over all requests")
+    prefill_chunk: int = Field(
+        default=0,
+        ge=0,
+        le=2**16,
+        description=f"Prompt rows of one step, over all requests; 0: {CPU_CHUNK} on cpu, {CUDA_CHUNK} on cuda",
+    )
     prefix_cache: bool = Field(default=True, description="Share the KV of equal prompt beginnings")
     proposers: Names = Field(default=(), description="Proposers that may be asked for before one is attached")
     default_proposer: str = Field(
@@ -54,7 +62,18 @@ class VerifySettings(ServiceSettings):
         default=20.0, ge=0.0, le=10_000.0, allow_inf_nan=False, description="How long a step may wait for trees"
     )
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the model")
-    device: Literal["cpu"] = Field(default="cpu", description="Where the model runs")
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the model runs: cpu, cuda or cuda:N"
+    )
+    mode: Literal["exact", "fast"] = Field(
+        default="exact",
+        description="exact: tokens are a function of the request alone, bit for bit; fast: libraries may break that "
+        "for speed, on cuda only",
+    )
+    tensor_parallel_size: int = Field(default=1, ge=1, le=8, description="GPUs that share the model's layers")
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0.0, le=1.0, description="Share of the GPU's memory that weights, KV and all else may take"
+    )
     attach_token: SecretStr = Field(
         default=SecretStr(""), description="Secret that draft services beyond loopback must present"
     )
@@ -63,6 +82,24 @@ class VerifySettings(ServiceSettings):
         default=30.0, ge=0.0, allow_inf_nan=False, description="How long requests may finish after SIGTERM"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model runs on the CPU."""
+        return self.device == "cpu"
+
+    @property
+    def chunk(self) -> int:
+        """Prompt rows of one step."""
+        return self.prefill_chunk or (CPU_CHUNK if self.on_cpu else CUDA_CHUNK)
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if self.on_cpu and self.mode == "fast":
+            raise ValueError("--mode fast needs --device cuda: the CPU's kernels are exact at full speed")
+        if self.on_cpu and self.tensor_parallel_size > 1:
+            raise ValueError("--tensor-parallel-size above 1 needs --device cuda")
+        return self
 
     @property
     def served_name(self) -> str:
@@ -78,9 +115,10 @@ class VerifySettings(ServiceSettings):
             max_queued=self.max_queued,
             max_nodes=self.max_nodes,
             step_nodes=self.step_nodes,
-            prefill_chunk=self.prefill_chunk,
+            prefill_chunk=self.chunk,
             prefix_cache=self.prefix_cache,
             adaptive=self.adaptive,
+            max_context=self.max_context,
         )
 
     def link_config(self) -> LinkConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service.cpu_engine import CpuEngine
@@ -10,9 +10,19 @@ from verify_service.engine_config import EngineConfig
 from verify_service.page_table import PageTable
 from verify_service.step_engine import StepEngine
 
-TargetModel = CausalLM
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+
+TargetModel: TypeAlias = "CausalLM | GpuModel"
 
 
 def new_engine(model: TargetModel, config: EngineConfig, page_table: PageTable) -> StepEngine[Any]:
-    """An engine that runs steps of `model` over the pages that `page_table` names."""
-    return CpuEngine(model, config, page_table)
+    """An engine that runs steps of `model` over the pages that `page_table` names.
+
+    What a GPU needs is imported where its model is given.
+    """
+    if isinstance(model, CausalLM):
+        return CpuEngine(model, config, page_table)
+    from verify_service.gpu_engine import GpuEngine
+
+    return GpuEngine(model, config, page_table)

@@ -34,12 +34,17 @@ class RowCosts:
     """Seconds of a verify pass by its number of rows: a table measured at start-up, scaled by what passes take now."""
 
     def __init__(self, table: Sequence[tuple[int, float]]) -> None:
-        """`table` has (rows, seconds) by rising rows; between them costs are interpolated, beyond them extended."""
+        """`table` has (rows, seconds) by rising rows; between them costs are interpolated, beyond them extended.
+
+        A table of one entry says that all numbers of rows cost the same.
+        """
         self._rows = [rows for rows, _ in table]
         self._seconds = [seconds for _, seconds in table]
         self._scale = 1.0
 
     def seconds(self, rows: float) -> float:
+        if len(self._rows) == 1:
+            return self._scale * self._seconds[0]
         at = min(max(1, bisect_left(self._rows, rows)), len(self._rows) - 1)
         low, high = self._rows[at - 1], self._rows[at]
         slope = (self._seconds[at] - self._seconds[at - 1]) / (high - low)

@@ -33,4 +33,4 @@ class PageTable:
         """(line, first entry, entries as they are now) of all that was written since the last call."""
         changed, self._changed = self._changed, {}
         for line, (low, high) in changed.items():
-            yield line, low, self.entries[line, low:high]
+            yield line, low, self.entries[line, low:high].copy()

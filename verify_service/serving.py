@@ -6,41 +6,28 @@ import asyncio
 import importlib.metadata
 import logging
 import os
-from dataclasses import dataclass
 
 import grpc
 from prometheus_client import CollectorRegistry
 
-from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
-from slipstream_kernels.models.invariance import probe_row_invariance
 from verify_service import draft_servicer, service
 from verify_service.config import VerifySettings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import DraftLinkServicer
 from verify_service.facts import VerifyFacts
+from verify_service.loading import Loaded, load
 from verify_service.loop import VerifyLoop
-from verify_service.memory_plan import MemoryPlan, plan_memory
 from verify_service.metrics import VerifyMetrics
 from verify_service.service import Backend, VerifyServicer
-from verify_service.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.0
 """How long streams may take to end once every request is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    model: CausalLM
-    fingerprint: Fingerprint
-    memory: MemoryPlan
 
 
 async def serve(settings: VerifySettings) -> None:
@@ -63,7 +50,7 @@ async def serve(settings: VerifySettings) -> None:
     endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
 
     async def prepare() -> None:
-        loaded = await asyncio.to_thread(_load, settings)
+        loaded = await asyncio.to_thread(load, settings)
         verify.backend = _start(settings, loaded, verify, metrics)
         draft.link = verify.backend.link
         await server.set_serving(True)
@@ -90,28 +77,7 @@ async def serve(settings: VerifySettings) -> None:
             endpoint.close()
 
 
-def _load(settings: VerifySettings) -> _Loaded:
-    """Read the weights, settle the memory and compile every kernel; takes seconds."""
-    _log.info("loading %s", settings.model)
-    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads)
-    plan = plan_memory(
-        num_pages=settings.num_pages,
-        page_size=settings.page_size,
-        kv_bytes_per_token=model.kv_bytes_per_token(),
-        max_context=model.config.max_context,
-        max_running=settings.max_running,
-        max_nodes=settings.max_nodes,
-    )
-    _log.info("memory: %s", plan)
-    warm_up(model)
-    if not probe_row_invariance(model):
-        raise FailedPreconditionError(
-            f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
-        )
-    return _Loaded(model, fingerprint(settings.model), plan)
-
-
-def _start(settings: VerifySettings, loaded: _Loaded, verify: VerifyServicer, metrics: VerifyMetrics) -> Backend:
+def _start(settings: VerifySettings, loaded: Loaded, verify: VerifyServicer, metrics: VerifyMetrics) -> Backend:
     """Take the KV memory and start the engine's thread."""
     config = loaded.model.config
     facts = LinkFacts(
@@ -120,17 +86,17 @@ def _start(settings: VerifySettings, loaded: _Loaded, verify: VerifyServicer, me
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
-        max_context=config.max_context,
+        max_context=loaded.max_context,
         max_nodes=settings.max_nodes,
     )
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
-    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.memory.num_pages), link, verify.sink)
+    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink)
     metrics.watch(loop.state, link.state)
     loop.start()
     return Backend(_facts(settings, loaded), loop, link)
 
 
-def _facts(settings: VerifySettings, loaded: _Loaded) -> VerifyFacts:
+def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
     config = loaded.model.config
     return VerifyFacts(
         model_name=settings.served_name,
@@ -138,14 +104,14 @@ def _facts(settings: VerifySettings, loaded: _Loaded) -> VerifyFacts:
         model_fingerprint=loaded.fingerprint.model,
         tokenizer_fingerprint=loaded.fingerprint.tokenizer,
         vocab_size=config.vocab_size,
-        max_context=config.max_context,
+        max_context=loaded.max_context,
         max_running=settings.max_running,
         max_queued=settings.max_queued,
         eos_token_ids=tuple(config.eos_token_ids),
-        mode="exact",
+        mode=settings.mode,
         device=settings.device,
         page_size=settings.page_size,
-        num_pages=loaded.memory.num_pages,
+        num_pages=loaded.num_pages,
         max_nodes=settings.max_nodes,
         process_id=os.getpid(),
         version=importlib.metadata.version("slipstream-server"),

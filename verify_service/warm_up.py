@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 
-import numpy as np
-
+from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
+from verify_service.engines import TargetModel
 from verify_service.loop import VerifyLoop
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.tree_source import Committed, Opening
 
 _TOKENS = 4
+_LONGEST = 16
+"""Tokens of the longest request, its trees included."""
 _PLAIN = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
 _RICH = SamplingParams(
     temperature=0.8,
@@ -58,21 +62,31 @@ class _FixedTree:
         return [TokenTree((0, 1, 0), (-1, -1, 0))] * len(wanted)
 
 
-def warm_up(model: CausalLM) -> None:
-    """Run prefill, plain and tree steps, sampling with every option, and logprobs, on a loop of its own."""
-    model.warm_up()
-    cache = model.new_cache(num_pages=1, page_size=8, scratch_slots=1)
-    cache.copy_slots(np.array([8], np.int32), np.array([0], np.int32))
+def warm_up(model: TargetModel, config: EngineConfig) -> None:
+    """Run prefill, plain and tree steps, sampling with every option, and logprobs, on a small loop of its own.
+
+    `config` is that of the engine to come, whose pages and tables are as good as empty afterwards. Raises
+    FailedPreconditionError where a step fails.
+    """
+    if isinstance(model, CausalLM):
+        model.warm_up()
     over = threading.Event()
+    failed = threading.Event()
 
     def sink(outputs: list[StepOutput]) -> None:
+        if any(isinstance(output.error, InternalError) for output in outputs):
+            failed.set()
         if any(output.finish_reason is not None for output in outputs):
             over.set()
 
-    loop = VerifyLoop(model, EngineConfig(num_pages=4, max_running=1, max_nodes=4), _FixedTree(), sink)
+    pages = min(config.num_pages, ceil(_LONGEST / config.page_size))
+    small = replace(config, num_pages=pages, max_running=1, max_nodes=min(4, config.max_nodes))
+    loop = VerifyLoop(model, small, _FixedTree(), sink)
     loop.start()
     for number, sampling in enumerate((_PLAIN, _RICH)):
         over.clear()
         loop.submit(GenerationRequest(RequestKey(0, number), (0, 1), time.monotonic(), sampling=sampling))
         over.wait()
     loop.stop()
+    if failed.is_set():
+        raise FailedPreconditionError("the model's first steps failed, the log says why")

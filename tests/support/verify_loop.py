@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
@@ -25,6 +26,8 @@ from verify_service.request_state import RequestState
 from verify_service.tree_source import Committed, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
+Target = CausalLM | Callable[[EngineConfig], Any]
+"""A model, or what prepares one for an engine of that size."""
 
 
 @dataclass(slots=True)
@@ -53,10 +56,11 @@ class Answer:
 class LoopRunner:
     """A started verify loop and the answers it gave so far."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, trees: TreeSource | None = None) -> None:
+    def __init__(self, target: Target, config: EngineConfig, trees: TreeSource | None = None) -> None:
+        self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take)
+        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -85,9 +89,9 @@ class LoopRunner:
 
 
 @contextmanager
-def running_loop(model: CausalLM, config: EngineConfig, trees: TreeSource | None = None) -> Iterator[LoopRunner]:
+def running_loop(target: Target, config: EngineConfig, trees: TreeSource | None = None) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
-    runner = LoopRunner(model, config, trees)
+    runner = LoopRunner(target, config, trees)
     runner.loop.start()
     try:
         yield runner

@@ -16,6 +16,7 @@ def test_defaults() -> None:
     given = settings()
     assert (given.host, given.port, given.served_name) == ("127.0.0.1", 50052, "demo")
     assert given.engine_config(8).num_pages == 8
+    assert (given.device, given.mode, given.tensor_parallel_size, given.max_context) == ("cpu", "exact", 1, 0)
     link = given.link_config()
     assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
 
@@ -50,6 +51,10 @@ def test_none_means_plain_decoding() -> None:
         (("--max-nodes", "0"), "--max-nodes: "),
         (("--draft-deadline-ms", "nan"), "--draft-deadline-ms: "),
         (("--device", "tpu"), "--device"),
+        (("--device", "cuda:x"), "--device"),
+        (("--mode", "fast"), "--mode fast needs --device cuda"),
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size above 1 needs --device cuda"),
+        (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization: "),
         (("--log-level", "loud"), "--log-level"),
     ],
 )
@@ -58,3 +63,13 @@ def test_mistakes_name_the_flag(flags: tuple[str, ...], line: str, capsys: pytes
         settings(*flags)
     assert caught.value.code == 2
     assert line in capsys.readouterr().err
+
+
+def test_the_prompt_chunk_follows_the_device_unless_given() -> None:
+    assert settings().engine_config(8).prefill_chunk == 256
+    assert settings("--device", "cuda:1", "--mode", "fast").engine_config(8).prefill_chunk == 2048
+    assert settings("--device", "cuda", "--prefill-chunk", "64").engine_config(8).prefill_chunk == 64
+
+
+def test_a_shorter_context_reaches_the_engine() -> None:
+    assert settings("--max-context", "100").engine_config(8).max_context == 100

@@ -6,8 +6,6 @@ The reference decodes one token a pass, without the loop, the scheduler, the cac
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,49 +14,16 @@ import pytest
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
 from support.plain_reference import plain_generate
-from support.verify_loop import Answer, OracleTrees, RandomTrees, ScriptedTrees, running_loop
+from support.request_mix import TOKENS, Expected, assert_equal, drafter, some_requests
+from support.verify_loop import OracleTrees, Target, running_loop
 from verify_service.engine_config import EngineConfig
 from verify_service.request import (
-    FinishReason,
     GenerationRequest,
     PositionLogprobs,
     RequestKey,
     SamplingParams,
     TokenLogprob,
 )
-
-TOKENS = 40
-Expected = tuple[tuple[int, ...], tuple[PositionLogprobs, ...], FinishReason]
-
-
-def some_requests(temperature: float) -> list[GenerationRequest]:
-    """Prompts that share prefixes, some with penalties, biases, filters and stops."""
-    pick = random.Random(5)
-    shared = [pick.randrange(512) for _ in range(70)]
-    plain = SamplingParams(temperature=temperature, max_tokens=TOKENS, logprobs=2)
-    edited = replace(
-        plain,
-        repetition_penalty=1.3,
-        presence_penalty=0.5,
-        frequency_penalty=0.25,
-        min_tokens=10,
-        stop_token_ids=(5, 6, 7),
-        logit_bias=((2, 1.0), (9, -3.0)),
-    )
-    filtered = replace(plain, top_k=50, top_p=0.9, min_p=0.02, ignore_eos=True)
-    requests = []
-    for index, params in enumerate((plain, edited, filtered, edited, plain, filtered)):
-        prompt = shared[: (0, 20, 70)[index % 3]] + [pick.randrange(512) for _ in range(pick.randint(1, 50))]
-        requests.append(
-            GenerationRequest(
-                RequestKey(0, index),
-                tuple(prompt),
-                arrival=0.0,
-                sampling=replace(params, seed=100 + index),
-                choice_index=index % 2,
-            )
-        )
-    return requests
 
 
 def expected_of(model: CausalLM, request: GenerationRequest) -> Expected:
@@ -83,30 +48,10 @@ def reference(request: pytest.FixtureRequest, model: CausalLM) -> tuple[list[Gen
     return requests, [expected_of(model, one) for one in requests]
 
 
-def assert_equal(answers: Sequence[Answer], expected: Sequence[Expected]) -> None:
-    for answer, (tokens, entries, reason) in zip(answers, expected, strict=True):
-        assert answer.last.error is None
-        assert answer.token_ids == tokens
-        assert answer.logprobs == entries
-        assert answer.finish_reason is reason
-        usage = answer.last.usage
-        assert usage is not None
-        assert usage.completion_tokens == len(tokens)
-
-
-def drafter(name: str, requests: list[GenerationRequest], expected: list[Expected]) -> ScriptedTrees | None:
-    if name == "random":
-        return RandomTrees(512, seed=3)
-    if name == "oracle":
-        texts = {one.key: one.prompt_token_ids + tokens for one, (tokens, _, _) in zip(requests, expected, strict=True)}
-        return OracleTrees(texts, 512, seed=3)
-    return None
-
-
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("proposer", ["none", "random", "oracle"])
 def test_every_way_to_run_gives_the_same(
-    model: CausalLM,
+    target: Target,
     reference: tuple[list[GenerationRequest], list[Expected]],
     proposer: str,
     page_size: int,
@@ -128,7 +73,7 @@ def test_every_way_to_run_gives_the_same(
             adaptive=False,
             max_nodes=16 if proposer == "random" and page_size != 16 else 64,
         )
-        with running_loop(model, config, trees) as runner:
+        with running_loop(target, config, trees) as runner:
             assert_equal(runner.run(requests, concurrency), expected)
             state = runner.loop.state()
         preemptions += state.preemptions
@@ -142,33 +87,33 @@ def test_every_way_to_run_gives_the_same(
 
 
 def test_the_oracle_is_accepted_across_pages(
-    model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
+    target: Target, reference: tuple[list[GenerationRequest], list[Expected]]
 ) -> None:
     requests, expected = reference
     config = EngineConfig(num_pages=64, page_size=16, adaptive=False)
-    with running_loop(model, config, drafter("oracle", requests, expected)) as runner:
+    with running_loop(target, config, drafter("oracle", requests, expected)) as runner:
         answers = runner.run(requests, 1)
     usages = [answer.last.usage for answer in answers if answer.last.usage is not None]
     assert sum(usage.completion_tokens for usage in usages) > 6 * sum(usage.verify_steps for usage in usages)
     assert max(output.step.accepted for answer in answers for output in answer.outputs if output.step) > 16
 
 
-def test_a_path_of_63_nodes_is_accepted_whole(model: CausalLM) -> None:
+def test_a_path_of_63_nodes_is_accepted_whole(model: CausalLM, target: Target) -> None:
     params = SamplingParams(temperature=0.8, seed=4, max_tokens=100, ignore_eos=True)
     one = GenerationRequest(RequestKey(0, 0), (5, 6, 7), arrival=0.0, sampling=params)
     tokens, _, _ = plain_generate(model, [5, 6, 7], params)
     trees = OracleTrees({one.key: (5, 6, 7, *tokens)}, 512, seed=2)
-    with running_loop(model, EngineConfig(num_pages=64, page_size=4, adaptive=False), trees) as runner:
+    with running_loop(target, EngineConfig(num_pages=64, page_size=4, adaptive=False), trees) as runner:
         (answer,) = runner.run([one])
     assert answer.token_ids == tuple(tokens)
     assert max(output.step.accepted for output in answer.outputs if output.step) == 63
 
 
 def test_adaptive_budgets_change_no_token(
-    model: CausalLM, reference: tuple[list[GenerationRequest], list[Expected]]
+    target: Target, reference: tuple[list[GenerationRequest], list[Expected]]
 ) -> None:
     requests, expected = reference
-    with running_loop(model, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
+    with running_loop(target, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
         assert_equal(runner.run(requests), expected)
 
 

@@ -23,7 +23,7 @@ from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagedKV
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import plain_generate
-from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, running_loop
+from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.engine_config import EngineConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 
@@ -48,33 +48,33 @@ def text(model: CausalLM) -> list[int]:
     return plain_generate(model, list(PROMPT), replace(GREEDY, max_tokens=60, ignore_eos=True))[0]
 
 
-def test_length_is_the_reason_at_max_tokens(model: CausalLM, text: list[int]) -> None:
+def test_length_is_the_reason_at_max_tokens(target: Target, text: list[int]) -> None:
     for limit in (1, 2, 30):
         params = replace(GREEDY, max_tokens=limit, ignore_eos=True)
-        with running_loop(model, CONFIG, oracle(text)) as runner:
+        with running_loop(target, CONFIG, oracle(text)) as runner:
             (answer,) = runner.run([request(sampling=params)])
         assert answer.token_ids == tuple(text[:limit])
         assert answer.finish_reason is FinishReason.LENGTH
 
 
-def test_length_is_the_reason_at_the_end_of_the_context(model: CausalLM) -> None:
+def test_length_is_the_reason_at_the_end_of_the_context(model: CausalLM, target: Target) -> None:
     prompt = tuple(i % 512 for i in range(480))
     params = replace(GREEDY, max_tokens=None, ignore_eos=True)
     one = replace(request(sampling=params), prompt_token_ids=prompt)
     expected = plain_generate(model, list(prompt), params)[0]
     trees = OracleTrees({one.key: (*prompt, *expected, *range(60))}, 512, seed=1)
-    with running_loop(model, CONFIG, trees) as runner:
+    with running_loop(target, CONFIG, trees) as runner:
         (answer,) = runner.run([one])
     assert len(answer.token_ids) == 32
     assert answer.token_ids == tuple(expected)
     assert answer.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_ends_the_output_though_the_step_accepted_more(model: CausalLM, text: list[int]) -> None:
+def test_a_stop_token_ends_the_output_though_the_step_accepted_more(target: Target, text: list[int]) -> None:
     stop = text[12]
     at = text.index(stop) + 1
     params = replace(GREEDY, max_tokens=60, ignore_eos=True, stop_token_ids=(stop,))
-    with running_loop(model, CONFIG, oracle(text)) as runner:
+    with running_loop(target, CONFIG, oracle(text)) as runner:
         (answer,) = runner.run([request(sampling=params)])
     assert answer.token_ids == tuple(text[:at])
     assert answer.finish_reason is FinishReason.STOP
@@ -87,13 +87,13 @@ def test_a_stop_token_ends_the_output_though_the_step_accepted_more(model: Causa
     assert usage.verify_steps == len(answer.outputs)
 
 
-def test_end_of_sequence_stops_unless_ignored_and_waits_for_min_tokens(model: CausalLM) -> None:
+def test_end_of_sequence_stops_unless_ignored_and_waits_for_min_tokens(target: Target) -> None:
     wish = replace(GREEDY, logit_bias=((EOS, 100.0),), max_tokens=9)
     cases = {
         wish: ((EOS,), FinishReason.STOP),
         replace(wish, ignore_eos=True): ((EOS,) * 9, FinishReason.LENGTH),
     }
-    with running_loop(model, CONFIG, RandomTrees(512)) as runner:
+    with running_loop(target, CONFIG, RandomTrees(512)) as runner:
         for index, (params, (tokens, reason)) in enumerate(cases.items()):
             (answer,) = runner.run([request(index, sampling=params)])
             assert (answer.token_ids, answer.finish_reason) == (tokens, reason)
@@ -103,9 +103,9 @@ def test_end_of_sequence_stops_unless_ignored_and_waits_for_min_tokens(model: Ca
     assert answer.token_ids[5] == EOS
 
 
-def test_the_seed_is_told_once_and_reproduces(model: CausalLM) -> None:
+def test_the_seed_is_told_once_and_reproduces(target: Target) -> None:
     free = replace(GREEDY, temperature=1.0, seed=None, max_tokens=8)
-    with running_loop(model, CONFIG) as runner:
+    with running_loop(target, CONFIG) as runner:
         (answer,) = runner.run([request(0, sampling=free)])
         seed = answer.outputs[0].seed
         assert seed is not None
@@ -116,8 +116,8 @@ def test_the_seed_is_told_once_and_reproduces(model: CausalLM) -> None:
         assert runner.run([other])[0].token_ids != answer.token_ids
 
 
-def test_timings_come_last_and_usage_first_and_last(model: CausalLM) -> None:
-    with running_loop(model, CONFIG) as runner:
+def test_timings_come_last_and_usage_first_and_last(target: Target) -> None:
+    with running_loop(target, CONFIG) as runner:
         runner.run([request(0)])
         (answer,) = runner.run([request(1)])
     assert all(output.timings is None for output in answer.outputs[:-1])
@@ -130,8 +130,8 @@ def test_timings_come_last_and_usage_first_and_last(model: CausalLM) -> None:
     assert (usage.prompt_tokens, usage.cached_tokens) == (len(PROMPT), 32)
 
 
-def test_refusals_come_as_outputs(model: CausalLM) -> None:
-    with running_loop(model, CONFIG) as runner:
+def test_refusals_come_as_outputs(target: Target) -> None:
+    with running_loop(target, CONFIG) as runner:
         (answer,) = runner.run([request(sampling=replace(GREEDY, top_p=2.0))])
         assert isinstance(answer.last.error, InvalidArgumentError)
         assert answer.last.error.field == "top_p"
@@ -140,8 +140,8 @@ def test_refusals_come_as_outputs(model: CausalLM) -> None:
         assert answer.last.error is None
 
 
-def test_a_resumed_request_that_is_over_is_answered_at_once(model: CausalLM) -> None:
-    with running_loop(model, CONFIG) as runner:
+def test_a_resumed_request_that_is_over_is_answered_at_once(target: Target) -> None:
+    with running_loop(target, CONFIG) as runner:
         (answer,) = runner.run([replace(request(), output_token_ids=(7, EOS))])
         assert answer.finish_reason is FinishReason.STOP
         assert answer.token_ids == ()
@@ -174,9 +174,9 @@ class PausedTrees(ScriptedTrees):
             self._go.set()
 
 
-def test_a_key_in_use_is_refused(model: CausalLM) -> None:
+def test_a_key_in_use_is_refused(target: Target) -> None:
     trees, one = PausedTrees(), request(sampling=ENDLESS)
-    with running_loop(model, CONFIG, trees) as runner:
+    with running_loop(target, CONFIG, trees) as runner:
         with trees.pause(runner, one):
             runner.loop.submit(one)
             runner.loop.cancel(one.key)
@@ -187,9 +187,9 @@ def test_a_key_in_use_is_refused(model: CausalLM) -> None:
         assert runner.answers[one.key].finish_reason is FinishReason.CANCELLED
 
 
-def test_the_queue_has_an_end(model: CausalLM) -> None:
+def test_the_queue_has_an_end(target: Target) -> None:
     trees = PausedTrees()
-    with running_loop(model, replace(CONFIG, max_running=1, max_queued=1), trees) as runner:
+    with running_loop(target, replace(CONFIG, max_running=1, max_queued=1), trees) as runner:
         with trees.pause(runner, request(0)):
             runner.loop.submit(request(1))
             runner.loop.submit(request(2))
@@ -200,11 +200,11 @@ def test_the_queue_has_an_end(model: CausalLM) -> None:
         assert runner.answers[RequestKey(0, 1)].last.error is None
 
 
-def test_cancelling_frees_pages(model: CausalLM) -> None:
+def test_cancelling_frees_pages(target: Target) -> None:
     config = replace(CONFIG, prefix_cache=False, max_running=1)
     trees = PausedTrees()
     keys = [RequestKey(0, request_id) for request_id in range(2)]
-    with running_loop(model, config, trees) as runner:
+    with running_loop(target, config, trees) as runner:
         with trees.pause(runner, request(0, sampling=ENDLESS)):
             runner.loop.submit(request(1, sampling=ENDLESS))
             for key in reversed(keys):
@@ -219,9 +219,9 @@ def test_cancelling_frees_pages(model: CausalLM) -> None:
         runner.loop.cancel(RequestKey(5, 5))
 
 
-def test_a_session_is_cancelled_as_a_whole(model: CausalLM) -> None:
+def test_a_session_is_cancelled_as_a_whole(target: Target) -> None:
     trees = PausedTrees()
-    with running_loop(model, CONFIG, trees) as runner:
+    with running_loop(target, CONFIG, trees) as runner:
         with trees.pause(runner, request(0, 1, ENDLESS)):
             runner.loop.submit(request(1, 1, ENDLESS))
             runner.loop.submit(request(0, 2))
@@ -233,9 +233,9 @@ def test_a_session_is_cancelled_as_a_whole(model: CausalLM) -> None:
             assert runner.answers[RequestKey(2, request_id)].finish_reason is not FinishReason.CANCELLED
 
 
-def test_draining_finishes_what_runs_and_queues(model: CausalLM) -> None:
+def test_draining_finishes_what_runs_and_queues(target: Target) -> None:
     config = replace(CONFIG, max_running=1)
-    with running_loop(model, config) as runner:
+    with running_loop(target, config) as runner:
         for request_id in range(2):
             runner.loop.submit(request(request_id))
         runner.loop.drain()
@@ -247,9 +247,9 @@ def test_draining_finishes_what_runs_and_queues(model: CausalLM) -> None:
         assert isinstance(runner.answers[RequestKey(0, 2)].last.error, UnavailableError)
 
 
-def test_stopping_answers_everyone(model: CausalLM) -> None:
+def test_stopping_answers_everyone(target: Target) -> None:
     trees = PausedTrees()
-    runner = LoopRunner(model, CONFIG, trees)
+    runner = LoopRunner(target, CONFIG, trees)
     runner.loop.start()
     stopper = threading.Thread(target=runner.loop.stop)
     with trees.pause(runner, request(sampling=ENDLESS)):
@@ -311,15 +311,15 @@ class LateBrokenTrees(ScriptedTrees):
 
 @pytest.mark.parametrize("trees", [BrokenTrees(), LateBrokenTrees()], ids=["at once", "later"])
 def test_a_tree_source_that_raises_costs_no_token(
-    model: CausalLM, text: list[int], trees: ScriptedTrees, caplog: pytest.LogCaptureFixture
+    target: Target, text: list[int], trees: ScriptedTrees, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.CRITICAL), running_loop(model, CONFIG, trees) as runner:
+    with caplog.at_level(logging.CRITICAL), running_loop(target, CONFIG, trees) as runner:
         (answer,) = runner.run([request(sampling=replace(GREEDY, ignore_eos=True))])
     assert answer.token_ids == tuple(text[:30])
 
 
-def test_a_sink_that_raises_does_not_stop_the_loop(model: CausalLM, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL), running_loop(model, CONFIG) as runner:
+def test_a_sink_that_raises_does_not_stop_the_loop(target: Target, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL), running_loop(target, CONFIG) as runner:
         take, calls = runner.loop._sink, []
 
         def sink(outputs: list) -> None:  # type: ignore[type-arg]  # whatever comes
@@ -333,10 +333,10 @@ def test_a_sink_that_raises_does_not_stop_the_loop(model: CausalLM, caplog: pyte
     assert answer.finish_reason is not None
 
 
-def test_speculation_may_be_declined_or_narrowed(model: CausalLM, text: list[int]) -> None:
+def test_speculation_may_be_declined_or_narrowed(target: Target, text: list[int]) -> None:
     params = replace(GREEDY, ignore_eos=True)
     trees = oracle(text)
-    with running_loop(model, CONFIG, trees) as runner:
+    with running_loop(target, CONFIG, trees) as runner:
         (plain,) = runner.run([replace(request(sampling=params), speculation=SpeculationParams(enabled=False))])
         assert trees.openings == []
         assert all(output.step is not None and output.step.proposer == "" for output in plain.outputs)
@@ -349,10 +349,10 @@ def test_speculation_may_be_declined_or_narrowed(model: CausalLM, text: list[int
     assert {step.proposer for step in steps} == {"", PROPOSER}
 
 
-def test_drafters_hear_of_beginnings_and_ends(model: CausalLM) -> None:
+def test_drafters_hear_of_beginnings_and_ends(target: Target) -> None:
     trees = RandomTrees(512)
     one = replace(request(sampling=replace(GREEDY, seed=None)), tenant="t", choice_index=3, output_token_ids=(9,))
-    with running_loop(model, CONFIG, trees) as runner:
+    with running_loop(target, CONFIG, trees) as runner:
         (answer,) = runner.run([one])
     (opening,) = trees.openings
     assert (opening.key, opening.proposer, opening.tenant, opening.choice_index) == (one.key, PROPOSER, "t", 3)
@@ -362,8 +362,8 @@ def test_drafters_hear_of_beginnings_and_ends(model: CausalLM) -> None:
     assert trees.ended == [(one.key, answer.finish_reason)]
 
 
-def test_an_idle_loop_sleeps(model: CausalLM) -> None:
-    with running_loop(model, CONFIG) as runner:
+def test_an_idle_loop_sleeps(target: Target) -> None:
+    with running_loop(target, CONFIG) as runner:
         runner.run([request()])
         assert runner.loop.wait_idle(10.0)
         steps, commands = runner.loop.state().steps, threading.active_count()

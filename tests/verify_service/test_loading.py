@@ -1,0 +1,83 @@
+"""What is made sure of before the service says that it is ready."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.paged_kv import PagedKV
+from verify_service import loading
+from verify_service.config import VerifySettings
+
+
+class LastBitByCompany(CausalLM):
+    """Changes the last bit of one logit in passes of one row."""
+
+    __slots__ = ()
+
+    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
+        logits = super().forward(cache, rows).copy()
+        if len(rows) == 1:
+            logits[0, 7] = np.nextafter(logits[0, 7], np.float32(np.inf))
+        return logits
+
+
+def settings(model: Path, **given: Any) -> VerifySettings:
+    return VerifySettings(**({"model": model, "num_pages": 64, "threads": 1} | given))
+
+
+def test_a_model_whose_rows_keep_their_bits_is_loaded(tiny_model: Path) -> None:
+    loaded = loading.load(settings(tiny_model, max_context=200))
+    assert (loaded.num_pages, loaded.max_context) == (64, 200)
+    assert loaded.model.config.vocab_size > 0
+    assert loading.load(settings(tiny_model)).max_context == loaded.model.config.max_context
+
+
+def test_a_model_whose_rows_depend_on_their_company_is_not_served(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "CausalLM", LastBitByCompany)
+    with pytest.raises(FailedPreconditionError, match=r"device 'cpu'.* depend on its neighbours"):
+        loading.load(settings(tiny_model))
+
+
+def test_a_context_beyond_the_model_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"--max-context is 600, the model's context is 512"):
+        loading.load(settings(tiny_model, max_context=600))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_missing_gpu_is_said(tiny_model: Path, device: str) -> None:
+    with pytest.raises(FailedPreconditionError, match=rf"--device {device} is not available: PyTorch "):
+        loading.load(settings(tiny_model, device=device))
+
+
+def test_missing_triton_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(FailedPreconditionError, match=r"--device cuda needs the package triton: install"):
+        loading.load(settings(tiny_model, device="cuda"))
+
+
+def test_tensor_parallelism_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(FailedPreconditionError, match="--tensor-parallel-size"):
+        loading.load(settings(tiny_model, device="cuda", tensor_parallel_size=2))
+
+
+def test_a_service_on_the_cpu_imports_nothing_of_the_gpu() -> None:
+    code = (
+        "import sys, verify_service.serving\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('triton', 'flashinfer') or '.gpu' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,144 @@
+"""The engine of a GPU: steps are queued on the device and run there while the loop goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
+from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.engine_config import EngineConfig
+from verify_service.gpu_rows import GpuRows
+from verify_service.page_table import PageTable
+from verify_service.request import PositionLogprobs
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision, Launched
+from verify_service.step_logprobs import chosen_rows, logprob_entries
+from verify_service.verifier import Walk
+
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel, Ticket
+
+_NODES, _TOKENS = 2, 2 + MAX_ROWS
+"""Columns of a ticket's results at which accepted nodes and committed tokens begin."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuStep(Launched):
+    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the step is decided."""
+
+    first_rows: list[int]
+    ticket: Ticket
+    logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+
+
+class GpuEngine:
+    """A StepEngine over a model that keeps tokens, counts and KV on its device from step to step."""
+
+    lookahead = 1
+
+    def __init__(self, model: GpuModel, config: EngineConfig, page_table: PageTable) -> None:
+        _check_limits(model, config)
+        self._model = model
+        self._page_table = page_table
+        self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
+
+    def warm_up(self) -> None:
+        self._model.warm_up()
+
+    def row_costs(self) -> list[tuple[int, float]]:
+        return self._model.row_costs()
+
+    def begin(self, state: RequestState) -> None:
+        params = state.sampling
+        line = pack_line(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=state.seed,
+            choice=state.request.choice_index,
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            has_bias=bool(params.logit_bias),
+            min_position=state.prompt_length + params.min_tokens if params.min_tokens else 0,
+        )
+        penalised = bool(line[FLAGS] & HAS_PENALTIES)
+        ends = {*params.stop_token_ids, *self._model.config.eos_token_ids} if params.min_tokens else None
+        self._model.set_line(
+            state.line,
+            line,
+            prompt_ids=state.tokens[: state.prompt_length] if penalised else None,
+            output_ids=state.tokens[state.prompt_length :] if penalised else None,
+            bias=params.logit_bias or None,
+            end_ids=sorted(ends) if ends else None,
+        )
+
+    def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
+        for line, start, pages in self._page_table.take_changes():
+            self._model.set_pages(line, start, pages)
+        plan, deciding = self._rows.build(items)
+        return GpuStep(deciding, plan.deciding[:, 0].tolist(), self._model.launch(plan))
+
+    def decide(self, launched: GpuStep) -> list[Decision]:
+        results = launched.ticket.results()[: len(launched.deciding)]
+        decisions = []
+        for row, (item, first_row, accepted, token) in enumerate(
+            zip(
+                launched.deciding,
+                launched.first_rows,
+                results[:, 0].tolist(),
+                results[:, _TOKENS].tolist(),
+                strict=True,
+            )
+        ):
+            walk = Walk((), (token,))
+            if accepted:
+                nodes = results[row, _NODES : _NODES + accepted].tolist()
+                walk = Walk(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
+            decisions.append(Decision(item, walk, first_row))
+        self._take_logprobs(launched, decisions)
+        return decisions
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """The device has counted them already."""
+
+    def logprobs(self, launched: GpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        return launched.logprobs.get(decision.first_row, ())[:count]
+
+    def _take_logprobs(self, launched: GpuStep, decisions: Sequence[Decision]) -> None:
+        """All that any request wants, in one call, while the step's logits still stand."""
+        wanted = [
+            (decision, top) for decision in decisions if (top := decision.item.state.sampling.logprobs) is not None
+        ]
+        if not wanted:
+            return
+        rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.walk.tokens))]
+        chosen = np.array([token for decision, _ in wanted for token in decision.walk.tokens], dtype=np.int32)
+        most = max(top for _, top in wanted)
+        values, ranks, ids, logs = self._model.logprobs(launched.ticket, np.array(rows, dtype=np.int32), chosen, most)
+        end = 0
+        for decision, top in wanted:
+            start, end = end, end + len(decision.walk.tokens)
+            launched.logprobs[decision.first_row] = logprob_entries(
+                chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
+            )
+
+
+def _check_limits(model: GpuModel, config: EngineConfig) -> None:
+    """Raise ValueError for an engine larger than what its model has prepared."""
+    limits = model.limits
+    context = config.max_context or model.config.max_context
+    if context > limits.max_context:
+        raise ValueError(f"max_context is {context}, the model is prepared for {limits.max_context}")
+    if config.page_size != limits.page_size:
+        raise ValueError(f"page_size is {config.page_size}, the model's is {limits.page_size}")
+    for field_name in ("num_pages", "max_running", "max_nodes", "step_nodes", "prefill_chunk"):
+        value, limit = getattr(config, field_name), getattr(limits, field_name)
+        if value > limit:
+            raise ValueError(f"{field_name} is {value}, the model is prepared for {limit}")

@@ -1,0 +1,118 @@
+"""From settings to a model that is ready to serve, or the reason why there is none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.invariance import probe_row_invariance
+from verify_service.config import VerifySettings
+from verify_service.engines import TargetModel
+from verify_service.memory_plan import plan_memory
+from verify_service.warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, compiled and probed, with the sizes that were settled on the way."""
+
+    model: TargetModel
+    fingerprint: Fingerprint
+    num_pages: int
+    max_context: int
+
+
+def load(settings: VerifySettings) -> Loaded:
+    """Read the weights, settle the memory, compile every kernel, and see that rows keep their bits; takes seconds.
+
+    Raises FailedPreconditionError where device, libraries or memory will not do, CheckpointError for the folder.
+    """
+    _log.info("loading %s", settings.model)
+    max_context = _max_context(settings)
+    model, num_pages = (_load_cpu if settings.on_cpu else _load_cuda)(settings, max_context)
+    warm_up(model, settings.engine_config(num_pages))
+    if settings.mode == "exact" and not _keeps_bits(model):
+        raise FailedPreconditionError(
+            f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
+        )
+    return Loaded(model, fingerprint(settings.model), num_pages, max_context)
+
+
+def _max_context(settings: VerifySettings) -> int:
+    longest = ModelConfig.from_folder(settings.model).max_context
+    if settings.max_context > longest:
+        raise FailedPreconditionError(f"--max-context is {settings.max_context}, the model's context is {longest}")
+    return settings.max_context or longest
+
+
+def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int]:
+    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads)
+    plan = plan_memory(
+        num_pages=settings.num_pages,
+        page_size=settings.page_size,
+        kv_bytes_per_token=model.kv_bytes_per_token(),
+        max_context=max_context,
+        max_running=settings.max_running,
+        max_nodes=settings.max_nodes,
+    )
+    _log.info("memory: %s", plan)
+    return model, plan.num_pages
+
+
+def _load_cuda(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
+    _check_cuda(settings)
+    from slipstream_kernels.models.gpu.flashinfer_attention import FlashInferError
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+    from slipstream_kernels.models.gpu.limits import GpuLimits
+    from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
+
+    limits = GpuLimits(
+        max_running=settings.max_running,
+        max_nodes=settings.max_nodes,
+        step_nodes=settings.step_nodes,
+        prefill_chunk=settings.chunk,
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        max_context=max_context,
+        memory_utilization=settings.gpu_memory_utilization,
+    )
+    try:
+        model = GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode)
+    except (OutOfDeviceMemoryError, FlashInferError) as error:
+        raise FailedPreconditionError(str(error)) from error
+    _log.info("memory: %s", model.memory)
+    return model, model.limits.num_pages
+
+
+def _check_cuda(settings: VerifySettings) -> None:
+    """Raise FailedPreconditionError unless the device and the libraries that drive it are there."""
+    if settings.tensor_parallel_size > 1:
+        raise FailedPreconditionError("--tensor-parallel-size above 1 is not supported")
+    if find_spec("triton") is None:
+        raise FailedPreconditionError(
+            f"--device {settings.device} needs the package triton: install 'slipstream-server[gpu]'"
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"PyTorch {torch.__version__} finds no GPU" if built else f"PyTorch {torch.__version__} has no CUDA"
+        raise FailedPreconditionError(f"--device {settings.device} is not available: {reason}")
+    index, count = torch.device(settings.device).index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise FailedPreconditionError(f"--device {settings.device} is not available: there are {count} GPUs")
+
+
+def _keeps_bits(model: TargetModel) -> bool:
+    if isinstance(model, CausalLM):
+        return probe_row_invariance(model)
+    from verify_service.gpu_invariance import probe_pass_invariance
+
+    return probe_pass_invariance(model)
