@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,10 @@ class GpuModel:
         self.mode = mode
         self._weights = weights
         self._device = device = weights.embedding.device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = self._side_stream = None
+        if device.type == "cuda":
+            self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
         self._buckets = Buckets(limits)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
@@ -98,7 +102,7 @@ class GpuModel:
         capture: bool = True,
         group: RankGroup | None = None,
         progress: bool = True,
-    ) -> GpuModel:
+    ) -> Self:
         """Read a Hugging Face folder. `ops` overrules those of `mode`, exact or fast.
 
         Graphs are captured if `capture` is set and the device has them. `group` shares the model among ranks, each of
@@ -122,7 +126,7 @@ class GpuModel:
         capture: bool = True,
         group: RankGroup | None = None,
         progress: bool = False,
-    ) -> GpuModel:
+    ) -> Self:
         """A model of weights that are on their device already; else as `load`."""
         device = weights.embedding.device
         resolved, memory = _planned(weights.shard, limits, device, mode, group, held=weights.nbytes, capture=capture)
@@ -140,7 +144,7 @@ class GpuModel:
         *,
         capture: bool,
         progress: bool,
-    ) -> GpuModel:
+    ) -> Self:
         model = cls(weights, limits, memory, mode=mode, ops=ops, group=group)
         if capture and model._stream is not None:
             with model._on_stream():
@@ -202,21 +206,20 @@ class GpuModel:
     def logprobs(
         self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
     ) -> tuple[Float32, Int32, Int32, Float32]:
-        """Natural logarithms of probabilities from a pass's raw logits; waits for it.
+        """Natural logarithms of probabilities from a pass's raw logits; waits for it, but not for passes after it.
 
         Inputs, int32 [n]: rows of the ticket's logits, and a token of each. Returns (of the chosen tokens float32 [n]
         and their ranks int32 [n] from 1; of the `top` likeliest tokens, likeliest first and lowest id first of equals,
         ids int32 [n, top] and logarithms float32 [n, top]). Raises ValueError where the logits are gone.
         """
         n = len(chosen)
-        with self._on_stream():
-            inputs = torch.from_numpy(np.stack([logit_indices, chosen])).to(self._device)
-            floats = torch.empty(n, 1 + top, dtype=torch.float32, device=self._device)
-            words = torch.empty(n, 1 + top, dtype=torch.int32, device=self._device)
-            ids, values = words.new_empty(n, top), floats.new_empty(n, top)
-            values_of_chosen, ranks = floats.new_empty(n), words.new_empty(n)
-            self._ops.logprobs(ticket.logits, inputs[0], inputs[1], top, values_of_chosen, ranks, ids, values)
-            return values_of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy()
+        with self._on_stream(self._side_stream):
+            ticket.wait_for_logits()
+            rows, tokens = torch.from_numpy(np.stack([logit_indices, chosen])).to(self._device)
+            ranks, ids = rows.new_empty(n), rows.new_empty(n, top)
+            of_chosen, of_ids = ticket.logits.new_empty(n), ticket.logits.new_empty(n, top)
+            self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
+            return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
 
     def warm_up(self) -> None:
         """Compile what no graph holds, so that no request waits for that."""
@@ -236,13 +239,11 @@ class GpuModel:
         if self._stream is not None:
             self._stream.synchronize()
 
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _on_stream(self, stream: torch.cuda.Stream | None = None) -> AbstractContextManager[object]:
+        """Queue what follows on a stream, the model's own unless another is given."""
         if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
+            return nullcontext()
+        return torch.cuda.stream(stream or self._stream)
 
     def _allocate_kv(self) -> KVStore:
         limits, shard = self.limits, self._weights.shard
