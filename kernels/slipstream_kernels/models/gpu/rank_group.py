@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,12 +10,14 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
 FIRST_BLOCK = 16384
 """Bytes of a message's first block, length included: a decode step's plan fits."""
-
+_LOOPBACK = "127.0.0.1"
 _LENGTH = 8
 _EVER = timedelta(days=3650)
+_TIMEOUT = 300.0
 
 # Named anew in torch 2.13, where the former name warns.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -53,29 +55,56 @@ class RankGroup(Protocol):
         """Leave the group. The others' next call raises RankError."""
 
 
-class DistributedRankGroup:
-    """Ranks by torch.distributed: NCCL between GPUs, gloo between CPUs; messages always by gloo.
-
-    Joins the rendezvous that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of the environment name. A call that takes
-    longer than `timeout` seconds fails, but for waits that may be long: for messages, and for all. Raises RankError
-    where not all ranks come within `timeout`.
-    """
-
-    def __init__(self, device: torch.device, timeout: float = 300.0) -> None:
-        cuda = device.type == "cuda"
+def open_rendezvous(size: int, timeout: float = _TIMEOUT) -> TCPStore:
+    """Where `size` ranks of this host meet, opened by rank 0 at a free `port` of the loopback address."""
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         limit = timedelta(seconds=timeout)
-        with _lost(f"rank {os.environ.get('RANK')} could not join the other ranks"):
-            dist.init_process_group("nccl" if cuda else "gloo", timeout=limit, device_id=device if cuda else None)
+        return TCPStore(
+            _LOOPBACK, port, size, True, timeout=limit, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+
+def join_rendezvous(port: int, size: int, timeout: float = _TIMEOUT) -> TCPStore:
+    """What rank 0 has opened at `port`. Raises RankError where it does not answer within `timeout` seconds."""
+    with _lost(f"rank 0 does not answer at port {port}"):
+        return TCPStore(_LOOPBACK, port, size, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+class DistributedRankGroup:
+    """Ranks of one host by torch.distributed: NCCL between GPUs, gloo between CPUs; messages always by gloo."""
+
+    def __init__(
+        self, device: torch.device, store: TCPStore, *, rank: int, size: int, timeout: float = _TIMEOUT
+    ) -> None:
+        """Meet the other ranks at `store`. Raises RankError where not all come within `timeout` seconds.
+
+        A later call that takes longer fails too, but for waits that may be long: for messages, and for all.
+        """
+        self._rank, self._size = rank, size
+        self._cuda = device.type == "cuda"
+        limit = timedelta(seconds=timeout)
+        with _lost(f"rank {rank} of {size} could not join the others"):
+            dist.init_process_group(
+                "nccl" if self._cuda else "gloo",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=limit,
+                device_id=device if self._cuda else None,
+            )
             self._messages = dist.new_group(backend="gloo", timeout=_EVER)
         self._first = torch.zeros(FIRST_BLOCK, dtype=torch.uint8)
 
     @property
     def size(self) -> int:
-        return dist.get_world_size()
+        return self._size
 
     @property
     def rank(self) -> int:
-        return dist.get_rank()
+        return self._rank
 
     def all_gather(self, out: torch.Tensor, part: torch.Tensor) -> None:
         with _lost(f"rank {self.rank} of {self.size} could not gather from the others"):
@@ -90,7 +119,8 @@ class DistributedRankGroup:
             dist.barrier(group=self._messages)
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        if not self._cuda:  # NCCL would wait for CUDA graphs that hold its kernels; it ends with the process
+            dist.destroy_process_group()
 
     def _broadcast(self, message: bytes | None) -> bytes:
         """One block that starts with the length, then, where the message is longer, the rest."""

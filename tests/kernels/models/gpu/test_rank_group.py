@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,87 +9,85 @@ import pytest
 from slipstream_kernels.models.gpu.rank_group import FIRST_BLOCK
 
 PRELUDE = f"""
+import os, sys, time
 import torch
-from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, RankError
+from slipstream_kernels.models.gpu.rank_group import (
+    DistributedRankGroup, RankError, join_rendezvous, open_rendezvous
+)
 
 FIRST_BLOCK = {FIRST_BLOCK}
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+if rank == 0:
+    store = open_rendezvous(size, timeout=20)
+    print(store.port, flush=True)
+else:
+    store = join_rendezvous(int(sys.argv[3]), size, timeout=1)
 """
 JOIN = """
-group = DistributedRankGroup(torch.device("cpu"), timeout=20)
+group = DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=20)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def ranks(program: str, size: int = 2, started: int | None = None) -> list[subprocess.CompletedProcess[str]]:
-    """Run `program` in the first `started` of `size` ranks; returns when all of them have ended."""
-    port = free_port()
-    processes = []
-    for rank in range(size if started is None else started):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PRELUDE + program],
-                env=os.environ | place | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+def ranks(program: str, size: int = 2) -> list[subprocess.CompletedProcess[str]]:
+    """Run `program` in every rank; returns when all of them have ended."""
+    leader = start(program, 0, size)
+    assert leader.stdout is not None
+    port = leader.stdout.readline().strip()
     ended = []
-    for process in processes:
+    for process in [leader, *(start(program, rank, size, port) for rank in range(1, size))]:
         out, err = process.communicate(timeout=120)
         ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     return ended
 
 
 def test_tensors_and_messages_reach_every_rank() -> None:
-    program = (
-        JOIN
-        + """
-assert group.size == 3
-for dtype in (torch.bfloat16, torch.float32):
-    part = torch.arange(6, dtype=dtype).view(2, 3) + 10 * group.rank
-    out = torch.full((3, 2, 3), torch.nan, dtype=dtype)
+    program = """
+assert (group.rank, group.size) == (rank, 3)
+for dtype in (torch.bfloat16, torch.float32, torch.int32):
+    part = torch.arange(6).to(dtype).view(2, 3) + 10 * rank
+    out = torch.full((3, 2, 3), 99).to(dtype)
     group.all_gather(out, part)
-    for rank in range(3):
-        assert torch.equal(out[rank], torch.arange(6, dtype=dtype).view(2, 3) + 10 * rank)
+    for other in range(3):
+        assert torch.equal(out[other], torch.arange(6).to(dtype).view(2, 3) + 10 * other)
 for length in (0, 1, FIRST_BLOCK - 8, FIRST_BLOCK - 7, 3 * FIRST_BLOCK):
     message = bytes(i * 7 % 256 for i in range(length))
-    assert group.broadcast(message if group.rank == 0 else None) == message
+    assert group.broadcast(message if rank == 0 else None) == message
 group.wait_for_all()
-print("done", group.rank)
+print("done", rank)
 group.close()
 """
-    )
-    ended = ranks(program, size=3)
+    ended = ranks(JOIN + program, size=3)
     assert [process.stdout.strip() for process in ended] == ["done 0", "done 1", "done 2"], ended
 
 
 @pytest.mark.parametrize("dying", [0, 1])
 @pytest.mark.parametrize("call", ["broadcast", "all_gather"])
 def test_a_rank_that_dies_ends_the_others(dying: int, call: str) -> None:
-    program = f"""{JOIN}
-import os
+    program = f"""
 group.wait_for_all()
-if group.rank == {dying}:
+if rank == {dying}:
     os._exit(9)
-part = torch.ones(4)
 try:
     while True:  # rank 0 may send what nobody receives until the system has noticed
         if "{call}" == "broadcast":
-            group.broadcast(b"plan" if group.rank == 0 else None)
+            group.broadcast(b"plan" if rank == 0 else None)
         else:
-            group.all_gather(torch.empty(2, 4), part)
+            group.all_gather(torch.empty(2, 4), torch.ones(4))
 except RankError as error:
-    print(error)
+    print(error, flush=True)
 os._exit(0)
 """
-    ended = ranks(program)
+    ended = ranks(JOIN + program)
     assert ended[dying].returncode == 9
     survivor = ended[1 - dying]
     assert survivor.returncode == 0, survivor
@@ -98,6 +95,15 @@ os._exit(0)
 
 
 def test_a_rank_that_does_not_come_is_reported() -> None:
-    (alone,) = ranks('DistributedRankGroup(torch.device("cpu"), timeout=1)', started=1)
+    program = 'DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=1)'
+    alone = start(program, 0, 2)
+    _, err = alone.communicate(timeout=120)
     assert alone.returncode == 1
-    assert "RankError: rank 0 could not join the other ranks" in alone.stderr
+    assert "RankError: rank 0 of 2 could not join the others" in err
+
+
+def test_a_rendezvous_that_is_not_open_is_reported() -> None:
+    alone = start("", 1, 2, 1)
+    _, err = alone.communicate(timeout=120)
+    assert alone.returncode == 1
+    assert "RankError: rank 0 does not answer at port 1" in err
