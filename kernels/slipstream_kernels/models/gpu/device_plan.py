@@ -17,6 +17,8 @@ _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
 _ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
 _ROW_PADDING = np.array([[0], [0], [-1], [0], [0], [-2]], np.int32)
+_SEGMENTS = (16, 128, 1024, 8192, 65536, 2**20)
+"""How many segments a layout has room for: few sizes, as `prefix_attention` is compiled for each."""
 _FREE_UPDATES = 256
 """Words of the tables that a pass of few rows can update."""
 
@@ -43,9 +45,9 @@ class PlanArrays(Generic[A]):
     decode_rows: A
     """[decode rows], rows that decode"""
     segments: A
-    """[decode rows, 4], of `prefix_attention`"""
+    """[segments, 4], of `prefix_attention`; as many as decode rows or more"""
     item_offsets: A
-    """[decode rows + 1], of `prefix_attention`"""
+    """[segments + 1], of `prefix_attention`"""
     tiles: A
     """[tiles, 4], of `prefill_attention`"""
     updates: A
@@ -64,13 +66,14 @@ class PlanLayout:
         self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
+        segments = next(size for size in _SEGMENTS if size >= decode_rows)
         rows = (bucket.rows,)
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
             "logit_rows": (bucket.logits,),
             "deciding": (min(bucket.logits, limits.max_running), 4),
             "decode_rows": (decode_rows,),
-            "segments": (decode_rows, 4),
-            "item_offsets": (decode_rows + 1,),
+            "segments": (segments, 4),
+            "item_offsets": (segments + 1,),
             "tiles": (tiles, 4),
             "updates": (_FREE_UPDATES + bucket.rows, 2),
         }

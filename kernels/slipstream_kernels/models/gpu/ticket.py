@@ -10,7 +10,7 @@ from slipstream_kernels.models.gpu.pass_plan import Int32
 class Ticket:
     """Handed out by `GpuModel.launch`."""
 
-    __slots__ = ("_event", "_items", "_kept", "_logits", "_results", "_results_at")
+    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at")
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class Ticket:
         self._kept = kept
         self._event = event
         self._results: Int32 | None = None
+        self._moved: torch.cuda.Event | None = None
 
     def done(self) -> bool:
         """Whether `results` would not wait."""
@@ -55,10 +56,18 @@ class Ticket:
             raise ValueError("the logits of this pass are gone: another has been launched since, or two")
         return self._logits
 
+    def wait_for_logits(self) -> None:
+        """Let what is queued next on the current stream come after the logits."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._moved or self._event)
+
     def on_next_launch(self) -> None:
         """Called before each of the next two passes is queued: take the logits out of its way, or let go of them."""
         if self._logits is None or self._kept is None:
             self._logits = None
             return
         self._kept.copy_(self._logits, non_blocking=True)
+        if self._event is not None:
+            self._moved = torch.cuda.Event()
+            self._moved.record()
         self._logits, self._kept = self._kept, None

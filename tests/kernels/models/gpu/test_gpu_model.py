@@ -15,7 +15,7 @@ from slipstream_kernels.models.gpu.ops_namespace import kernels
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.logprobs import logprobs_reference
 from slipstream_kernels.token_tree import TokenTree
-from support.gpu_passes import EMPTY_TREE, Span, pass_of
+from support.gpu_passes import Span, pass_of
 from support.models import make_tiny_model
 
 SIZES = {

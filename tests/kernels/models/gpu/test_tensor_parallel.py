@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
+from slipstream_kernels.token_tree import TokenTree
+from support.gpu_passes import Span, pass_of
+from support.models import make_tiny_model
+
+LIMITS = GpuLimits(max_running=2, max_nodes=8, step_nodes=62, prefill_chunk=64, num_pages=10, max_context=128)
+
+
+class Threads:
+    """Ranks that are threads of this process, and what they gather."""
+
+    def __init__(self, size: int) -> None:
+        self.parts: list[torch.Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+
+class ThreadGroup:
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self._threads = threads
+        self.rank = rank
+        self.size = len(threads.parts)
+
+    def all_gather(self, out: torch.Tensor, part: torch.Tensor) -> None:
+        assert out.shape == (self.size, *part.shape) and out.dtype == part.dtype and out.is_contiguous()
+        self._threads.parts[self.rank] = part
+        self._threads.barrier.wait()
+        for target, source in zip(out, self._threads.parts, strict=True):
+            target.copy_(source)
+        self._threads.barrier.wait()
+
+
+def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[list[int]], GpuModel]:
+    """Logits and results of a prompt, a tree beside another prompt, and a plain step."""
+    model = GpuModel.load(folder, LIMITS, device="cpu", group=group, progress=False)
+    model.kv.keys.fill_(torch.nan)
+    model.kv.values.fill_(torch.nan)
+    passes = (
+        [Span(0, list(range(50)), 0, range(5))],
+        [Span(0, [7], 50, range(5), TokenTree((1, 2, 3), (-1, 0, -1))), Span(1, list(range(9)), 0, [8])],
+        [Span(0, [-1], 51, range(5)), Span(1, [-1], 9, [8])],
+    )
+    logits, results = [], []
+    for spans in passes:
+        for span in spans:
+            model.set_pages(span.line, 0, span.pages)
+        ticket = model.launch(pass_of(model.limits, spans))
+        results.extend(ticket.results().tolist())
+        logits.append(ticket.logits.clone())
+    return torch.cat(logits), results, model
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_ranks_compute_what_one_computes(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / family, family=family, heads=4, kv_heads=2, tied=family == "llama")
+    threads = Threads(2)
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda rank: decode(folder, ThreadGroup(threads, rank)), range(2)))
+    logits, results, whole = decode(folder, None)
+    assert torch.equal(ranks[0][0], ranks[1][0]) and ranks[0][1] == ranks[1][1]
+    assert float((ranks[0][0] - logits).norm() / logits.norm()) < 1e-2
+    assert [row[66] for row in ranks[0][1]] == [row[66] for row in results]
+    for _, _, model in ranks:
+        assert model.kv.keys.shape[1] == 1 and model.kv_bytes_per_token() == whole.kv_bytes_per_token() / 2
+        assert model.limits.num_pages == 10
