@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.causal_lm import CausalLM
@@ -15,6 +16,10 @@ from verify_service.config import VerifySettings
 from verify_service.engines import TargetModel
 from verify_service.memory_plan import plan_memory
 from verify_service.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+    from slipstream_kernels.models.gpu.limits import GpuLimits
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +74,9 @@ def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int
 def _load_cuda(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
     _check_cuda(settings)
     from slipstream_kernels.models.gpu.flashinfer_attention import FlashInferError
-    from slipstream_kernels.models.gpu.gpu_model import GpuModel
     from slipstream_kernels.models.gpu.limits import GpuLimits
     from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
+    from slipstream_kernels.models.gpu.rank_group import RankError
 
     limits = GpuLimits(
         max_running=settings.max_running,
@@ -84,17 +89,27 @@ def _load_cuda(settings: VerifySettings, max_context: int) -> tuple[TargetModel,
         memory_utilization=settings.gpu_memory_utilization,
     )
     try:
-        model = GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode)
-    except (OutOfDeviceMemoryError, FlashInferError) as error:
+        model = _load_ranks(settings, limits)
+    except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
         raise FailedPreconditionError(str(error)) from error
     _log.info("memory: %s", model.memory)
     return model, model.limits.num_pages
 
 
+def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
+    """The model, or rank 0's part of it; the other ranks' processes live as long as this one."""
+    from slipstream_kernels.models.gpu.follower_process import load_shared
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode)
+    model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
+    return model
+
+
 def _check_cuda(settings: VerifySettings) -> None:
     """Raise FailedPreconditionError unless the device and the libraries that drive it are there."""
-    if settings.tensor_parallel_size > 1:
-        raise FailedPreconditionError("--tensor-parallel-size above 1 is not supported")
     if find_spec("triton") is None:
         raise FailedPreconditionError(
             f"--device {settings.device} needs the package triton: install 'slipstream-server[gpu]'"
@@ -108,6 +123,11 @@ def _check_cuda(settings: VerifySettings) -> None:
     index, count = torch.device(settings.device).index or 0, torch.cuda.device_count()
     if index >= count:
         raise FailedPreconditionError(f"--device {settings.device} is not available: there are {count} GPUs")
+    if index + settings.tensor_parallel_size > count:
+        raise FailedPreconditionError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size} from --device {settings.device} on needs "
+            f"{index + settings.tensor_parallel_size} GPUs, there are {count}"
+        )
 
 
 def _keeps_bits(model: TargetModel) -> bool:

@@ -69,9 +69,14 @@ def test_missing_triton_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
         loading.load(settings(tiny_model, device="cuda"))
 
 
-def test_tensor_parallelism_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(FailedPreconditionError, match="--tensor-parallel-size"):
-        loading.load(settings(tiny_model, device="cuda", tensor_parallel_size=2))
+@pytest.mark.parametrize(("device", "needed"), [("cuda", 3), ("cuda:1", 4)])
+def test_more_ranks_than_gpus_are_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, device: str, needed: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(FailedPreconditionError, match=rf"--tensor-parallel-size 3 .* needs {needed} GPUs, there are 2"):
+        loading.load(settings(tiny_model, device=device, tensor_parallel_size=3))
 
 
 def test_a_service_on_the_cpu_imports_nothing_of_the_gpu() -> None:
