@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,3 +60,38 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def gpu_machine(device: str) -> dict[str, Any]:
+    """Facts as `machine`, and of a GPU: its name, the driver's version, CUDA, Triton, and this source's commit."""
+    import torch
+
+    facts = machine() | {"device": device, "commit": _commit()}
+    if not device.startswith("cuda"):
+        return facts
+    properties = torch.cuda.get_device_properties(device)
+    return facts | {
+        "gpu": properties.name,
+        "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        "driver": _driver(),
+        "cuda": str(torch.version.cuda),
+        "triton": importlib.metadata.version("triton"),
+    }
+
+
+def _commit() -> str:
+    """The commit of the source tree, or the environment's SLIPSTREAM_COMMIT where git is not there to ask."""
+    described = _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
+    return described or os.environ.get("SLIPSTREAM_COMMIT", "")
+
+
+def _driver() -> str:
+    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
