@@ -127,7 +127,51 @@ def gateway_cost(content: Content) -> str:
     return f"{markdown_table(header, rows)}\n\n{content['streams']} streams at once."
 
 
+def engine(content: Content) -> str:
+    """Every section of every mode, then the modes beside one another."""
+    parts: list[str] = []
+    for mode, sections in content["figures"].items():
+        for name, section in sections.items():
+            settings = f"{section['weights']} weights" if "weights" in section else ""
+            parts.append(f"*{mode}: {name}* ({settings}; {_gpu(section['machine'])})\n\n{_table(section['rows'])}")
+    parts += [f"*{name}, modes compared*\n\n{_table(rows)}" for name, rows in content["compared"].items()]
+    return "\n\n".join(parts)
+
+
+def gpu_exactness(content: Content) -> str:
+    """Totals of each part by proposer."""
+    names = {
+        "requests": "requests",
+        "tokens": "tokens",
+        "mismatches": "mismatches",
+        "rows_compared": "rows compared",
+        "row_mismatches": "row mismatches",
+        "drafted": "drafted",
+        "accepted": "accepted",
+        "from_cache": "prompt tokens from the cache",
+    }
+    rows: list[list[object]] = []
+    notes: list[str] = []
+    for name, part in content["parts"].items():
+        if "summary" in part:
+            rows += [[f"{name}: {sums}", *(c[key] for key in names)] for sums, c in part["summary"].items()]
+            notes.append(f"{name}: {part['prompts']} prompts of {part['prompt_tokens']} tokens together, "
+                         f"{part['tokens']} new tokens each, {len(part['cells'])} cells.")  # fmt: skip
+        else:
+            notes.append(
+                f"{name}: {part['equal_answers']} of {part['prompts']} greedy answers equal to the last token, "
+                f"{part['equal_tokens']} of {part['tokens']} tokens before a first difference, "
+                f"{part['unexplained']} differences without a near-tie."
+            )
+    machine = _gpu(content["machine"])
+    return "\n\n".join(
+        [markdown_table(("part: proposer", *names.values()), rows), " ".join(notes), f"Measured {machine}."]
+    )
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
+    "engine": engine,
+    "gpu_exactness": gpu_exactness,
     "exactness": exactness,
     "distribution": distribution,
     "acceptance": acceptance,
@@ -138,6 +182,15 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "nothing"
+
+
+def _gpu(facts: Content) -> str:
+    device = f"{facts['gpu']}, driver {facts['driver']}, CUDA {facts['cuda']}" if "gpu" in facts else facts["processor"]
+    return f"{facts['time']}, {device}, torch {facts['torch']}, source {facts['commit']}"
 
 
 def _machine(content: Content) -> str:

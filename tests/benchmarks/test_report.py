@@ -2,7 +2,7 @@ import json
 
 from benchmarks.acceptance import repeats
 from benchmarks.figures import BLOCKS, PAGES, RESULTS
-from benchmarks.report import markdown_table, write_json
+from benchmarks.report import gpu_machine, markdown_table, write_json
 
 
 def test_markdown_table_aligns_and_formats():
@@ -34,3 +34,23 @@ def test_committed_results_fit_their_tables():
     for path in RESULTS.glob("*.json"):
         if path.stem in BLOCKS:
             assert "|" in BLOCKS[path.stem](json.loads(path.read_text("utf-8")))
+
+
+def test_gpu_results_render():
+    machine = gpu_machine("cpu")
+    assert machine["torch"]
+    figures = {
+        "exact": {"plain": {"machine": machine, "weights": "random", "rows": [{"context": 128, "step ms": 4.0}]}}
+    }
+    text = BLOCKS["engine"]({"figures": figures, "compared": {"plain": [{"context": 128, "exact / fast": 1.01}]}})
+    assert "random weights" in text
+    assert "| 128     | 4.00    |" in text
+    assert "| 128     | 1.01         |" in text
+    count = dict.fromkeys(
+        ("requests", "tokens", "mismatches", "rows_compared", "row_mismatches", "drafted", "accepted", "from_cache"), 7
+    )
+    demo = {"prompts": 2, "prompt_tokens": 90, "tokens": 64, "cells": {"a": {}}, "summary": {"all": count}}
+    inflated = {"prompts": 2, "tokens": 128, "equal_answers": 2, "equal_tokens": 128, "unexplained": 0}
+    text = BLOCKS["gpu_exactness"]({"machine": machine, "parts": {"demo": demo, "inflated": inflated}})
+    assert "demo: all" in text
+    assert "2 of 2 greedy answers" in text
