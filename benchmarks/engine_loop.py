@@ -118,18 +118,24 @@ class LocalLoop:
 
     @contextmanager
     def decoding(self, jobs: Sequence[Job], *, timeout: float = 600.0) -> Iterator[None]:
-        """Within it all of `jobs` decode together. At the end they are cancelled; none may have ended before."""
+        """Within it all of `jobs` decode together. At the end they are cancelled.
+
+        Raises LoopFailedError where one has ended before, or made way for another for want of pages.
+        """
         keys = self._announce(jobs)
         self._begun = 0
         for key, job in zip(keys, jobs, strict=True):
             self.loop.submit(job.request(key))
-        self._wait(lambda: self._begun == len(jobs), timeout)
-        yield
+        self._wait(lambda: self._begun == len(jobs) or self._open < len(jobs), timeout)
+        if self._open == len(jobs):
+            yield
         for key in keys:
             self.loop.cancel(key)
         self._wait(lambda: self._open == 0, timeout)
         if any(self._answers.pop(key).finish_reason is not FinishReason.CANCELLED for key in keys):
             raise LoopFailedError("a request ended before the measurement")
+        if self.loop.state().preemptions:
+            raise LoopFailedError("requests made way for one another: the loop has too few pages")
 
     def watch(self, steps: int, *, settle: int = 8, timeout: float = 600.0) -> list[Arrival]:
         """The arrivals at the borders of `steps` steps in a row, after `settle` of them."""

@@ -56,6 +56,26 @@ def test_requests_that_end_early_spoil_the_measurement(model):
         measure(loop)
 
 
+def test_requests_that_make_way_spoil_the_measurement(model):
+    def measure(loop):
+        with loop.decoding(jobs(2, tokens=100)):
+            loop.watch(80, timeout=60.0)
+
+    config = EngineConfig(num_pages=8, max_running=2, page_size=16)
+    with local_loop(model, config) as loop, pytest.raises(LoopFailedError, match="too few pages"):
+        measure(loop)
+
+
+def test_a_request_that_cannot_begin_spoils_the_measurement(model):
+    def measure(loop):
+        with loop.decoding(jobs(2, tokens=400), timeout=60.0):
+            pytest.fail("began")
+
+    config = EngineConfig(num_pages=8, max_running=2, page_size=16)
+    with local_loop(model, config) as loop, pytest.raises(LoopFailedError, match="before the measurement"):
+        measure(loop)
+
+
 def test_a_refused_request_is_an_error(model):
     with local_loop(model, CONFIG) as loop, pytest.raises(LoopFailedError, match="ERROR"):
         loop.run([Job((1, 2), 12, proposer="nobody")], 1)

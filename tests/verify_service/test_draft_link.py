@@ -167,6 +167,7 @@ def test_a_silent_drafter_costs_one_deadline_a_step_and_soon_nothing() -> None:
             link.begin(opening())
             waits = []
             for step in range(6):
+                assert link.expects([KEY]) == (step < 3)
                 link.commit([committed(4 + step, 10)])
                 trees, seconds = await collect(link)
                 assert trees == [None]
@@ -184,8 +185,10 @@ def test_nothing_is_awaited_without_a_drafter_or_without_a_wanted_tree() -> None
             link.begin(opening())
             link.commit([committed(4, 10)])
             assert (await collect(link))[1] < DEADLINE / 2
+            assert not link.expects([KEY, OTHER])
             async with wire_drafter(address, "p") as drafter:
                 await drafter.wait_for("open")
+                assert link.expects([OTHER, KEY])
                 link.commit([committed(5, 11, max_nodes=1)])
                 trees, seconds = await collect(link)
                 assert trees == [None]
@@ -212,6 +215,7 @@ def test_an_empty_tree_and_a_refusal_end_the_wait() -> None:
                 assert trees == [None]
                 assert seconds < DEADLINE / 2
             assert link.state().misses == 0
+            assert not link.expects([KEY])
 
     run(scenario())
 

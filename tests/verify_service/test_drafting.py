@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+
+import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
@@ -144,3 +147,52 @@ def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
         drafting.learn([Decision(item, Walk((), (9,)), 0)], 5, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
+
+
+def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state, other = decoding(config, memory, trees), decoding(config, memory, trees)
+    state.pending = 1
+    drafting_of(trees, memory, config).report([(state, (1,)), (other, (1,))], 2)
+    assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
+    assert (state.wants_tree, other.wants_tree) == (False, True)
+
+
+def test_the_trees_of_a_step_share_its_nodes() -> None:
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=6)
+    memory = KVMemory(config, 512)
+    trees = Fixed(TokenTree.chain([1, 2, 3, 4]))
+    items = [ScheduledRows(decoding(config, memory, trees), 1) for _ in range(3)]
+    drafting_of(trees, memory, config).attach_trees(items)
+    assert [item.num_rows - 1 for item in items] == [4, 2, 0]
+
+
+class Failing(Fixed):
+    """Cannot say what it expects."""
+
+    def expects(self, keys: object) -> bool:
+        raise RuntimeError("expects")
+
+
+def test_a_source_that_cannot_say_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    for trees, expected in ((Failing(None), False), (Fixed(None), True)):
+        state = decoding(config, memory, trees)
+        trees.tokens[state.key] = []
+        with caplog.at_level(logging.CRITICAL):
+            assert drafting_of(trees, memory, config).expects_trees([ScheduledRows(state, 1)]) == expected
+
+
+def test_nothing_is_expected_where_requests_outnumber_nodes() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    trees.tokens[state.key] = []
+    drafting = drafting_of(trees, memory, config)
+    for running, expected in ((4, True), (5, False), (2, True)):
+        drafting.report([(state, (1,))], running)
+        assert drafting.expects_trees([ScheduledRows(state, 1)]) == expected

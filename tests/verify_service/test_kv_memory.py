@@ -105,3 +105,15 @@ def test_would_share_looks_one_page_ahead() -> None:
     assert not memory.would_share(running, admitted(config, [1, 2, 3, 4]))
     assert not memory.would_share(running, admitted(config, [1, 2, 3, 5, 9]))
     assert not memory.would_share(running, admitted(config, [1, 2, 3, 4, 9], tenant="other"))
+
+
+def test_only_settled_pages_are_shared() -> None:
+    config = EngineConfig(num_pages=16, page_size=4)
+    memory = KVMemory(config, 64)
+    state = start(memory, admitted(config, range(12)), 0)
+    state.settled, state.computed = 5, 12
+    memory.end(state, keep=True)
+    assert (memory.cached, memory.free) == (1, 15)
+    assert (state.settled, state.computed) == (0, 0)
+    again = start(memory, admitted(config, range(12)), 0)
+    assert (again.settled, again.computed) == (4, 4)

@@ -79,3 +79,11 @@ def test_acceptance_starts_at_its_prior_and_learns() -> None:
     assert Acceptance().rate(0.7) == pytest.approx(0.7)
     assert accepted(0.2).rate(0.7) < 0.35
     assert accepted(1.0).rate(0.1) > 0.75
+
+
+def test_a_table_of_one_entry_is_flat_and_scaled() -> None:
+    costs = RowCosts([(1, 2e-3)])
+    assert costs.seconds(1) == costs.seconds(64) == 2e-3
+    for _ in range(100):
+        costs.observe(8, 6e-3)
+    assert costs.seconds(3) == pytest.approx(6e-3, rel=1e-3)

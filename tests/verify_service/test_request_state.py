@@ -30,3 +30,12 @@ def test_only_output_tokens_stop() -> None:
     assert admitted(CONFIG, (1, EOS)).over is None
     assert admitted(CONFIG, (1, 3), output=(EOS,)).over is FinishReason.STOP
     assert admitted(CONFIG, (1, 3), output=(EOS,), sampling=SamplingParams(seed=0, ignore_eos=True)).over is None
+
+
+def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
+    state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=3))
+    state.computed, state.pending = 4, 2
+    assert (state.length, state.remaining, state.depth_left, state.exhausted) == (5, 1, 0, False)
+    state.pending = 3
+    assert state.exhausted
+    assert state.over is None

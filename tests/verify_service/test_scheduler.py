@@ -141,6 +141,68 @@ def test_an_equal_prompt_waits_for_the_pages_of_the_first() -> None:
     assert rows(bench.step()) == [(0, 1), (1, 4)]
 
 
+def launched(bench: Bench) -> StepPlan:
+    """A step that is under way when the next one is planned."""
+    plan = bench.scheduler.schedule(may_preempt=False)
+    assert plan is not None
+    for item in plan.rows:
+        item.state.computed, item.state.pending = item.base, item.state.pending + item.decides
+    return plan
+
+
+def test_a_request_under_way_gets_its_next_row() -> None:
+    bench = Bench()
+    state = bench.add(0, 7)
+    assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(0, 7, True)]
+    assert len(state.pages) == 2
+    assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(7, 8, True)]
+    assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(8, 9, True)]
+    assert len(state.pages) == 3
+
+
+def test_a_planned_row_does_not_change_with_its_request() -> None:
+    bench = Bench(prefill_chunk=4)
+    bench.add(0, 7)
+    (chunk,) = launched(bench).rows
+    launched(bench)
+    assert (chunk.first, chunk.base, chunk.decides) == (0, 4, False)
+
+
+def test_nothing_is_planned_beyond_the_limit() -> None:
+    bench = Bench()
+    state = bench.add(0, 7)
+    state.limit = 9
+    assert [rows(launched(bench)) for _ in range(3)] == [[(0, 7)], [(0, 1)], []]
+    other = bench.add(1, 3, first=100)
+    assert launched(bench).started == [other]
+
+
+def test_nobody_makes_way_while_steps_are_under_way() -> None:
+    bench = Bench(num_pages=6, prefix_cache=False)
+    old, young = bench.add(0, 11), bench.add(1, 11, first=100)
+    launched(bench)
+    launched(bench)
+    assert bench.scheduler.schedule(may_preempt=False) is None
+    assert bench.scheduler.running == (old, young)
+    for state in (old, young):
+        state.tokens += [7] * state.pending
+        state.pending = 0
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    assert (rows(plan), plan.preempted) == ([(0, 1)], [young])
+    assert len(young.tokens) == 13
+
+
+def test_leftovers_of_trees_may_go_while_steps_are_under_way() -> None:
+    bench = Bench(num_pages=6, prefix_cache=False)
+    old, young = bench.add(0, 11), bench.add(1, 3, first=100)
+    bench.step()
+    assert bench.memory.grow(young, 12)
+    launched(bench)
+    assert rows(launched(bench)) == [(0, 1), (1, 1)]
+    assert (len(old.pages), len(young.pages)) == (4, 2)
+
+
 def test_removing_a_waiting_request() -> None:
     bench = Bench(max_running=1)
     bench.add(0, 4)

@@ -1,0 +1,187 @@
+"""When steps are launched and decided, seen from an engine whose tokens are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import ScriptedTrees, admitted
+from verify_service.drafting import Drafting
+from verify_service.engine_config import EngineConfig
+from verify_service.kv_memory import KVMemory
+from verify_service.node_budget import NodeBudget, RowCosts
+from verify_service.pipeline import Pipeline
+from verify_service.request import SamplingParams
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision, Launched
+from verify_service.tree_source import NoTrees, TreeSource
+from verify_service.verifier import Walk
+
+CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+
+
+class Scripted:
+    """A StepEngine that only notes what is asked of it."""
+
+    def __init__(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.journal: list[str] = []
+        self.failing = False
+
+    def launch(self, items: Sequence[ScheduledRows]) -> Launched:
+        if self.failing:
+            raise RuntimeError("no")
+        self.journal.append("launch")
+        return Launched([item for item in items if item.decides])
+
+    def decide(self, launched: Launched) -> list[Decision]:
+        self.journal.append("decide")
+        return [Decision(item, Walk((), (7,)), 0) for item in launched.deciding]
+
+
+def bench(lookahead: int, trees: TreeSource | None = None, config: EngineConfig = CONFIG) -> tuple[Pipeline, Scripted]:
+    engine = Scripted(lookahead)
+    budget = NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)]))
+    drafting = Drafting(trees or NoTrees(), KVMemory(config, 512), config, budget)
+    return Pipeline(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
+
+
+def decoding(trees: TreeSource | None = None, max_tokens: int = 100) -> RequestState:
+    state = admitted(CONFIG, range(7), sampling=SamplingParams(seed=1, max_tokens=max_tokens), trees=trees)
+    state.line = 0
+    state.computed = 6
+    return state
+
+
+class Attached(ScriptedTrees):
+    """A source that says whether trees may come."""
+
+    expecting = True
+
+    def expects(self, keys: object) -> bool:
+        return self.expecting
+
+
+def row(state: RequestState) -> list[ScheduledRows]:
+    return [ScheduledRows(state, state.remaining)]
+
+
+def fill(pipeline: Pipeline, rows: Callable[[], list[ScheduledRows]]) -> int:
+    launched = 0
+    while pipeline.open and launched < 9:
+        pipeline.launch(rows())
+        launched += 1
+    return launched
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
+    pipeline, engine = bench(lookahead)
+    state = decoding()
+    assert not pipeline
+    assert fill(pipeline, lambda: row(state)) == 1 + lookahead
+    assert (state.pending, state.computed, state.remaining) == (1 + lookahead, 7 + lookahead, 1)
+    decisions, seconds = pipeline.decide(pipeline.next())
+    assert [decision.item.first for decision in decisions] == [6]
+    assert seconds >= 0
+    assert state.pending == lookahead
+    assert fill(pipeline, lambda: row(state)) == 1
+    assert engine.journal == [*["launch"] * (1 + lookahead), "decide", "launch"]
+
+
+def test_a_prompt_is_run_ahead_of_chunk_by_chunk() -> None:
+    pipeline, _ = bench(1)
+    state = decoding()
+    state.computed = 0
+    pipeline.launch([ScheduledRows(state, 4)])
+    assert (state.computed, state.pending, state.remaining) == (4, 0, 3)
+    assert pipeline.open
+    pipeline.launch([ScheduledRows(state, 3)])
+    assert (state.computed, state.pending) == (7, 1)
+
+
+def test_nothing_is_launched_beyond_a_tree() -> None:
+    pipeline, _ = bench(1)
+    pipeline.launch([ScheduledRows(decoding(), 1, TokenTree.chain([1]))])
+    assert not pipeline.open
+    pipeline.next()
+    assert pipeline.open
+
+
+def test_nothing_is_launched_beyond_a_request_that_will_ask_for_a_tree() -> None:
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    state = decoding(trees)
+    pipeline.launch(row(state))
+    assert not pipeline.open
+    trees.expecting = False
+    assert pipeline.open
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_a_tree_is_expected_only_where_one_could_still_be_output(max_tokens: int) -> None:
+    """After the step under way a tree needs room for one token and the bonus token."""
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    pipeline.launch(row(decoding(trees, max_tokens)))
+    assert pipeline.open == (max_tokens < 3)
+
+
+def test_a_prompt_that_decides_nothing_yet_expects_no_tree() -> None:
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    state = decoding(trees)
+    state.computed = 0
+    pipeline.launch([ScheduledRows(state, 4)])
+    assert pipeline.open
+
+
+def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
+    trees = Attached()
+    config = replace(CONFIG, adaptive=True)
+    engine = Scripted(1)
+    drafting = Drafting(trees, KVMemory(config, 512), config, NodeBudget(RowCosts([(1, 1e-3), (2, 9.0)])))
+    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
+    state.line, state.computed = 0, 6
+    trees.tokens[state.key] = list(state.tokens)
+    pipeline.launch(row(state))
+    assert not pipeline.open
+    pipeline.next()
+    state.tokens.append(7)
+    drafting.report([(state, (7,))], 1)
+    assert not state.wants_tree
+    pipeline.launch(row(state))
+    assert pipeline.open
+
+
+def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
+    pipeline, engine = bench(1)
+    engine.failing = True
+    state = decoding()
+    with pytest.raises(RuntimeError):
+        pipeline.launch(row(state))
+    assert (state.computed, state.pending) == (6, 0)
+    assert not pipeline
+
+
+def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("verify_service.pipeline.time.perf_counter", lambda: now)
+    pipeline, _ = bench(1)
+    state = decoding()
+    pipeline.launch(row(state))
+    now = 1.0
+    pipeline.launch(row(state))
+    now = 5.0
+    assert pipeline.decide(pipeline.next())[1] == 5.0
+    now = 7.0
+    assert pipeline.decide(pipeline.next())[1] == 2.0
+    now = 100.0
+    pipeline.launch(row(state))
+    now = 101.5
+    assert pipeline.decide(pipeline.next())[1] == 1.5
