@@ -131,7 +131,8 @@ class HashedModel(MeasuredModel):
         self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
     ) -> tuple[Float32, Int32, Int32, Float32]:
         n = len(chosen)
-        with self._on_stream():
+        with self._on_stream(self._side_stream):
+            ticket.wait_for_logits()
             logits = ticket.logits
             generator = torch.Generator(logits.device).manual_seed(0)
             factors = torch.randint(

@@ -29,10 +29,11 @@ _NODES, _TOKENS = 2, 2 + MAX_ROWS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStep(Launched):
-    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the step is decided."""
+    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the first is asked for."""
 
     first_rows: list[int]
     ticket: Ticket
+    decisions: list[Decision] = field(default_factory=list)
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ class GpuEngine:
 
     def decide(self, launched: GpuStep) -> list[Decision]:
         results = launched.ticket.results()[: len(launched.deciding)]
-        decisions = []
+        decisions = launched.decisions
         for row, (item, first_row, accepted, token) in enumerate(
             zip(
                 launched.deciding,
@@ -102,22 +103,25 @@ class GpuEngine:
                 nodes = results[row, _NODES : _NODES + accepted].tolist()
                 walk = Walk(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
             decisions.append(Decision(item, walk, first_row))
-        self._take_logprobs(launched, decisions)
         return decisions
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         """The device has counted them already."""
 
     def logprobs(self, launched: GpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
-        return launched.logprobs.get(decision.first_row, ())[:count]
+        if decision.item.state.sampling.logprobs is None:
+            return ()
+        if not launched.logprobs:
+            self._take_logprobs(launched)
+        return launched.logprobs[decision.first_row][:count]
 
-    def _take_logprobs(self, launched: GpuStep, decisions: Sequence[Decision]) -> None:
-        """All that any request wants, in one call, while the step's logits still stand."""
+    def _take_logprobs(self, launched: GpuStep) -> None:
+        """All that any request of a step wants, in one call."""
         wanted = [
-            (decision, top) for decision in decisions if (top := decision.item.state.sampling.logprobs) is not None
+            (decision, top)
+            for decision in launched.decisions
+            if (top := decision.item.state.sampling.logprobs) is not None
         ]
-        if not wanted:
-            return
         rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.walk.tokens))]
         chosen = np.array([token for decision, _ in wanted for token in decision.walk.tokens], dtype=np.int32)
         most = max(top for _, top in wanted)

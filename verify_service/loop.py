@@ -20,13 +20,14 @@ from verify_service.admission import Admission
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel, new_engine
+from verify_service.epilogue import Epilogue
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
 from verify_service.node_budget import NodeBudget, RowCosts
-from verify_service.outputs import PLAIN_STEP, cut_output, end_output, refusal, step_output
+from verify_service.outputs import cut_output, end_output, refusal
 from verify_service.pipeline import Pipeline, Step
-from verify_service.request import FinishReason, GenerationRequest, RequestKey, SpeculationStep, StepOutput
+from verify_service.request import FinishReason, GenerationRequest, RequestKey, StepOutput
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows, Scheduler
 from verify_service.step_engine import Decision
@@ -40,9 +41,6 @@ Sink = Callable[[list[StepOutput]], None]
 @dataclass(slots=True)
 class _Counters:
     steps: int = 0
-    committed_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     preemptions: int = 0
     prefix_hit_tokens: int = 0
 
@@ -73,7 +71,7 @@ class VerifyLoop:
             eos_token_ids=tuple(model.config.eos_token_ids),
         )
         self._states: dict[RequestKey, RequestState] = {}
-        self._outputs: list[StepOutput] = []
+        self._epilogue = Epilogue(self._engine, self._drafting)
         self._counters = _Counters()
         self._draining = False
         self._state = self._snapshot()
@@ -119,7 +117,7 @@ class VerifyLoop:
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
-        for command in self._inbox.take(wait=not self._states and not self._pipeline):
+        for command in self._inbox.take(wait=not (self._states or self._pipeline or self._epilogue)):
             match command:
                 case GenerationRequest():
                     self._enter(command)
@@ -132,17 +130,23 @@ class VerifyLoop:
                     self._draining = True
                 case Stop():
                     self._leave(list(self._states), FinishReason.ERROR, UnavailableError("the service stops"))
-                    self._publish()
+                    self._deliver()
                     return False
         return True
 
     def _step(self) -> None:
-        """Keep the engine supplied, then take what its oldest step decided."""
+        """Keep the engine supplied, then take what its oldest step decided.
+
+        Clients are told while the engine works: of a step's tokens after the next launch, or at once where another
+        step is under way.
+        """
         while self._pipeline.open and self._launch():
-            pass
+            self._deliver()
+        self._deliver()
         if self._pipeline:
             self._settle(self._pipeline.next())
-        self._publish()
+            if self._pipeline:
+                self._deliver()
 
     def _launch(self) -> bool:
         """Schedule, draft, and start to verify. False where no step can be started now."""
@@ -184,8 +188,7 @@ class VerifyLoop:
             live = [item for item in step.items if self._runs(item.state)]
             if live:
                 decisions = [decision for decision in decisions if self._runs(decision.item.state)]
-                self._learn(step, decisions, seconds)
-                self._commit(step, live, decisions)
+                self._commit(step, live, decisions, seconds)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
             self._fail([item.state.key for item in step.items if self._runs(item.state)])
@@ -194,59 +197,39 @@ class VerifyLoop:
         """Whether a request still wants what a step did for it; it may have ended while the step was under way."""
         return self._states.get(state.key) is state
 
-    def _learn(self, step: Step, decisions: Sequence[Decision], seconds: float) -> None:
-        decoding = all(item.count == 1 for item in step.items)
-        rows = sum(item.num_rows for item in step.items) if decoding else 0
-        self._drafting.learn(decisions, rows, seconds)
-
-    def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision]) -> None:
-        """Add what was decided to each request, tell drafters and clients, and let go of what is over."""
+    def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision], seconds: float) -> None:
+        """Add what was decided to each request, tell drafters, and let go of what is over. Clients are told later."""
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
+        self._epilogue.begin(step, seconds, now)
         for item in live:
             item.state.settled = item.base
         for decision in decisions:
-            tokens = self._commit_one(step, decision, now)
-            if tokens is not None:
+            tokens = self._commit_one(decision, now)
+            if tokens:
                 progressed.append((decision.item.state, tokens))
         self._drafting.report(progressed, self._scheduler.num_running)
 
-    def _commit_one(self, step: Step, decision: Decision, now: float) -> tuple[int, ...] | None:
-        """Append one request's tokens and its output; returns the tokens if the request goes on."""
+    def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
+        """Append one request's tokens; returns them if the request goes on."""
         state = decision.item.state
         count, reason = cut_output(state, decision.walk.tokens)
         tokens = decision.walk.tokens[:count]
-        logprobs = self._engine.logprobs(step.launched, decision, count)
-        speculation = self._count(decision, count)
         state.tokens.extend(tokens)
         state.settled = len(state.tokens) - 1
         state.computed = state.length - 1
-        if not state.first_token_at:
-            state.first_token_at = now
         if not state.prefilled:
             state.prefilled = True
             self._memory.share(state)
-        self._outputs.append(step_output(state, tokens, logprobs, speculation, reason, now))
+        if not state.first_token_at:
+            state.first_token_at = now
+        self._epilogue.add(decision, tokens, reason)
         if reason is not None:
             self._let_go(state, reason, keep=True)
-            return None
+            return ()
         self._engine.commit(state, tokens)
         return tokens
-
-    def _count(self, decision: Decision, count: int) -> SpeculationStep:
-        """Enter a decision of which `count` tokens are output into the figures."""
-        state, tree = decision.item.state, decision.item.tree
-        state.verify_steps += 1
-        self._counters.committed_tokens += count
-        if tree is None:
-            return PLAIN_STEP
-        step = SpeculationStep(len(tree), min(count, len(decision.walk.nodes)), state.proposer)
-        state.drafted_tokens += step.drafted
-        state.accepted_tokens += step.accepted
-        self._counters.drafted_tokens += step.drafted
-        self._counters.accepted_tokens += step.accepted
-        return step
 
     def _enter(self, request: GenerationRequest) -> None:
         """Queue a request, or answer why not."""
@@ -264,10 +247,10 @@ class VerifyLoop:
                 )
             state = self._admission.admit(request)
         except SlipstreamError as error:
-            self._outputs.append(refusal(request, error))
+            self._epilogue.append(refusal(request, error))
             return
         if state.over is not None:
-            self._outputs.append(end_output(state, state.over, time.monotonic()))
+            self._epilogue.append(end_output(state, state.over, time.monotonic()))
             return
         self._states[state.key] = state
         self._scheduler.add(state)
@@ -281,11 +264,12 @@ class VerifyLoop:
         keep: bool = True,
     ) -> None:
         """End requests from outside a commit; those already gone are passed over."""
+        self._write_outputs()
         now = time.monotonic()
         for key in keys:
             state = self._states.get(key)
             if state is not None:
-                self._outputs.append(end_output(state, reason, now, error))
+                self._epilogue.append(end_output(state, reason, now, error))
                 self._let_go(state, reason, keep=keep)
 
     def _fail(self, keys: Iterable[RequestKey]) -> None:
@@ -304,11 +288,18 @@ class VerifyLoop:
         if state.begun and state.proposer:
             self._drafting.end(state.key, reason)
 
-    def _publish(self) -> None:
-        """Show the new state, then hand the step's outputs to the sink."""
+    def _write_outputs(self) -> None:
+        """Turn what was decided into outputs; requests for which that fails are over."""
+        for state in self._epilogue.write():
+            if self._runs(state):
+                self._let_go(state, FinishReason.ERROR, keep=False)
+
+    def _deliver(self) -> None:
+        """Write outputs and show the new state, then hand the outputs to the sink."""
+        self._write_outputs()
         self._state = self._snapshot()
-        if self._outputs:
-            outputs, self._outputs = self._outputs, []
+        outputs = self._epilogue.take()
+        if outputs:
             try:
                 self._sink(outputs)
             except Exception:  # noqa: BLE001 - the loop must outlive its sink's mistakes
@@ -323,9 +314,9 @@ class VerifyLoop:
             pages_free=self._memory.free,
             pages_cached=self._memory.cached,
             steps=counters.steps,
-            committed_tokens=counters.committed_tokens,
-            drafted_tokens=counters.drafted_tokens,
-            accepted_tokens=counters.accepted_tokens,
+            committed_tokens=self._epilogue.committed_tokens,
+            drafted_tokens=self._epilogue.drafted_tokens,
+            accepted_tokens=self._epilogue.accepted_tokens,
             preemptions=counters.preemptions,
             prefix_hit_tokens=counters.prefix_hit_tokens,
             draining=self._draining,

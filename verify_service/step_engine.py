@@ -73,7 +73,10 @@ class StepEngine(Protocol[L]):
         ...
 
     def logprobs(self, launched: L, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
-        """Logprobs of the first `count` tokens of a decision of the step decided last, from the raw logits."""
+        """Logprobs of the first `count` tokens of a decision, from the raw logits; none unless its request wants them.
+
+        To be called before the second launch after that of the decision's step.
+        """
         ...
 
     def row_costs(self) -> list[tuple[int, float]]:

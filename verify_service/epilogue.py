@@ -1,0 +1,108 @@
+"""What is left to do for decided steps that no launch has to wait for: outputs, figures, what drafting learns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.rpc.errors import InternalError
+from verify_service.drafting import Drafting
+from verify_service.outputs import PLAIN_STEP, end_output, step_output
+from verify_service.pipeline import Step
+from verify_service.request import FinishReason, SpeculationStep, StepOutput
+from verify_service.request_state import RequestState
+from verify_service.step_engine import Decision, StepEngine
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A decided step; `entries` are its decisions, the tokens of each that are output, and why the output ends."""
+
+    step: Step
+    seconds: float
+    now: float
+    entries: list[tuple[Decision, tuple[int, ...], FinishReason | None]] = field(default_factory=list)
+
+
+class Epilogue:
+    """Gathers decisions, and later turns them into outputs, in order."""
+
+    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+        self._engine = engine
+        self._drafting = drafting
+        self._decided: list[_Decided] = []
+        self._outputs: list[StepOutput] = []
+        self.committed_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self._decided or self._outputs)
+
+    def begin(self, step: Step, seconds: float, now: float) -> None:
+        """A step is decided, which took the engine so many seconds; `now` is time.monotonic()."""
+        self._decided.append(_Decided(step, seconds, now))
+
+    def add(self, decision: Decision, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+        """A decision of that step has made `tokens` output, which ends there for `reason`, if it does."""
+        self._decided[-1].entries.append((decision, tokens, reason))
+
+    def append(self, output: StepOutput) -> None:
+        """An output that follows those written so far."""
+        self._outputs.append(output)
+
+    def write(self) -> list[RequestState]:
+        """Work off what was decided. Returns the requests whose outputs failed; their last outputs say so."""
+        failed: list[RequestState] = []
+        decided, self._decided = self._decided, []
+        for each in decided:
+            self._learn(each)
+            for decision, tokens, reason in each.entries:
+                state = decision.item.state
+                if state in failed:
+                    continue
+                try:
+                    self._outputs.append(self._output(each, decision, tokens, reason))
+                except Exception:  # noqa: BLE001 - the loop must outlive any step
+                    _log.exception("the output of a verify step failed")
+                    failed.append(state)
+                    error = InternalError("the verify step of this request failed")
+                    self._outputs.append(end_output(state, FinishReason.ERROR, each.now, error))
+        return failed
+
+    def take(self) -> list[StepOutput]:
+        """The outputs written since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _learn(self, decided: _Decided) -> None:
+        items = decided.step.items
+        decoding = all(item.count == 1 for item in items)
+        rows = sum(item.num_rows for item in items) if decoding else 0
+        self._drafting.learn([decision for decision, _, _ in decided.entries], rows, decided.seconds)
+
+    def _output(
+        self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None
+    ) -> StepOutput:
+        logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens))
+        speculation = self._count(decision, len(tokens))
+        return step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now)
+
+    def _count(self, decision: Decision, count: int) -> SpeculationStep:
+        """Enter a decision of which `count` tokens are output into the figures."""
+        state, tree = decision.item.state, decision.item.tree
+        state.verify_steps += 1
+        self.committed_tokens += count
+        if tree is None:
+            return PLAIN_STEP
+        step = SpeculationStep(len(tree), min(count, len(decision.walk.nodes)), state.proposer)
+        state.drafted_tokens += step.drafted
+        state.accepted_tokens += step.accepted
+        self.drafted_tokens += step.drafted
+        self.accepted_tokens += step.accepted
+        return step
