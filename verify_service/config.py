@@ -70,7 +70,13 @@ class VerifySettings(ServiceSettings):
         description="exact: tokens are a function of the request alone, bit for bit; fast: libraries may break that "
         "for speed, on cuda only",
     )
-    tensor_parallel_size: int = Field(default=1, ge=1, le=8, description="GPUs that share the model's layers")
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="Processes of this host that share the model's layers, each on a GPU of its own from --device on; "
+        "on cpu, where it is slow: to try it out",
+    )
     gpu_memory_utilization: float = Field(
         default=0.9, gt=0.0, le=1.0, description="Share of the GPU's memory that weights, KV and all else may take"
     )
@@ -97,8 +103,6 @@ class VerifySettings(ServiceSettings):
     def _check_device(self) -> Self:
         if self.on_cpu and self.mode == "fast":
             raise ValueError("--mode fast needs --device cuda: the CPU's kernels are exact at full speed")
-        if self.on_cpu and self.tensor_parallel_size > 1:
-            raise ValueError("--tensor-parallel-size above 1 needs --device cuda")
         return self
 
     @property

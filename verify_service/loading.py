@@ -41,7 +41,8 @@ def load(settings: VerifySettings) -> Loaded:
     """
     _log.info("loading %s", settings.model)
     max_context = _max_context(settings)
-    model, num_pages = (_load_cpu if settings.on_cpu else _load_cuda)(settings, max_context)
+    alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
+    model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context)
     warm_up(model, settings.engine_config(num_pages))
     if settings.mode == "exact" and not _keeps_bits(model):
         raise FailedPreconditionError(
@@ -71,8 +72,11 @@ def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int
     return model, plan.num_pages
 
 
-def _load_cuda(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
-    _check_cuda(settings)
+def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
+    """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
+    _check_triton(settings)
+    if not settings.on_cpu:
+        _check_cuda(settings)
     from slipstream_kernels.models.gpu.flashinfer_attention import FlashInferError
     from slipstream_kernels.models.gpu.limits import GpuLimits
     from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
@@ -108,12 +112,15 @@ def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
     return model
 
 
-def _check_cuda(settings: VerifySettings) -> None:
-    """Raise FailedPreconditionError unless the device and the libraries that drive it are there."""
+def _check_triton(settings: VerifySettings) -> None:
     if find_spec("triton") is None:
-        raise FailedPreconditionError(
-            f"--device {settings.device} needs the package triton: install 'slipstream-server[gpu]'"
-        )
+        flag = f"--tensor-parallel-size {settings.tensor_parallel_size}"
+        wanted = flag if settings.on_cpu else f"--device {settings.device}"
+        raise FailedPreconditionError(f"{wanted} needs the package triton: install 'slipstream-server[gpu]'")
+
+
+def _check_cuda(settings: VerifySettings) -> None:
+    """Raise FailedPreconditionError unless there are the GPUs that were asked for."""
     import torch
 
     if not torch.cuda.is_available():

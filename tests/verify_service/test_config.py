@@ -53,7 +53,7 @@ def test_none_means_plain_decoding() -> None:
         (("--device", "tpu"), "--device"),
         (("--device", "cuda:x"), "--device"),
         (("--mode", "fast"), "--mode fast needs --device cuda"),
-        (("--tensor-parallel-size", "2"), "--tensor-parallel-size above 1 needs --device cuda"),
+        (("--tensor-parallel-size", "0"), "--tensor-parallel-size: "),
         (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization: "),
         (("--log-level", "loud"), "--log-level"),
     ],

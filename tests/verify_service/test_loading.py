@@ -67,6 +67,8 @@ def test_missing_triton_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(FailedPreconditionError, match=r"--device cuda needs the package triton: install"):
         loading.load(settings(tiny_model, device="cuda"))
+    with pytest.raises(FailedPreconditionError, match=r"--tensor-parallel-size 2 needs the package triton: install"):
+        loading.load(settings(tiny_model, tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cuda", 3), ("cuda:1", 4)])

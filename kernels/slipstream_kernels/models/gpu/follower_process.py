@@ -3,7 +3,8 @@
     python -m slipstream_kernels.models.gpu.follower_process
 
 reads a FollowerTask, one line of JSON, from standard input; RANK, WORLD_SIZE and MASTER_PORT say which rank it is and
-where rank 0 waits. It ends when standard input does: with rank 0, however that died.
+where rank 0 waits. It ends when standard input does: with rank 0, however that died. Exit status 1 means that it could
+not load its part, or lost another rank; its log says why.
 """
 
 from __future__ import annotations
@@ -20,14 +21,26 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel, follow
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
+from slipstream_kernels.models.gpu.rank_group import (
+    DistributedRankGroup,
+    RankError,
+    RankGroup,
+    join_rendezvous,
+    open_rendezvous,
+)
+from slipstream_kernels.models.gpu.shard import Shard
 
+_Model = TypeVar("_Model", bound=LeadingGpuModel)
+
+_MODULE = "slipstream_kernels.models.gpu.follower_process"
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
@@ -38,13 +51,17 @@ _STOP_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FollowerTask:
-    """What every rank loads. `device` is rank 0's: cpu, or the first of as many GPUs as there are ranks."""
+    """What every rank loads. `device` is rank 0's: cpu, or the first of as many GPUs as there are ranks.
+
+    `options` are for a program other than this one that followers run, in words of its own.
+    """
 
     folder: str
     device: str
     mode: str
     limits: GpuLimits
     log_level: int = logging.INFO
+    options: str = ""
 
     def device_of(self, rank: int) -> torch.device:
         device = torch.device(self.device)
@@ -62,11 +79,13 @@ class FollowerTask:
 class FollowerProcesses:
     """Ranks 1 and up of `size`. Where one ends unasked, `on_loss` is told what happened, from another thread."""
 
-    def __init__(self, task: FollowerTask, size: int, port: int, on_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self, task: FollowerTask, size: int, port: int, on_loss: Callable[[str], None], module: str = _MODULE
+    ) -> None:
         self._on_loss = on_loss
         self._stalled: Callable[[], bool] = lambda: False
         self._stopping = threading.Event()
-        self._processes = {rank: _start(task, rank, size, port) for rank in range(1, size)}
+        self._processes = {rank: _start(module, task, rank, size, port) for rank in range(1, size)}
         self._watcher = threading.Thread(target=self._watch, name="followers", daemon=True)
         self._watcher.start()
 
@@ -135,30 +154,51 @@ def load_shared(
 ) -> tuple[LeadingGpuModel, FollowerProcesses]:
     """Start ranks 1 and up of `size`, and load rank 0's part of the model here; else as `GpuModel.load`.
 
-    Raises RankError where a rank does not come, and what `GpuModel.load` raises. `on_loss` is called when one ends
-    later.
+    Raises RankError where a rank does not come, and what `GpuModel.load` raises: CheckpointError before any rank is
+    started where the model does not divide. `on_loss` is called when one ends later.
+    """
+    Shard(ModelConfig.from_folder(folder), 0, size)
+    task = FollowerTask(str(folder.resolve()), device, mode, limits, logging.getLogger().getEffectiveLevel())
+
+    def lead(own: torch.device, group: RankGroup) -> LeadingGpuModel:
+        return LeadingGpuModel.load(folder, limits, device=str(own), mode=mode, group=group, progress=progress)
+
+    return start_ranks(task, size, lead, on_loss=on_loss)
+
+
+def start_ranks(
+    task: FollowerTask,
+    size: int,
+    lead: Callable[[torch.device, RankGroup], _Model],
+    *,
+    module: str = _MODULE,
+    on_loss: Callable[[str], None] = end_process,
+) -> tuple[_Model, FollowerProcesses]:
+    """Start `module` as ranks 1 and up, and make rank 0's part by `lead`; returns when every rank is ready.
+
+    `module` calls `run_follower`. Raises RankError where a rank does not come, and what `lead` raises; then all have
+    ended.
     """
     # Ranks of one host have nothing to say beyond it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    task = FollowerTask(str(folder.resolve()), device, mode, limits, logging.getLogger().getEffectiveLevel())
     own = task.device_of(0)
     store = open_rendezvous(size)
     with ExitStack() as undo:
-        followers = FollowerProcesses(task, size, store.port, on_loss)
+        followers = FollowerProcesses(task, size, store.port, on_loss, module)
         undo.callback(followers.kill)
         group = DistributedRankGroup(own, store, rank=0, size=size)
         undo.callback(group.close)
-        model = LeadingGpuModel.load(folder, limits, device=str(own), mode=mode, group=group, progress=progress)
+        model = lead(own, group)
         group.wait_for_all()
         undo.pop_all()
     followers.watch_progress(lambda: model.pending_seconds() > _STALL_SECONDS)
     return model, followers
 
 
-def _start(task: FollowerTask, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
+def _start(module: str, task: FollowerTask, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
     place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "slipstream_kernels.models.gpu.follower_process"],
+        [sys.executable, "-m", module],
         env=os.environ | place | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.PIPE,
         start_new_session=True,  # a terminal's Ctrl-C is for rank 0, which may finish its requests first
@@ -176,8 +216,11 @@ def _end_with_rank_0() -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """A follower, from its task to its end."""
+def run_follower(serve: Callable[[FollowerTask, torch.device, RankGroup], None]) -> None:
+    """A follower, from its task to its end, which ends the process.
+
+    `serve` makes this rank's part of the model, joins `wait_for_all`, and returns when rank 0 has stopped it.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # what ends a whole group of processes leaves the order to rank 0
         signal.signal(number, signal.SIG_IGN)
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -185,18 +228,26 @@ def main() -> None:
     logging.basicConfig(level=task.log_level, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
     threading.Thread(target=_end_with_rank_0, name="leash", daemon=True).start()
     device = task.device_of(rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    group = DistributedRankGroup(device, join_rendezvous(port, size), rank=rank, size=size)
-    model = GpuModel.load(
-        Path(task.folder), task.limits, device=str(device), mode=task.mode, group=group, progress=False
-    )
-    group.wait_for_all()
-    follow(model, group)
-    model.wait()
-    group.close()
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        group = DistributedRankGroup(device, join_rendezvous(port, size), rank=rank, size=size)
+        serve(task, device, group)
+        group.close()
+    except (CheckpointError, RankError, OSError, ValueError) as error:
+        _log.error("%s", error)
+        logging.shutdown()
+        os._exit(1)
     os._exit(0)
 
 
+def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
+    folder = Path(task.folder)
+    model = GpuModel.load(folder, task.limits, device=str(device), mode=task.mode, group=group, progress=False)
+    group.wait_for_all()
+    follow(model, group)
+    model.wait()
+
+
 if __name__ == "__main__":
-    main()
+    run_follower(_serve)

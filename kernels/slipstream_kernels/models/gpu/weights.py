@@ -101,15 +101,21 @@ class GpuWeights:
         tensors: Iterable[tuple[str, torch.Tensor]],
         device: torch.device | str,
         *,
+        rank: int = 0,
+        size: int = 1,
         progress: bool = False,
     ) -> GpuWeights:
-        """Take over tensors by their names in a Hugging Face folder; each may be made as it is asked for.
+        """Take over whole tensors by their names in a Hugging Face folder; each may be made as it is asked for.
 
         There must be one of each name of `expected_shapes`, of its shape.
         """
-        weights = cls._empty(Shard(config), device)
-        _fill(weights, tensors, "making weights", progress=progress)
+        weights = cls._empty(Shard(config, rank, size), device)
+        weights.refill(tensors, progress=progress)
         return weights
+
+    def refill(self, tensors: Iterable[tuple[str, torch.Tensor]], *, progress: bool = False) -> None:
+        """Overwrite all weights where they are, as `from_tensors`."""
+        _fill(self, tensors, "making weights", progress=progress)
 
     @property
     def nbytes(self) -> int:

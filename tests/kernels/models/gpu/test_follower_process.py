@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream_kernels.models.config import CheckpointError
-from slipstream_kernels.models.gpu.follower_process import FollowerProcesses, FollowerTask, load_shared
+from slipstream_kernels.models.gpu import follower_process
+from slipstream_kernels.models.gpu.follower_process import FollowerProcesses, FollowerTask, load_shared, start_ranks
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.rank_group import RankError
+from slipstream_kernels.models.gpu.rank_group import RankError, RankGroup
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import EMPTY_TREE, Span, pass_of
@@ -148,10 +152,29 @@ def test_a_follower_ends_with_rank_0_alone(folder: Path) -> None:
         assert losses.reasons == ["rank 1 of the model has ended with status 0"]
 
 
-def test_a_follower_that_cannot_load_is_told(folder: Path, tmp_path: Path) -> None:
-    """Rank 0 finds the folder at fault too; the followers are gone when it says so."""
-    with pytest.raises(CheckpointError):
-        load_shared(tmp_path / "nothing", LIMITS, device="cpu", mode="exact", size=2, on_loss=Losses())
+def test_a_follower_that_cannot_load_ends_the_start(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong on its side alone is in its log; rank 0 does not wait for it."""
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "model.safetensors").write_bytes(b"")
+    task = FollowerTask(str(broken), "cpu", "exact", LIMITS)
+
+    def lead(device: torch.device, group: RankGroup) -> LeadingGpuModel:
+        return LeadingGpuModel.load(folder, LIMITS, device=str(device), group=group, progress=False)
+
+    with pytest.raises(RankError, match="rank 0 of 2"):
+        start_ranks(task, 2, lead, on_loss=Losses())
+    log = capfd.readouterr().err
+    assert re.search(r"ERROR rank 1: .*model\.safetensors", log)
+    assert "Traceback" not in log
+
+
+def test_a_model_that_does_not_divide_starts_no_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_process, "_start", lambda *given: pytest.fail("a rank was started"))
+    with pytest.raises(CheckpointError, match="num_key_value_heads is 2, which does not divide among 3 ranks"):
+        load_shared(folder, LIMITS, device="cpu", mode="exact", size=3, on_loss=Losses())
 
 
 def test_passes_that_do_not_end_are_told(folder: Path) -> None:
@@ -162,7 +185,7 @@ def test_passes_that_do_not_end_are_told(folder: Path) -> None:
 
 
 def test_tasks_travel_as_json() -> None:
-    task = FollowerTask("/models/x", "cuda:2", "fast", LIMITS)
+    task = FollowerTask("/models/x", "cuda:2", "fast", LIMITS, options="{}")
     assert FollowerTask.from_json(task.to_json()) == task
     assert [str(task.device_of(rank)) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
     assert str(FollowerTask("x", "cuda", "fast", LIMITS).device_of(1)) == "cuda:1"

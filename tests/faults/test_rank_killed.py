@@ -1,0 +1,69 @@
+"""One of the processes that share a model dies: the verify service says so and ends, and no request is left waiting."""
+
+import asyncio
+import signal
+import time
+
+import grpc
+import psutil
+import pytest
+
+from benchmarks.runner import connect
+from support.ask import jobs, state, wait_until
+from support.cluster import Cluster, StartupError
+from support.models import make_tiny_model
+
+SHARED = ("--tensor-parallel-size", "2", "--max-running", "4", "--max-nodes", "1", "--step-nodes", "0",
+          "--num-pages", "128", "--prefill-chunk", "64")  # fmt: skip
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model"), heads=4, kv_heads=2)
+
+
+def follower_of(cluster):
+    (follower,) = psutil.Process(cluster.processes["verify"].pid).children()
+    return follower
+
+
+def test_a_killed_follower_ends_the_service(model):
+    (job,) = jobs(1, tokens=450)
+    with Cluster(model, verify_args=SHARED, env=ONE_THREAD) as cluster:
+        follower = follower_of(cluster)
+
+        async def run():
+            async with connect(cluster.gateway_grpc) as runner:
+                stream = asyncio.create_task(runner.generate(job))
+                await asyncio.to_thread(wait_until, lambda: state(cluster).committed_tokens > 3, "never running")
+                follower.send_signal(signal.SIGKILL)
+                with pytest.raises(grpc.RpcError) as raised:
+                    await asyncio.wait_for(stream, 30)
+            return raised.value.code()
+
+        assert asyncio.run(run()) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+        assert cluster.processes["verify"].wait(30) == 1
+        assert "rank 1 of the model has ended with status -9" in cluster.logs("verify")
+
+
+def test_a_follower_does_not_outlive_a_killed_service(model):
+    with Cluster(model, gateway=False, verify_args=SHARED, env=ONE_THREAD) as cluster:
+        follower = follower_of(cluster)
+        cluster.kill("verify")
+        follower.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ("3", "num_key_value_heads is 2, which does not divide among 3 ranks"),
+        ("8", "num_key_value_heads is 2, which does not divide among 8 ranks"),
+    ],
+)
+def test_a_size_that_does_not_divide_the_model_is_refused(model, size, reason):
+    begun = time.monotonic()
+    with pytest.raises(StartupError, match=reason):
+        Cluster(model, gateway=False, verify_args=("--tensor-parallel-size", size)).__enter__()
+    assert time.monotonic() - begun < 60
