@@ -1,0 +1,1 @@
+"""Memory that a verify service and a drafter share on one host, and the byte rings in it."""

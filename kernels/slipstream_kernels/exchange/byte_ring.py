@@ -1,0 +1,201 @@
+"""A ring of messages between two processes: one writes, one reads, neither trusts the other or waits for it.
+
+The layout is published in docs/protocol/shared_memory.md. An index counts bytes from the beginning of time, so that
+full and empty differ; each side keeps its own index to itself and only shows copies of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import threading
+import time
+
+from slipstream_kernels.exchange.doorbell import Doorbell
+from slipstream_kernels.exchange.segment import Segment, SegmentError
+
+MAGIC = b"SLIPRING"
+LAYOUT_VERSION = 1
+DATA_OFFSET = 4096
+NONCE_BYTES = 16
+_HEADER = struct.Struct("<8sIIQ16s")
+_WRITTEN_OFFSET, _READ_OFFSET = 64, 128
+_FRAME = struct.Struct("<II")
+_ALIGNMENT = 8
+MIN_CAPACITY, MAX_CAPACITY = 1 << 12, 1 << 28
+
+
+class RingError(Exception):
+    """The peer wrote what no correct peer writes."""
+
+
+class _Ring:
+    """What both ends share: the mapping, its data and the two published indices."""
+
+    __slots__ = ("_bell", "_capacity", "_data", "_fence", "_read", "_segment", "_sequence", "_words", "_written")
+
+    def __init__(self, segment: Segment, capacity: int) -> None:
+        view = memoryview(segment.memory)
+        self._segment = segment
+        self._capacity = capacity
+        self._words = view[:DATA_OFFSET].cast("Q")  # aligned: one load or store each
+        self._data = view[DATA_OFFSET:]
+        self._bell = Doorbell(ctypes.c_uint32.from_buffer(segment.memory, _WRITTEN_OFFSET))
+        self._written = self._read = self._sequence = 0
+        self._fence = threading.Lock()
+        self._fence.acquire()
+
+    @property
+    def segment(self) -> Segment:
+        """The memory that the ring lies in."""
+        return self._segment
+
+    def _order(self) -> None:
+        """No store or load moves across this line: a release followed by an acquire of one lock."""
+        self._fence.release()
+        self._fence.acquire()
+
+    def ring(self) -> None:
+        """Wake whoever waits for this ring, without a message."""
+        self._bell.ring()
+
+
+class RingWriter(_Ring):
+    """The writing end. Not thread-safe."""
+
+    __slots__ = ()
+
+    @property
+    def room(self) -> int:
+        """Payload bytes of the largest message that fits now, negative where none does.
+
+        RingError if the reader's index makes no sense.
+        """
+        read = self._words[_READ_OFFSET // 8]
+        if not self._read <= read <= self._written:
+            raise RingError(f"the reader claims {read} bytes of {self._written}, {self._read} before")
+        self._read = read
+        return self._capacity - (self._written - read) - _FRAME.size
+
+    @property
+    def limit(self) -> int:
+        """Payload bytes of the largest message that an empty ring takes."""
+        return self._capacity - _FRAME.size
+
+    def write(self, message: bytes) -> bool:
+        """Append a message and wake the reader; False if there is no room, and then nothing is written."""
+        size = _padded(len(message))
+        if size > self.room:
+            return False
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        at = self._written % self._capacity
+        _FRAME.pack_into(self._data, at, len(message), self._sequence)
+        self._put((at + _FRAME.size) % self._capacity, message)
+        self._order()
+        self._written += _FRAME.size + size
+        self._words[_WRITTEN_OFFSET // 8] = self._written
+        self._order()
+        self._bell.ring()
+        return True
+
+    def _put(self, at: int, message: bytes) -> None:
+        first = min(len(message), self._capacity - at)
+        self._data[at : at + first] = message[:first]
+        self._data[: len(message) - first] = message[first:]
+
+
+class RingReader(_Ring):
+    """The reading end. Not thread-safe, except that any thread may `wait` or `ring`."""
+
+    __slots__ = ()
+
+    @property
+    def filled(self) -> bool:
+        """Whether the writer claims that there is something to read."""
+        return self._words[_WRITTEN_OFFSET // 8] != self._read
+
+    def read(self, most: int) -> bytes | None:
+        """A private copy of the next message, None if there is none.
+
+        RingError if the writer's index, the message's length, which may be `most`, or its number makes no sense.
+        """
+        written = self._words[_WRITTEN_OFFSET // 8]
+        available = written - self._read
+        if available == 0:
+            return None
+        if not _FRAME.size <= available <= self._capacity or written < self._written:
+            raise RingError(f"the writer claims {written} bytes, {self._read} of them read")
+        self._written = written
+        self._order()
+        at = self._read % self._capacity
+        length, sequence = _FRAME.unpack(bytes(self._data[at : at + _FRAME.size]))
+        expected = (self._sequence + 1) & 0xFFFFFFFF
+        if sequence != expected or length > most or _FRAME.size + _padded(length) > available:
+            raise RingError(f"message {sequence} of {length} bytes where {expected} was to come, {available} are there")
+        message = self._take((at + _FRAME.size) % self._capacity, length)
+        self._sequence = expected
+        self._read += _FRAME.size + _padded(length)
+        self._order()
+        self._words[_READ_OFFSET // 8] = self._read
+        return message
+
+    def wait(self, seconds: float, *, spin: float = 0.0) -> None:
+        """Return when there may be something to read or after `seconds`; look without rest for the first `spin`."""
+        if spin > 0:
+            until = time.perf_counter() + min(spin, seconds)
+            while not self.filled:
+                if time.perf_counter() >= until:
+                    break
+        written = self._words[_WRITTEN_OFFSET // 8]
+        if written == self._read:
+            self._bell.wait(written & 0xFFFFFFFF, seconds)
+
+    def _take(self, at: int, length: int) -> bytes:
+        first = min(length, self._capacity - at)
+        return bytes(self._data[at : at + first]) + bytes(self._data[: length - first])
+
+
+def create_ring(capacity: int, nonce: bytes) -> Segment:
+    """Memory with an empty ring of `capacity` bytes, a power of two. SegmentError if there is no memory."""
+    _check(capacity, nonce)
+    segment = Segment.create(DATA_OFFSET + capacity)
+    _HEADER.pack_into(segment.memory, 0, MAGIC, LAYOUT_VERSION, DATA_OFFSET, capacity, nonce)
+    return segment
+
+
+def open_ring(path: str, size: int, nonce: bytes) -> Segment:
+    """Map a ring of another process, `size` bytes in all. SegmentError if it is not the one that carries `nonce`."""
+    capacity = size - DATA_OFFSET
+    _check(capacity, nonce)
+    segment = Segment.open(path, size)
+    if _HEADER.unpack_from(segment.memory) != (MAGIC, LAYOUT_VERSION, DATA_OFFSET, capacity, nonce):
+        raise SegmentError(f"{path} is not the ring that was meant")
+    return segment
+
+
+def writer(segment: Segment) -> RingWriter:
+    """The writing end of a ring that is empty."""
+    return RingWriter(segment, len(segment.memory) - DATA_OFFSET)
+
+
+def reader(segment: Segment) -> RingReader:
+    """The reading end of a ring of which nothing was read."""
+    return RingReader(segment, len(segment.memory) - DATA_OFFSET)
+
+
+def capacity_for(message_bytes: int, messages: int = 2) -> int:
+    """The least capacity that holds so many messages of that size."""
+    wanted = messages * (_padded(message_bytes) + _FRAME.size)
+    return min(max(1 << (wanted - 1).bit_length(), MIN_CAPACITY), MAX_CAPACITY)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _check(capacity: int, nonce: bytes) -> None:
+    if sys.byteorder != "little":
+        raise SegmentError("the ring's words are little-endian, this processor's are not")
+    if not MIN_CAPACITY <= capacity <= MAX_CAPACITY or capacity & (capacity - 1) or len(nonce) != NONCE_BYTES:
+        raise SegmentError(f"a ring of {capacity} bytes with a nonce of {len(nonce)} cannot be")
