@@ -32,6 +32,9 @@ _HEALTH_SECONDS: Final = 0.1
 _LAST_SECONDS: Final = 0.5
 """What calls get to end when the drain is over."""
 
+_BACKLOG: Final = 2048
+"""Connections that may wait to be accepted; uvicorn's own default."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run until told to stop; exits with status 1 if the gateway cannot start."""
@@ -95,12 +98,13 @@ def _http_config(app: FastAPI) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; uvicorn makes it listen."""
+    """A socket that takes connections from here on: they wait until uvicorn accepts them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UnavailableError(f"cannot listen on {host}:{port}: {error}") from error

@@ -55,6 +55,15 @@ def test_the_first_failure_cancels_the_rest(served: tuple[FakeVerify, Client]) -
     verify.wait_for(lambda seen: len(seen.cancels) == len(seen.submits) - 1)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that was started in the background may ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_cancels_what_runs(served: tuple[FakeVerify, Client]) -> None:
     verify, client = served
     verify.reset(stall_after=1)
