@@ -83,24 +83,27 @@ class Drafting:
             return
         begun = time.perf_counter()
         trees = self._collect([item.state.key for item in awaiting])
-        self._budget.observe_wait(
-            time.perf_counter() - begun,
-            asked=len(awaiting),
-            arrived=sum(1 for tree in trees if tree),
-            levels=max((tree.depth for tree in trees if tree), default=1),
-        )
-        room = self._step_nodes
+        waited = time.perf_counter() - begun
+        room, arrived, levels = self._step_nodes, 0, 1
         for item, tree in zip(awaiting, trees, strict=True):
-            state = item.state
-            state.wants_tree = False
-            if tree is None or not len(tree):
+            item.state.wants_tree = False
+            if tree is None or not tree.token_ids:
                 continue
-            rows, depth = min(state.max_nodes, 1 + room), tree.depth
-            allowed = min(depth, state.depth_left)
-            allowed = min(allowed, self._memory.grow_up_to(state, item.base + allowed) - item.base)
-            fits = allowed == depth and len(tree) < rows
-            item.tree = tree if fits else cut(tree, max_nodes=rows, max_depth=allowed)
+            depth = tree.depth
+            arrived += 1
+            levels = max(levels, depth)
+            item.tree = self._fitted(item, tree, depth, room)
             room -= item.num_rows - 1
+        self._budget.observe_wait(waited, asked=len(awaiting), arrived=arrived, levels=levels)
+
+    def _fitted(self, item: ScheduledRows, tree: TokenTree, depth: int, room: int) -> TokenTree | None:
+        """What of a tree of that depth fits its request, the pages, and `room` nodes; None if nothing does."""
+        state, base = item.state, item.base
+        rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
+        allowed = self._memory.grow_up_to(state, base + allowed) - base
+        if allowed == depth and len(tree.token_ids) < rows:
+            return tree
+        return cut(tree, max_nodes=rows, max_depth=allowed)
 
     def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`)."""

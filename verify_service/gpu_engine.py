@@ -50,6 +50,7 @@ class GpuEngine:
 
     def warm_up(self) -> None:
         self._model.warm_up()
+        self._rows.build([])
 
     def row_costs(self) -> list[tuple[int, float]]:
         return self._model.row_costs()

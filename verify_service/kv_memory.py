@@ -78,9 +78,9 @@ class KVMemory:
     def grow(self, state: RequestState, length: int) -> bool:
         """Hold pages for `length` tokens; takes free and evictable ones. False, and nothing changed, if they lack."""
         held = len(state.pages)
-        missing = -(-length // self._page_size) - held
-        if missing <= 0:
+        if length <= held * self._page_size:
             return True
+        missing = -(-length // self._page_size) - held
         short = missing - self._pool.free_count
         if short > 0:
             if short > self._cache.evictable:
@@ -93,6 +93,8 @@ class KVMemory:
 
     def grow_up_to(self, state: RequestState, length: int) -> int:
         """Hold pages for as many of `length` tokens as can be had; returns how many tokens fit."""
+        if length <= len(state.pages) * self._page_size:
+            return length
         room = (len(state.pages) + self.available) * self._page_size
         reachable = min(length, room)
         self.grow(state, reachable)

@@ -185,17 +185,13 @@ class VerifyLoop:
         """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
         try:
             decisions, seconds = self._pipeline.decide(step)
-            live = [item for item in step.items if self._runs(item.state)]
+            live = [item for item in step.items if not item.state.gone]
             if live:
-                decisions = [decision for decision in decisions if self._runs(decision.item.state)]
+                decisions = [decision for decision in decisions if not decision.item.state.gone]
                 self._commit(step, live, decisions, seconds)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
-            self._fail([item.state.key for item in step.items if self._runs(item.state)])
-
-    def _runs(self, state: RequestState) -> bool:
-        """Whether a request still wants what a step did for it; it may have ended while the step was under way."""
-        return self._states.get(state.key) is state
+            self._fail([item.state.key for item in step.items if not item.state.gone])
 
     def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision], seconds: float) -> None:
         """Add what was decided to each request, tell drafters, and let go of what is over. Clients are told later."""
@@ -283,6 +279,7 @@ class VerifyLoop:
                 self._pipeline.decide(self._pipeline.next())
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
+        state.gone = True
         self._scheduler.remove(state, keep=keep)
         del self._states[state.key]
         if state.begun and state.proposer:
@@ -291,7 +288,7 @@ class VerifyLoop:
     def _write_outputs(self) -> None:
         """Turn what was decided into outputs; requests for which that fails are over."""
         for state in self._epilogue.write():
-            if self._runs(state):
+            if not state.gone:
                 self._let_go(state, FinishReason.ERROR, keep=False)
 
     def _deliver(self) -> None:

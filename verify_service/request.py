@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from slipstream.rpc.errors import SlipstreamError
 
@@ -17,8 +18,7 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
+class RequestKey(NamedTuple):
     """Names a request: the client's session, and the id the client chose within it."""
 
     session_id: int

@@ -18,7 +18,7 @@ class RequestState:
     once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
     written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
     for length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
-    `adaptive` leaves the size of trees to the node budget.
+    `adaptive` leaves the size of trees to the node budget. `gone` says that the loop has let go of the request.
     """
 
     request: GenerationRequest
@@ -49,6 +49,7 @@ class RequestState:
     accepted_tokens: int = 0
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
+    gone: bool = False
 
     @property
     def key(self) -> RequestKey:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import os
+import sys
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -26,6 +28,8 @@ from verify_service.service import Backend, VerifyServicer
 
 _log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 5e-4
+"""How long the loop's thread may have to wait for another thread of Python as a step's results arrive."""
 STOP_SECONDS = 1.0
 """How long streams may take to end once every request is answered."""
 
@@ -35,6 +39,7 @@ async def serve(settings: VerifySettings) -> None:
 
     Raises SlipstreamError, CheckpointError or OSError for an address, model or memory that will not do.
     """
+    sys.setswitchinterval(SWITCH_SECONDS)
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
     verify, draft = VerifyServicer(metrics), DraftLinkServicer()
@@ -51,6 +56,7 @@ async def serve(settings: VerifySettings) -> None:
 
     async def prepare() -> None:
         loaded = await asyncio.to_thread(load, settings)
+        gc.freeze()  # what lives as long as the process is not looked through while requests run
         verify.backend = _start(settings, loaded, verify, metrics)
         draft.link = verify.backend.link
         await server.set_serving(True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_ROWS = 64
 """Rows of the largest tree a verify step takes, the root included."""
@@ -24,6 +24,8 @@ class TokenTree:
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None
+    _depths: tuple[int, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    """of `depths`, once they are known"""
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> TokenTree:
@@ -37,10 +39,13 @@ class TokenTree:
     @property
     def depths(self) -> tuple[int, ...]:
         """Distance of each node from the root; children of the root have depth 1."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        return tuple(depths)
+        if self._depths is None:
+            depths: list[int] = []
+            for parent in self.parents:
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+            object.__setattr__(self, "_depths", tuple(depths))
+        assert self._depths is not None
+        return self._depths
 
     @property
     def depth(self) -> int:

@@ -11,12 +11,20 @@ import numpy as np
 from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.plan_kernels import COMMITTED, pack_segments, pad
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
-_ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
-_ROW_PADDING = np.array([[0], [0], [-1], [0], [0], [-2]], np.int32)
+_ROW_FIELDS = {
+    "token_ids": 0,
+    "positions": 0,
+    "write_slots": -1,
+    "lines": 0,
+    "prefix_lengths": 0,
+    "parents": COMMITTED,
+}
+"""Fields of one entry a row, and what padding rows have there."""
 _SEGMENTS = (16, 128, 1024, 8192, 65536, 2**20)
 """How many segments a layout has room for: few sizes, as `prefix_attention` is compiled for each."""
 _FREE_UPDATES = 256
@@ -67,6 +75,7 @@ class PlanLayout:
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
+        self._own_rows = np.arange(bucket.rows, dtype=np.int32)
         rows = (bucket.rows,)
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
             "logit_rows": (bucket.logits,),
@@ -93,45 +102,27 @@ class PlanLayout:
             }
         )
 
-    def pack(self, plan: PassPlan, host: PlanArrays[Int32], block: Int32) -> None:
-        """Fill all arrays of `host`, the views of `block`, but the updates. The plan is `in_order`."""
+    def pack(self, plan: PassPlan, host: PlanArrays[Int32]) -> None:
+        """Fill all arrays of `host` but the updates. The plan is `in_order`."""
         rows = plan.rows
-        stride = self._offsets["positions"]
-        fields = block[: len(_ROW_FIELDS) * stride].reshape(len(_ROW_FIELDS), stride)[:, : self.bucket.rows]
-        for target, name in zip(fields, _ROW_FIELDS, strict=True):
-            target[:rows] = getattr(plan, name)
+        for name, padding in _ROW_FIELDS.items():
+            pad(getattr(plan, name), getattr(host, name), padding)
         host.root_rows[:rows] = plan.root_rows
-        if rows < self.bucket.rows:
-            fields[:, rows:] = _ROW_PADDING
-            host.root_rows[rows:] = np.arange(rows, self.bucket.rows, dtype=np.int32)
-        _fill(host.logit_rows, plan.logit_rows, -1)
-        _fill(host.deciding, plan.deciding, 0)
-        decode_rows = plan.decode_rows
-        host.decode_rows[:decode_rows] = np.arange(decode_rows, dtype=np.int32)
-        host.decode_rows[decode_rows:] = -1
-        self._pack_segments(plan.decodes, host)
+        host.root_rows[rows:] = self._own_rows[rows:]
+        pad(plan.logit_rows, host.logit_rows, -1)
+        pad(plan.deciding, host.deciding, 0)
+        pack_segments(
+            plan.decodes, self._segment_rows, self._splits, BLOCK, host.decode_rows, host.segments, host.item_offsets
+        )
         if self.bucket.has_prefill:
             tiles = _tiles(plan.prefills, self._tile_rows)
-            _fill(host.tiles, tiles[np.argsort(-tiles[:, 3], kind="stable")], 0)  # the costliest tiles first
-
-    def _pack_segments(self, decodes: Int32, host: PlanArrays[Int32]) -> None:
-        segments, _ = _cut(decodes, self._segment_rows)
-        _fill(host.segments, segments, 0)
-        count = len(segments)
-        host.item_offsets[0] = 0
-        np.cumsum(self._splits[segments[:, 3] // BLOCK], out=host.item_offsets[1 : count + 1])
-        host.item_offsets[count + 1 :] = host.item_offsets[count]
+            pad(tiles[np.argsort(-tiles[:, 3], kind="stable")], host.tiles, 0)  # the costliest tiles first
 
 
 def _most_tiles(rows: int, spans: int, tile_rows: int) -> int:
     """Tiles of `rows` rows in `spans` spans at most: one more for each piece that ends or bounds cut short."""
     bounds = rows // BLOCK + 2 * spans
     return min(rows, rows // tile_rows + bounds)
-
-
-def _fill(target: Int32, values: Int32, padding: int) -> None:
-    target[: len(values)] = values
-    target[len(values) :] = padding
 
 
 def _cut(spans: Int32, rows: int) -> tuple[Int32, Int32]:

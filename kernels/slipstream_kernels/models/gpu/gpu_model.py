@@ -274,12 +274,12 @@ class GpuModel:
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
         layout = self._layout(bucket)
-        arrays = buffer.arrays(layout)
-        layout.pack(plan, arrays, buffer.words)
+        arrays, memory = buffer.laid_out(layout)
+        layout.pack(plan, arrays)
         changes = self._tables.take_changes(len(arrays.updates))
         arrays.updates[: len(changes)] = changes
         arrays.updates[len(changes) :] = -1
-        self._plan[: layout.words].copy_(buffer.plan[: layout.words], non_blocking=True)
+        self._plan[: layout.words].copy_(memory, non_blocking=True)
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
         """Queue the copy of a pass's results to the host."""

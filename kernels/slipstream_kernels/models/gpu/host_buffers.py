@@ -29,12 +29,12 @@ class HostBuffer:
     """Comes when the pass's results are here."""
     ticket: Ticket | None = None
     """Of the last pass."""
-    views: dict[Bucket, PlanArrays[Int32]] = field(default_factory=dict)
+    views: dict[Bucket, tuple[PlanArrays[Int32], torch.Tensor]] = field(default_factory=dict)
 
-    def arrays(self, layout: PlanLayout) -> PlanArrays[Int32]:
-        """The plan's arrays in the layout of a bucket."""
+    def laid_out(self, layout: PlanLayout) -> tuple[PlanArrays[Int32], torch.Tensor]:
+        """The plan's arrays in the layout of a bucket, and the memory that they lie in."""
         if layout.bucket not in self.views:
-            self.views[layout.bucket] = layout.views(self.words)
+            self.views[layout.bucket] = layout.views(self.words), self.plan[: layout.words]
         return self.views[layout.bucket]
 
 

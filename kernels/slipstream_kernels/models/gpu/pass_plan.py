@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_kernels.models.gpu.plan_kernels import in_order
+
 Int32 = npt.NDArray[np.int32]
 
 
@@ -88,9 +90,7 @@ class PassPlan:
     @property
     def in_order(self) -> bool:
         """Whether the rows are those of `decodes`, then those of `prefills`, each span behind the one before it."""
-        spans = np.concatenate([self.decodes, self.prefills])
-        ends = np.cumsum(spans[:, 1])
-        return bool((spans[:, 0] == ends - spans[:, 1]).all())
+        return in_order(self.decodes, self.prefills)
 
     def reordered(self) -> PassPlan:
         """The same pass with its rows `in_order`. Raises ValueError where the spans do not hold each row once."""

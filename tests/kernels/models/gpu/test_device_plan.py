@@ -20,9 +20,8 @@ TREE = TokenTree(tuple(range(40)), (-1, *range(39)))
 
 def packed(plan: PassPlan, bucket: Bucket, group: int = 3) -> dict[str, np.ndarray]:
     layout = PlanLayout(bucket, LIMITS, columns=64, tile_rows=64 // group, group=group)
-    block = np.full(layout.words, 12345, np.int32)
-    host = layout.views(block)
-    layout.pack(plan, host, block)
+    host = layout.views(np.full(layout.words, 12345, np.int32))
+    layout.pack(plan, host)
     return {name: getattr(host, name) for name in type(host).__slots__ if name != "updates"}
 
 
