@@ -144,11 +144,9 @@ class HashedModel(MeasuredModel):
         return np.zeros(n, np.float32), hashes, empty, empty.astype(np.float32)
 
 
-def start_model(
-    weights: GpuWeights, config: EngineConfig, *, mode: str, hashed: bool = False, progress: bool = True
-) -> MeasuredModel:
-    """A model prepared for loops of at most `config`; on the CPU it is made of the ops' twins in torch."""
-    limits = GpuLimits(
+def limits_of(config: EngineConfig) -> GpuLimits:
+    """What a model for loops of at most `config` is prepared for."""
+    return GpuLimits(
         max_running=config.max_running,
         max_nodes=config.max_nodes,
         step_nodes=config.step_nodes,
@@ -157,8 +155,14 @@ def start_model(
         num_pages=config.num_pages,
         max_context=config.max_context,
     )
+
+
+def start_model(
+    weights: GpuWeights, config: EngineConfig, *, mode: str, hashed: bool = False, progress: bool = True
+) -> MeasuredModel:
+    """A model prepared for loops of at most `config`; on the CPU it is made of the ops' twins in torch."""
     kind = HashedModel if hashed else MeasuredModel
     ops = twins() if weights.embedding.device.type == "cpu" else None
-    model = kind.from_weights(weights, limits, mode=mode, ops=ops, progress=progress)
+    model = kind.from_weights(weights, limits_of(config), mode=mode, ops=ops, progress=progress)
     assert isinstance(model, MeasuredModel)
     return model

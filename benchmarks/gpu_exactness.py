@@ -83,7 +83,7 @@ def run_demo(options: argparse.Namespace, report: Report) -> None:
     parts = [Part(batch, len(cases)) for batch in options.batches if batch > 1]
     parts += [Part(1, options.single)] if 1 in options.batches else []
     weights = make_weights("folder", options.model, shape_of(options), options.device)
-    _run_cells("demo", options, report, cases, parts, weights, tokens=options.tokens, hashed=False)
+    _run_cells("demo", options, report, cases, parts, weights, tokens=options.tokens, hashed=False, loops=options.loops)
 
 
 def run_logits(options: argparse.Namespace, report: Report) -> None:
@@ -96,7 +96,7 @@ def run_logits(options: argparse.Namespace, report: Report) -> None:
     ]
     parts = [Part(len(cases), len(cases)), Part(7, len(cases)), Part(1, max(1, len(cases) // 4))]
     weights = make_weights("random", options.model, shape, options.device)
-    _run_cells("logits", options, report, cases, parts, weights, tokens=options.logit_tokens, hashed=True)
+    _run_cells("logits", options, report, cases, parts, weights, tokens=options.logit_tokens, hashed=True, loops=1)
 
 
 def _run_cells(
@@ -109,11 +109,12 @@ def _run_cells(
     *,
     tokens: int,
     hashed: bool,
+    loops: int,
 ) -> None:
     config = _config(options, cases, parts, tokens)
     begun = time.perf_counter()
-    model = start_model(weights, config, mode="exact", hashed=hashed)
-    run = ExactnessRun(model, config, cases, tokens)
+    models = [start_model(weights, config, mode="exact", hashed=hashed) for _ in range(loops)]
+    run = ExactnessRun(models, config, cases, tokens)
     started = time.perf_counter() - begun
     referred = run.refer()
     chosen = settings(options.chunks)
@@ -128,6 +129,7 @@ def _run_cells(
         "prompts": len(cases),
         "prompt_tokens": sum(len(case.prompt) for case in cases),
         "tokens": tokens,
+        "loops": loops,
         "parts": [{"batch": part.batch, "prompts": part.cases} for part in parts],
         "seconds": {"start": started, "reference": referred, "all": time.perf_counter() - begun},
     }
@@ -180,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=_list(int), default=[64, 7, 1], help="requests at a time (64,7,1)")
     parser.add_argument("--chunks", type=_list(_chunk), default=[64, 512, WHOLE], help="prefill (64,512,whole)")
     parser.add_argument("--rows", type=int, default=64, help="of the largest trees, root included (64)")
+    parser.add_argument("--loops", type=int, default=2, help="verify loops of the demo part, side by side (2)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request in the demo part (64)")
     parser.add_argument("--logit-prompts", type=int, default=16, help="prompts of the logits part (16)")
     parser.add_argument("--logit-tokens", type=int, default=32, help="new tokens in the logits part (32)")
