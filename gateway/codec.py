@@ -57,6 +57,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
         vocab_size=message.vocab_size,
         max_context=message.max_context,
         max_nodes=message.max_nodes,
+        max_requests=message.max_running + message.max_queued,
         eos_token_ids=frozenset(message.eos_token_ids),
         proposers=tuple(Proposer(entry.name, entry.attached) for entry in message.proposers),
         default_proposer=message.default_proposer,

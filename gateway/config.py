@@ -46,9 +46,10 @@ class GatewaySettings(ServiceSettings):
     max_buffered_steps: Annotated[int, Ge(16)] = 8192
     """Outputs a client may leave unread before its request is cancelled."""
 
-    resume_seconds: Annotated[float, Ge(0)] = 0.0
-    """How long a stream waits for a verify service to come back before it fails as unavailable. With another
-    replica at hand it goes on there at once."""
+    resume_seconds: Annotated[float, Ge(0)] = 60.0
+    """How long streams, and requests that arrive meanwhile, wait for a verify service that has gone before they fail
+    as unavailable; set it above the time that loading the model takes. With another replica at hand streams go on
+    there at once. 0: nobody waits."""
 
     drain_seconds: Annotated[float, Ge(0)] = 30.0
     """How long running streams may take to finish after SIGTERM."""

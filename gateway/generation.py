@@ -11,9 +11,9 @@ from typing import Final, Self
 
 from gateway.mailbox import Mailbox
 from gateway.metrics import Metrics
-from gateway.replica import Ticket
 from gateway.request import Delta, FinishReason, Order, Sampling, StepOutput, Timings, Usage, VerifyInfo
 from gateway.stream import ChoiceStream
+from gateway.ticket import Ticket
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError

@@ -9,14 +9,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gateway.request import Order, Usage
 
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_PAUSE_BUCKETS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60, 120, 300)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """Counted once a request, never once a token."""
+    """Counted once a request or a pause, never once a token."""
 
-    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_prompt", "_requests", "_steps",
-                 "registry", "running", "verify_ready")  # fmt: skip
+    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_pause", "_prompt", "_requests",
+                 "_resumed", "_steps", "paused", "registry", "running", "verify_ready")  # fmt: skip
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -24,6 +25,18 @@ class Metrics:
         self.verify_ready = Gauge("slipstream_gateway_verify_ready", "1 while a verify service is", registry=registry)
         self._requests = Counter(
             "slipstream_gateway_requests", "Requests by API and outcome", ("api", "outcome"), registry=registry
+        )
+        self.paused = Gauge(
+            "slipstream_gateway_paused_choices", "Choices that wait for a verify service", registry=registry
+        )
+        self._resumed = Counter(
+            "slipstream_gateway_resumed_choices", "Times a choice went on that had lost its service", registry=registry
+        )
+        self._pause = Histogram(
+            "slipstream_gateway_pause_seconds",
+            "From the loss of a choice's service to its next output",
+            buckets=_PAUSE_BUCKETS,
+            registry=registry,
         )
         self._prompt = Counter("slipstream_gateway_prompt_tokens", "Prompt tokens", registry=registry)
         self._completion = Counter("slipstream_gateway_completion_tokens", "Output tokens", registry=registry)
@@ -55,6 +68,11 @@ class Metrics:
         if first_token:
             self._first_token.observe(first_token)
         self._duration.observe(duration)
+
+    def resumed(self, seconds: float) -> None:
+        """A choice goes on, so long after it lost its service."""
+        self._resumed.inc()
+        self._pause.observe(seconds)
 
     def answered(self, api: str, outcome: str) -> None:
         """A request of `api` ("http" or "grpc") was answered with `outcome`, its status code."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
 from gateway import codec
 from gateway.mailbox import Mailbox
-from gateway.request import FinishReason, Order, StepOutput, VerifyInfo
+from gateway.request import VerifyInfo
+from gateway.ticket import Ticket
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
@@ -20,59 +20,45 @@ from slipstream.v1 import verify_pb2, verify_pb2_grpc
 _log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS: Final = 0.1
-LAST_RETRY_SECONDS: Final = 2.0
+LAST_RETRY_SECONDS: Final = 1.0
 
 
-class Ticket:
-    """One choice on its way through a verify service. `deliver` is called with each output, the last one finished."""
+class Owner(Protocol):
+    """Who uses replicas."""
 
-    __slots__ = ("_kept", "deliver", "fingerprint", "fruitless", "order", "received", "replica", "request_id")
+    def on_ready(self, replica: Replica) -> None:
+        """A replica can be sent tickets."""
+        ...
 
-    def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
-        self.order = order
-        self.deliver = deliver
-        self.received: list[int] = []  # token ids so far, from which another service of the same model can go on
-        self.fingerprint = ""  # of the model that took it first
-        self.fruitless = 0  # sessions lost in a row without a token of it
-        self._kept = 0  # tokens received when a session was lost last
-        self.replica: Replica | None = None
-        self.request_id = 0
+    def on_lost(self, tickets: list[Ticket]) -> None:
+        """A replica's session has broken under these tickets."""
+        ...
 
-    def count_loss(self) -> None:
-        """Its session has broken."""
-        self.fruitless = 0 if len(self.received) > self._kept else self.fruitless + 1
-        self._kept = len(self.received)
+    def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
+        """A replica has ended a ticket with an error; True if that is not to be delivered."""
+        ...
 
-    def fail(self, error: SlipstreamError) -> None:
-        """End the choice with an error."""
-        self.deliver(StepOutput([], finish_reason=FinishReason.ERROR, error=error))
+    def on_progress(self, ticket: Ticket) -> None:
+        """An output has come for a ticket that had been waiting."""
+        ...
 
 
 class Replica:
-    """A verify service at one address.
+    """A verify service at one address, which tells its `owner` what becomes of the tickets it was sent.
 
-    `on_ready` is called when it becomes ready, `on_lost` with the tickets that were under way when its session
-    broke, or that it gave back as unavailable, which is how a service that drains answers; then it is sent no more
-    until it has come back. Outputs that a session still delivers for a cancelled ticket are dropped.
+    A service that gives a ticket back as unavailable drains; it is sent no more until it has come back. Outputs that
+    a session still delivers for a cancelled ticket are dropped.
     """
 
-    __slots__ = ("_next_id", "_on_lost", "_on_ready", "_outbox", "_refusing", "_stub", "_task", "_tickets", "_timeout",
-                 "address", "info")  # fmt: skip
+    __slots__ = ("_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout", "address",
+                 "info")  # fmt: skip
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout: float,
-        on_ready: Callable[[], None],
-        on_lost: Callable[[list[Ticket], SlipstreamError], None],
-    ) -> None:
+    def __init__(self, address: str, owner: Owner, *, timeout: float) -> None:
         self.address = address
         self.info: VerifyInfo | None = None  # set while the session is open
         self._refusing = False
         self._timeout = timeout
-        self._on_ready = on_ready
-        self._on_lost = on_lost
+        self._owner = owner
         self._tickets: dict[int, Ticket] = {}
         self._outbox: Mailbox[verify_pb2.SessionRequest] = Mailbox()
         self._next_id = 1
@@ -105,9 +91,9 @@ class Replica:
         message = codec.write_submit(self._next_id, ticket.order, ticket.received)
         if self.info is not None and not ticket.fingerprint:
             ticket.fingerprint = self.info.fingerprint
-        ticket.replica, ticket.request_id = self, self._next_id
+        ticket.send(self, self._next_id)
+        self._tickets[self._next_id] = ticket
         self._next_id += 1
-        self._tickets[ticket.request_id] = ticket
         self._outbox.put(message)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -159,7 +145,7 @@ class Replica:
             try:
                 self.info, self._refusing = info, False
                 _log.info("verify service %s serves %s", self.address, info.model_name)
-                self._on_ready()
+                self._owner.on_ready(self)
                 await self._read(call)
             finally:
                 call.cancel()
@@ -180,22 +166,24 @@ class Replica:
                 if ticket is None:
                     continue
                 output = codec.read_output(message)
-                ticket.received += output.token_ids
                 if output.finish_reason is not None:
                     del tickets[message.request_id]
-                    if isinstance(output.error, UnavailableError):
-                        self._refusing = True
-                        self._on_lost([ticket], output.error)
+                    if output.error is not None and self._returns(ticket, output.error):
                         continue
+                ticket.receive(output)
+                if ticket.paused_at:
+                    self._owner.on_progress(ticket)
                 ticket.deliver(output)
+
+    def _returns(self, ticket: Ticket, error: SlipstreamError) -> bool:
+        """Offer the owner a ticket that the service will not go on with; whether it has another use for it."""
+        self._refusing |= isinstance(error, UnavailableError)
+        return self._owner.on_return(ticket, error)
 
     def _lose(self) -> None:
         """Hand back what was under way."""
         lost = list(self._tickets.values())
-        for ticket in lost:
-            ticket.count_loss()
         self._tickets.clear()
         self._stub, was_open, self.info = None, self.info is not None, None
         if was_open:
-            reason = UnavailableError("the verify service went away")
-            self._on_lost(lost, reason)
+            self._owner.on_lost(lost)

@@ -155,6 +155,7 @@ class VerifyInfo:
     vocab_size: int
     max_context: int
     max_nodes: int
+    max_requests: int  # that run or queue there
     eos_token_ids: frozenset[int]
     proposers: tuple[Proposer, ...]
     default_proposer: str

@@ -53,7 +53,10 @@ class Gateway:
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = Metrics()
         self.client = VerifyClient(
-            settings.verify, timeout=settings.connect_timeout, resume_seconds=settings.resume_seconds
+            settings.verify,
+            timeout=settings.connect_timeout,
+            resume_seconds=settings.resume_seconds,
+            metrics=self.metrics,
         )
         self._draining = False
         self._running = Running()

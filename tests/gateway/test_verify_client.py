@@ -6,16 +6,23 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.replica import Ticket
 from gateway.request import FinishReason, Order, Sampling, StepOutput
+from gateway.ticket import Ticket
 from gateway.verify_client import MAX_FRUITLESS_LOSSES, VerifyClient
-from slipstream import Client
-from slipstream.rpc.errors import UnavailableError
+from slipstream import Client, SpeculationOptions
+from slipstream.rpc.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SlipstreamError,
+    UnavailableError,
+)
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
@@ -101,37 +108,6 @@ def test_what_a_draining_replica_gives_back_goes_to_another(
         gateway.wait_ready(ready=False)
 
 
-def test_a_stream_waits_for_the_only_replica_to_come_back(tokenizer_folder: Path) -> None:
-    with (
-        FakeVerify() as verify,
-        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "10") as gateway,
-        Client(gateway.grpc_address) as client,
-    ):
-        undisturbed = client.generate("Hello there", **LONG)
-        verify.reset(step_seconds=0.01)
-        stream = client.stream("Hello there", **LONG)
-        events = [next(stream) for _ in range(3)]
-        verify.stop()
-        gateway.wait_ready(ready=False)
-        verify.start()
-        events += stream
-        assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
-
-
-def test_waiting_for_a_replica_ends_in_unavailable(tokenizer_folder: Path) -> None:
-    with (
-        FakeVerify() as verify,
-        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "0.2") as gateway,
-        Client(gateway.grpc_address) as client,
-    ):
-        verify.reset(step_seconds=0.01)
-        stream = client.stream("Hello there", **LONG)
-        next(stream)
-        verify.stop()
-        with pytest.raises(UnavailableError, match="went away"):
-            list(stream)
-
-
 def test_a_replica_of_another_model_is_not_used(tokenizer_folder: Path) -> None:
     with FakeVerify() as first, FakeVerify(fingerprint="0" * 64) as second:
         second.stop()
@@ -153,7 +129,7 @@ def test_a_stream_never_goes_on_under_another_model(tokenizer_folder: Path) -> N
     with (
         FakeVerify() as first,
         FakeVerify(fingerprint="0" * 64) as second,
-        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}") as gateway,
+        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}", "--resume-seconds", "0.3") as gateway,
         Client(gateway.grpc_address) as client,
     ):
         first.wait_for(lambda _: "serves another model" in gateway.logs, seconds=10)
@@ -196,43 +172,29 @@ def test_a_stream_waits_for_its_own_model_while_another_is_served(tokenizer_fold
         assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
 
 
-def test_a_stream_fails_when_its_replica_comes_back_with_another_model(tokenizer_folder: Path) -> None:
-    with (
-        FakeVerify() as verify,
-        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "1.5") as gateway,
-        Client(gateway.grpc_address) as client,
-    ):
-        verify.reset(step_seconds=0.01)
-        stream = client.stream("Hello there", **LONG)
-        next(stream)
-        verify.stop()
-        verify.reset()
-        verify.fingerprint = "0" * 64
-        verify.start()
-        with pytest.raises(UnavailableError, match="went away"):
-            list(stream)
-        gateway.wait_ready()
-        assert client.generate("x", max_tokens=1).text == "x"
-        assert len(verify.seen.submits) == 1
-
-
-def test_a_request_that_breaks_every_session_fails_in_the_end(
+def test_a_request_that_breaks_every_session_fails_alone(
     tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]
 ) -> None:
     first, second = two
     with (
-        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}", "--resume-seconds", "30") as gateway,
+        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}") as gateway,
         Client(gateway.grpc_address) as client,
     ):
+        prompts = [list(client.tokenize(text)) for text in ("poison", "Hello", "abc", "def", "x y")]
         for verify in two:
-            verify.reset(error_after=0)
-        with pytest.raises(UnavailableError, match="4 times without a token"):
-            client.generate("poison", max_tokens=3, timeout=20)
-        assert len(first.seen.submits) + len(second.seen.submits) == MAX_FRUITLESS_LOSSES + 1
-        for verify in two:
-            verify.reset()
-        gateway.wait_ready()
-        assert client.generate("abc", max_tokens=3).text == "abc"
+            verify.reset(poison=prompts[0][0])
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            culprit, *others = [
+                pool.submit(client.generate, token_ids=prompt, max_tokens=8, timeout=60) for prompt in prompts
+            ]
+            with pytest.raises(InternalError, match="3 times before a token"):
+                culprit.result()
+            answers = [other.result() for other in others]
+        submits = [submit for verify in two for submit in verify.seen.submits]
+        poisonous = [submit for submit in submits if list(submit.prompt_token_ids) == prompts[0]]
+        assert len(poisonous) == MAX_FRUITLESS_LOSSES
+        for prompt, answer in zip(prompts[1:], answers, strict=True):
+            assert answer.token_ids == tuple((prompt * 8)[:8])
 
 
 def test_losses_between_tokens_do_not_add_up(tokenizer_folder: Path) -> None:
@@ -244,6 +206,23 @@ def test_losses_between_tokens_do_not_add_up(tokenizer_folder: Path) -> None:
         verify.reset(error_after=1)
         assert client.generate("abc", max_tokens=7, timeout=20).text == "abcabca"
         assert len(verify.seen.submits) > MAX_FRUITLESS_LOSSES + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "proposers"),
+    [
+        (ResourceExhaustedError("the queue is full"), ["ngram", "ngram", "ngram"]),
+        (InvalidArgumentError("not attached", field="speculation.proposer"), ["ngram", "ngram", ""]),
+    ],
+)
+def test_a_stream_is_not_refused_when_it_goes_on(
+    gateway: GatewayProcess, verify: FakeVerify, error: SlipstreamError, proposers: list[str]
+) -> None:
+    verify.reset(breaks=[4], resumed_errors=[error])
+    with Client(gateway.grpc_address) as client:
+        answer = client.generate("abc", max_tokens=7, speculation=SpeculationOptions(proposer="ngram"), timeout=60)
+    assert answer.text == "abcabca"
+    assert [submit.speculation.proposer for submit in verify.seen.submits] == proposers
 
 
 def test_an_output_that_cannot_be_handled_is_a_lost_session(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +245,7 @@ def test_an_output_that_cannot_be_handled_is_a_lost_session(caplog: pytest.LogCa
             async with asyncio.timeout(20):
                 while not client.ready:  # noqa: ASYNC110  # no event tells
                     await asyncio.sleep(0.01)
-                ticket = Ticket(Order([5, 6, 7], Sampling(max_tokens=6)), deliver)
+                ticket = Ticket(Order([5, 6, 7], Sampling(max_tokens=6, seed=1)), deliver)
                 client.submit([ticket])
                 await finished.wait()
             assert client.ready

@@ -27,8 +27,11 @@ class Script:
     tokens_per_step: int = 1
     step_seconds: float = 0.0
     error: SlipstreamError | None = None  # refuses the request
+    resumed_errors: list[SlipstreamError] = field(default_factory=list)  # refuse requests with output, each once
+    breaks: list[int] = field(default_factory=list)  # break the whole session before these output tokens, each once
     error_after: int | None = None  # breaks the whole session after so many steps
     stall_after: int | None = None  # says nothing more after so many steps
+    poison: int | None = None  # a prompt that begins with this token breaks the session as it arrives
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
             max_context=owner.max_context,
             eos_token_ids=[EOS_ID],
             max_nodes=64,
+            max_running=1,
+            max_queued=owner.max_requests - 1,
             proposers=[verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True)],
             default_proposer="ngram",
         )
@@ -68,6 +73,9 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
                         task.cancel()
                 else:
                     self._owner.seen.submits.append(message.submit)
+                    if message.submit.prompt_token_ids[0] == self._owner.script.poison:
+                        outbox.put_nowait(None)
+                        return
                     answer = self._owner.answer(message.submit, outbox)
                     tasks[message.submit.request_id] = asyncio.create_task(answer)
 
@@ -85,12 +93,19 @@ class FakeVerify:
     """Runs on a thread with a loop of its own. `script` may be changed between requests; `seen` records them."""
 
     def __init__(
-        self, *, vocab_size: int = 512, max_context: int = 512, model_name: str = "tiny", fingerprint: str = "f" * 64
+        self,
+        *,
+        vocab_size: int = 512,
+        max_context: int = 512,
+        model_name: str = "tiny",
+        fingerprint: str = "f" * 64,
+        max_requests: int = 320,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.model_name = model_name
         self.fingerprint = fingerprint
+        self.max_requests = max_requests
         self.script = Script()
         self.seen = Seen()
         self.port = 0
@@ -102,6 +117,11 @@ class FakeVerify:
     def address(self) -> str:
         """Where it listens."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -157,6 +177,9 @@ class FakeVerify:
         if script.error is not None:
             outbox.put_nowait(_refusal(submit.request_id, script.error))
             return
+        if submit.output_token_ids and script.resumed_errors:
+            outbox.put_nowait(_refusal(submit.request_id, script.resumed_errors.pop(0)))
+            return
         if submit.speculation.proposer == "busy":
             outbox.put_nowait(_refusal(submit.request_id, ResourceExhaustedError("the queue is full")))
             return
@@ -170,13 +193,19 @@ class FakeVerify:
         for step, begin in enumerate(range(len(submit.output_token_ids), len(tokens), script.tokens_per_step)):
             if script.stall_after == step:
                 return
-            if script.error_after == step:
+            if script.error_after == step or self._breaks_at(script, begin):
                 outbox.put_nowait(None)
                 return
             output = _output(submit, tokens, begin, min(begin + script.tokens_per_step, len(tokens)))
             output.seed = submit.sampling.seed
             outbox.put_nowait(output)
             await asyncio.sleep(script.step_seconds)
+
+    def _breaks_at(self, script: Script, index: int) -> bool:
+        if index in script.breaks:
+            script.breaks.remove(index)
+            return True
+        return False
 
     def _tokens(self, submit: verify_pb2.Submit) -> list[int]:
         room = self.max_context - len(submit.prompt_token_ids)
@@ -211,11 +240,13 @@ def _output(submit: verify_pb2.Submit, tokens: list[int], begin: int, end: int) 
                 for rank in range(submit.sampling.logprobs)
             ]
             output.logprobs.append(sampling_pb2.PositionLogprobs(chosen=chosen, top=top))
-    if end == len(tokens):
+    first, last = begin == len(submit.output_token_ids), end == len(tokens)
+    if first or last:
+        output.usage.prompt_tokens = len(submit.prompt_token_ids)
+        output.usage.completion_tokens = end
+        output.usage.cached_tokens = 3 + len(submit.output_token_ids)
+    if last:
         ended = tokens[-1] in {*submit.sampling.stop_token_ids, *([] if submit.sampling.ignore_eos else [EOS_ID])}
         output.finish_reason = sampling_pb2.FINISH_REASON_STOP if ended else sampling_pb2.FINISH_REASON_LENGTH
-        output.usage.prompt_tokens = len(submit.prompt_token_ids)
-        output.usage.completion_tokens = len(tokens)
-        output.usage.cached_tokens = 3
-        output.timings.total = 0.25
+        output.timings.queued, output.timings.first_token, output.timings.total = 0.05, 0.125, 0.25
     return output

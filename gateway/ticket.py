@@ -1,0 +1,96 @@
+"""One choice on its way through verify services, which may come and go under it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.request import FinishReason, Order, StepOutput, Timings
+from slipstream.rpc.errors import SlipstreamError
+
+if TYPE_CHECKING:
+    from gateway.replica import Replica
+
+
+class Ticket:
+    """A choice, and what it takes to go on with it on another service of the same model.
+
+    `deliver` is called with each output, the last one finished. Outputs read as those of one service: no token
+    repeats, and the prompt's cached tokens and the times count from the first submission. The order's seed is set,
+    without which another service could go on differently. All times are time.monotonic() in seconds.
+    """
+
+    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "_sent", "deliver", "fingerprint", "fruitless",
+                 "full_since", "losses", "order", "paused_at", "received", "replica", "request_id")  # fmt: skip
+
+    def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
+        assert order.sampling.seed is not None
+        self.order = order
+        self.deliver = deliver
+        self.received: list[int] = []  # token ids so far
+        self.fingerprint = ""  # of the model that it was meant for first
+        self.losses = 0  # services that went away, or gave it back, when they had taken it
+        self.fruitless = 0  # sessions lost in a row without a token between
+        self.paused_at = 0.0  # when it was lost, or began to wait for a service; 0.0 while outputs come
+        self.full_since = 0.0  # since when services that should go on with it have had no room; 0.0 if they have
+        self.replica: Replica | None = None
+        self.request_id = 0
+        self._kept = 0  # tokens received when it was lost last
+        self._cached_tokens: int | None = None
+        self._began = self._sent = self._first_token = 0.0
+
+    @property
+    def proposer(self) -> str:
+        """The proposer that the request names; empty if none."""
+        return "" if self.order.speculation is None else self.order.speculation.proposer
+
+    def send(self, replica: Replica, request_id: int) -> None:
+        """It is submitted to `replica`."""
+        self.replica, self.request_id = replica, request_id
+        self._sent = time.monotonic()
+        self._began = self._began or self._sent
+
+    def receive(self, output: StepOutput) -> None:
+        """Take note of an output and make it a continuation of those before."""
+        self.received += output.token_ids
+        if not self._first_token:
+            self._first_token = time.monotonic()
+        if output.cached_tokens is not None:
+            if self._cached_tokens is None:
+                self._cached_tokens = output.cached_tokens
+            output.cached_tokens = self._cached_tokens
+        if output.timings is not None and self.losses:
+            output.timings = self._continued(output.timings)
+
+    def lose(self, *, blamed: bool) -> None:
+        """The service that had it has gone; `blamed`: it may have been the cause."""
+        self.losses += 1
+        self.paused_at = self.paused_at or time.monotonic()
+        self.full_since = 0.0
+        if len(self.received) > self._kept:
+            self.fruitless = 0
+        elif blamed:
+            self.fruitless += 1
+        self._kept = len(self.received)
+
+    def progress(self) -> None:
+        """Outputs come again."""
+        self.fruitless, self.paused_at, self.full_since = 0, 0.0, 0.0
+
+    def forget_proposer(self) -> None:
+        """Speculate as the operator's default says. Proposers change speed and no token."""
+        if self.order.speculation is not None:
+            self.order = replace(self.order, speculation=replace(self.order.speculation, proposer=""))
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End the choice with an error."""
+        self.deliver(StepOutput([], finish_reason=FinishReason.ERROR, error=error))
+
+    def _continued(self, timings: Timings) -> Timings:
+        """Times since the first submission; how long a choice queued is not known of a service that has gone."""
+        earlier = self._sent - self._began
+        if self._kept:
+            return Timings(0.0, self._first_token - self._began, earlier + timings.total)
+        return Timings(earlier + timings.queued, earlier + timings.first_token, earlier + timings.total)

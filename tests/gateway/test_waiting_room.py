@@ -1,0 +1,222 @@
+"""What waits for a verify service: how long, against which limits, and how it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.request import Order, Sampling
+from gateway.ticket import Ticket
+from gateway.waiting_room import WaitingRoom
+from slipstream import Client
+from slipstream.rpc.errors import ResourceExhaustedError, SlipstreamError, UnavailableError
+from support.fake_verify import FakeVerify
+from support.gateway_process import GatewayProcess
+
+LONG = {"ignore_eos": True, "max_tokens": 200, "seed": 3, "timeout": 60}
+REASON = UnavailableError("gone")
+
+
+def ticket() -> Ticket:
+    return Ticket(Order([1], Sampling(seed=0)), lambda output: None)
+
+
+def test_the_clock_ends_a_wait_once() -> None:
+    async def run() -> tuple[list[tuple[Ticket, SlipstreamError]], list[Ticket]]:
+        rung: list[tuple[Ticket, SlipstreamError]] = []
+        room = WaitingRoom(lambda ticket, reason: rung.append((ticket, reason)))
+        for each in tickets:
+            room.add(each, REASON)
+        for each in tickets[:3]:
+            room.start_clock(each, 0.01)
+            room.start_clock(each, 600.0)
+        room.stop_clock(tickets[1])
+        assert room.discard(tickets[2])
+        assert not room.discard(tickets[2])
+        await asyncio.sleep(0.2)
+        return rung, [each for each, _ in room]
+
+    tickets = [ticket() for _ in range(4)]
+    rung, left = asyncio.run(run())
+    assert rung == [(tickets[0], REASON)]
+    assert left == [tickets[1], tickets[3]]
+
+
+def test_who_leaves_while_the_room_is_gone_through_is_passed_over() -> None:
+    room = WaitingRoom(lambda ticket, reason: None)
+    tickets = [ticket() for _ in range(3)]
+    for each in tickets:
+        room.add(each, REASON)
+    seen = []
+    for each, _ in room:
+        seen.append(each)
+        room.discard(tickets[1])
+    assert seen == [tickets[0], tickets[2]]
+    assert len(room) == 2
+
+
+@pytest.fixture(scope="module")
+def started(tokenizer_folder: Path) -> Iterator[tuple[FakeVerify, GatewayProcess]]:
+    with (
+        FakeVerify(max_requests=4) as verify,
+        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "60") as gateway,
+    ):
+        yield verify, gateway
+
+
+@pytest.fixture
+def pair(started: tuple[FakeVerify, GatewayProcess]) -> Iterator[tuple[FakeVerify, GatewayProcess]]:
+    """A verify service that may be stopped, and a gateway in front of it that waits a minute."""
+    verify, gateway = started
+    verify.reset()
+    yield started
+    if not verify.running:
+        verify.start()
+    gateway.wait_ready(seconds=30)
+
+
+def metric(gateway: GatewayProcess, name: str) -> float:
+    lines = httpx.get(f"{gateway.http_url}/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"slipstream_gateway_{name} ")]
+    return float(value)
+
+
+def wait_metric(gateway: GatewayProcess, name: str, value: float) -> None:
+    end = time.monotonic() + 30
+    while metric(gateway, name) != value:
+        assert time.monotonic() < end, gateway.logs
+        time.sleep(0.02)
+
+
+def test_a_stream_waits_for_the_only_replica_to_come_back(pair: tuple[FakeVerify, GatewayProcess]) -> None:
+    verify, gateway = pair
+    with Client(gateway.grpc_address) as client:
+        undisturbed = client.generate("Hello there", **LONG)
+        verify.reset(step_seconds=0.01)
+        resumed, pauses = metric(gateway, "resumed_choices_total"), metric(gateway, "pause_seconds_count")
+        stream = client.stream("Hello there", **LONG)
+        events = [next(stream) for _ in range(3)]
+        verify.stop()
+        gateway.wait_ready(ready=False)
+        wait_metric(gateway, "paused_choices", 1)
+        verify.start()
+        events += stream
+    assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
+    assert metric(gateway, "resumed_choices_total") == resumed + 1
+    assert metric(gateway, "pause_seconds_count") == pauses + 1
+    assert metric(gateway, "paused_choices") == 0
+
+
+def test_requests_that_come_meanwhile_wait_too_up_to_a_limit(pair: tuple[FakeVerify, GatewayProcess]) -> None:
+    verify, gateway = pair
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 5}
+    url = f"{gateway.http_url}/v1/completions"
+    with Client(gateway.grpc_address) as client, ThreadPoolExecutor(4) as pool:
+        verify.stop()
+        gateway.wait_ready(ready=False)
+        waiting = [pool.submit(client.generate, "abc", max_tokens=5, timeout=60) for _ in range(3)]
+        whole = pool.submit(httpx.post, url, json=body, timeout=60)
+        wait_metric(gateway, "paused_choices", 4)
+        with pytest.raises(ResourceExhaustedError, match="the limit is 4"):
+            client.generate("abc", max_tokens=5, timeout=60)
+        assert httpx.post(url, json=body, timeout=60).status_code == 429
+        verify.start()
+        assert [answer.result().text for answer in waiting] == ["abcab"] * 3
+        assert whole.result().json()["choices"][0]["text"] == "abcab"
+    assert metric(gateway, "paused_choices") == 0
+    assert metric(gateway, "running_choices") == 0
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(pair: tuple[FakeVerify, GatewayProcess]) -> None:
+    verify, gateway = pair
+    verify.reset(step_seconds=0.01)
+    with Client(gateway.grpc_address) as client, httpx.Client(timeout=60) as web:
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 400, "stream": True}
+        with web.stream("POST", f"{gateway.http_url}/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()  # closes the connection when it is dropped
+            next(lines)
+            verify.stop()
+            wait_metric(gateway, "paused_choices", 2)
+            stream.close()
+        wait_metric(gateway, "paused_choices", 0)
+        wait_metric(gateway, "running_choices", 0)
+        verify.reset()
+        verify.start()
+        gateway.wait_ready(seconds=30)
+        client.generate("abc", max_tokens=1)
+    assert len(verify.seen.submits) == 1
+
+
+def test_a_service_that_comes_back_with_another_model_is_not_resumed_on(
+    pair: tuple[FakeVerify, GatewayProcess],
+) -> None:
+    verify, gateway = pair
+    verify.reset(step_seconds=0.01)
+    former = verify.fingerprint
+    with Client(gateway.grpc_address) as client:
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        verify.stop()
+        verify.reset()
+        verify.fingerprint = "0" * 64
+        verify.start()
+        with pytest.raises(UnavailableError, match="went away, and came back with another model"):
+            list(stream)
+        gateway.wait_ready(seconds=30)
+        assert client.generate("x", max_tokens=1).text == "x"
+        verify.stop()
+        verify.fingerprint = former
+    assert len(verify.seen.submits) == 1
+
+
+def test_waits_end_in_unavailable(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as verify,
+        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "1.5") as gateway,
+        Client(gateway.grpc_address) as client,
+        httpx.Client(timeout=60) as web,
+    ):
+        verify.reset(step_seconds=0.01)
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 400, "stream": True}
+        with web.stream("POST", f"{gateway.http_url}/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            verify.stop()
+            gateway.wait_ready(ready=False)
+            late = web.post(f"{gateway.http_url}/v1/completions", json=body | {"stream": False})
+            assert late.status_code == 503
+            assert "was not back within 1.5 s" in late.json()["error"]["message"]
+            *_, last = [line for line in lines if line]
+        assert "service_unavailable_error" in last
+        with pytest.raises(UnavailableError, match=r"went away, and was not back within 1\.5 s"):
+            list(stream)
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match="no verify service is ready"):
+            client.generate("x", max_tokens=1, timeout=60)
+        assert time.monotonic() - start < 1.0  # the time to wait has passed for those who come later
+
+
+def test_nobody_waits_where_the_operator_says_so(tokenizer_folder: Path) -> None:
+    with (
+        FakeVerify() as verify,
+        GatewayProcess(tokenizer_folder, verify.address, "--resume-seconds", "0") as gateway,
+        Client(gateway.grpc_address) as client,
+    ):
+        verify.reset(step_seconds=0.01)
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        verify.stop()
+        with pytest.raises(UnavailableError, match=r"went away$"):
+            list(stream)
+        with pytest.raises(UnavailableError, match="no verify service is ready"):
+            client.generate("x", max_tokens=1, timeout=60)
