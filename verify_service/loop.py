@@ -17,6 +17,7 @@ from slipstream.rpc.errors import (
     UnavailableError,
 )
 from verify_service.admission import Admission
+from verify_service.device_fault import end_if_device_lost
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel, new_engine
@@ -269,6 +270,7 @@ class VerifyLoop:
                 self._let_go(state, reason, keep=keep)
 
     def _fail(self, keys: Iterable[RequestKey]) -> None:
+        end_if_device_lost()
         error = InternalError("the verify step of this request failed")
         self._leave(keys, FinishReason.ERROR, error, keep=False)
 
