@@ -42,8 +42,10 @@ from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.inflate_tensors import source_of
 from benchmarks.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.models.config import read_json
+from slipstream_kernels.models.gpu.flashinfer_attention import TRITON
 
 TRANSFORMERS = "transformers"
+MODES = ("exact", "fast", "fast+flashinfer")
 COMPARED = {
     "plain": (("context", "batch"), "step ms"),
     "batch": (("context", "batch"), "step ms"),
@@ -132,7 +134,8 @@ def measure_modes(options: argparse.Namespace, sizes: Sizes, report: Report) -> 
     weights = make_weights(options.weights, options.model, shape_of(options), options.device)
     facts = {"weights": options.weights, "prefill_chunk": options.prefill_chunk, "steps": sizes.steps}
     for mode in options.modes:
-        model = start_model(weights, config, mode=mode)
+        kind, _, attention = mode.partition("+")
+        model = start_model(weights, config, mode=kind, attention=attention or TRITON)
         print(f"{mode}: memory: {model.memory}")
         trees = SizedTrees(model.config.vocab_size)
         with local_loop(model, config, trees) as loop:
@@ -178,7 +181,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [*SECTIONS, TRANSFORMERS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--sections", type=_list, default=names, help=f"of {','.join(names)} (all)")
-    parser.add_argument("--modes", type=_list, default=["exact", "fast"], help="exact, fast or both (exact,fast)")
+    parser.add_argument("--modes", type=_list, default=["exact", "fast"], help=f"of {','.join(MODES)} (exact,fast)")
     parser.add_argument("--weights", choices=("random", "inflated"), default="random", help="random or inflated")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model whose constants, or text, are taken")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial with the ops' twins (cuda)")
@@ -191,6 +194,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := set(options.sections) - set(names):
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
+    if unknown := set(options.modes) - set(MODES):
+        parser.error(f"unknown modes: {', '.join(sorted(unknown))}")
     return options
 
 

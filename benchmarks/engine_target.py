@@ -13,6 +13,7 @@ from benchmarks.inflate_shape import Shape
 from benchmarks.inflate_tensors import source_of
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.flashinfer_attention import TRITON
 from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel, PassPlan, Ticket
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer
 from slipstream_kernels.models.gpu.ops_namespace import twins
@@ -158,11 +159,17 @@ def limits_of(config: EngineConfig) -> GpuLimits:
 
 
 def start_model(
-    weights: GpuWeights, config: EngineConfig, *, mode: str, hashed: bool = False, progress: bool = True
+    weights: GpuWeights,
+    config: EngineConfig,
+    *,
+    mode: str,
+    attention: str = TRITON,
+    hashed: bool = False,
+    progress: bool = True,
 ) -> MeasuredModel:
     """A model prepared for loops of at most `config`; on the CPU it is made of the ops' twins in torch."""
     kind = HashedModel if hashed else MeasuredModel
     ops = twins() if weights.embedding.device.type == "cpu" else None
-    model = kind.from_weights(weights, limits_of(config), mode=mode, ops=ops, progress=progress)
+    model = kind.from_weights(weights, limits_of(config), mode=mode, attention=attention, ops=ops, progress=progress)
     assert isinstance(model, MeasuredModel)
     return model

@@ -197,6 +197,7 @@ def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default
         max_nodes=facts.max_nodes,
         process_id=facts.process_id,
         version=facts.version,
+        attention=facts.attention,
     ).SerializeToString()
 
 

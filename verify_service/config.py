@@ -70,6 +70,11 @@ class VerifySettings(ServiceSettings):
         description="exact: tokens are a function of the request alone, bit for bit; fast: libraries may break that "
         "for speed, on cuda only",
     )
+    attention: Literal["auto", "triton", "flashinfer"] = Field(
+        default="auto",
+        description="Kernels of attention for passes without trees, on cuda; flashinfer: only in mode fast, without "
+        "tensor parallelism; auto: triton",
+    )
     tensor_parallel_size: int = Field(
         default=1,
         ge=1,
@@ -103,6 +108,10 @@ class VerifySettings(ServiceSettings):
     def _check_device(self) -> Self:
         if self.on_cpu and self.mode == "fast":
             raise ValueError("--mode fast needs --device cuda: the CPU's kernels are exact at full speed")
+        if self.attention == "flashinfer" and self.mode != "fast":
+            raise ValueError("--attention flashinfer needs --mode fast: its rows depend on their company")
+        if self.attention == "flashinfer" and self.tensor_parallel_size > 1:
+            raise ValueError("--attention flashinfer needs --tensor-parallel-size 1")
         return self
 
     @property

@@ -25,3 +25,4 @@ class VerifyFacts:
     max_nodes: int
     process_id: int
     version: str
+    attention: str = ""

@@ -102,12 +102,14 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
 
 def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
     """The model, or rank 0's part of it; the other ranks' processes live as long as this one."""
+    from slipstream_kernels.models.gpu.flashinfer_attention import settled_attention
     from slipstream_kernels.models.gpu.follower_process import load_shared
     from slipstream_kernels.models.gpu.gpu_model import GpuModel
 
     size = settings.tensor_parallel_size
     if size == 1:
-        return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode)
+        attention = settled_attention(settings.attention, mode=settings.mode)
+        return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode, attention=attention)
     model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
     return model
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service import draft_servicer, service
 from verify_service.config import VerifySettings
 from verify_service.draft_link import DraftLink
@@ -121,4 +122,5 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
         max_nodes=settings.max_nodes,
         process_id=os.getpid(),
         version=importlib.metadata.version("slipstream-server"),
+        attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
     )

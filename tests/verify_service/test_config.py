@@ -19,6 +19,7 @@ def test_defaults() -> None:
     assert (given.device, given.mode, given.tensor_parallel_size, given.max_context) == ("cpu", "exact", 1, 0)
     link = given.link_config()
     assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
+    assert link.transports == ("shm", "grpc")
 
 
 def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,17 @@ def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings(
         *("--model-name", "m", "--page-size", "1", "--max-running", "3", "--max-nodes", "8", "--prefill-chunk", "32"),
         *("--no-prefix-cache", "--proposers", "ngram,draft-model", "--default-proposer", "other"),
-        *("--draft-deadline-ms", "5", "--attach-token", "secret", "--step-nodes", "40", "--no-adaptive"),
+        *(
+            "--transports",
+            "grpc,shm",
+            "--draft-deadline-ms",
+            "5",
+            "--attach-token",
+            "secret",
+            "--step-nodes",
+            "40",
+            "--no-adaptive",
+        ),
     )
     engine = given.engine_config(5)
     assert (engine.page_size, engine.max_running, engine.max_queued, engine.max_nodes) == (1, 3, 9, 8)
@@ -35,6 +46,7 @@ def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     link = given.link_config()
     assert (link.configured, link.default) == (("ngram", "draft-model", "other"), "other")
     assert (link.deadline, link.attach_token) == (0.005, "secret")
+    assert link.transports == ("grpc", "shm")
     assert given.served_name == "m"
     assert "secret" not in repr(given)
 
@@ -53,9 +65,17 @@ def test_none_means_plain_decoding() -> None:
         (("--device", "tpu"), "--device"),
         (("--device", "cuda:x"), "--device"),
         (("--mode", "fast"), "--mode fast needs --device cuda"),
+        (("--device", "cuda", "--attention", "flashinfer"), "--attention flashinfer needs --mode fast"),
+        (("--device", "cuda", "--attention", "cudnn"), "--attention"),
+        (
+            ("--device", "cuda", "--mode", "fast", "--attention", "flashinfer", "--tensor-parallel-size", "2"),
+            "--attention flashinfer needs --tensor-parallel-size 1",
+        ),
         (("--tensor-parallel-size", "0"), "--tensor-parallel-size: "),
         (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization: "),
         (("--log-level", "loud"), "--log-level"),
+        (("--transports", "shm,pigeon"), "--transports: must be some of shm, grpc, each once"),
+        (("--transports", "shm,shm"), "--transports: "),
     ],
 )
 def test_mistakes_name_the_flag(flags: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,13 +26,14 @@ class Buckets:
     """All buckets of a model and the choice among them.
 
     Where all rows decode, all may want logits. Passes with a prefill are large, so that what trees take is little:
-    they always have room for them.
+    they always have room for them, unless `plain_prefill` asks for buckets of those that have none.
     """
 
-    def __init__(self, limits: GpuLimits) -> None:
+    def __init__(self, limits: GpuLimits, *, plain_prefill: bool = False) -> None:
         decode, most = limits.max_decode_rows, limits.max_rows
         self._decode = _sizes(_ROWS, decode)
         self._has_trees = limits.scratch_slots > 0
+        self._plain_prefill = plain_prefill
         chunk = limits.prefill_chunk
         beside = [chunk + rows for rows in (0, *_sizes((16, 64, 256), decode))]
         below = [rows for rows in _ROWS if _LEAST_PREFILL <= rows < chunk]
@@ -49,7 +50,8 @@ class Buckets:
         trees = (False, True) if self._has_trees else (False,)
         buckets = {Bucket(rows, rows, drafted, False) for rows in self._decode for drafted in trees if rows > drafted}
         for rows in self._prefill:
-            buckets |= {Bucket(rows, min(logits, rows), self._has_trees, True) for logits in self._logits}
+            for drafted in trees if self._plain_prefill else (self._has_trees,):
+                buckets |= {Bucket(rows, min(logits, rows), drafted, True) for logits in self._logits}
         return sorted(buckets, reverse=True)
 
     def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool) -> Bucket:
@@ -64,7 +66,7 @@ class Buckets:
         if not has_prefill:
             return Bucket(padded, padded, has_trees, False)
         wanted = self._logits[bisect_left(self._logits, logits)]
-        return Bucket(padded, min(wanted, padded), self._has_trees, True)
+        return Bucket(padded, min(wanted, padded), has_trees if self._plain_prefill else self._has_trees, True)
 
 
 def _sizes(candidates: tuple[int, ...], most: int) -> list[int]:

@@ -22,6 +22,8 @@ from slipstream_kernels.ops.gpu.page_indices import page_indices
 
 Int32 = npt.NDArray[np.int32]
 
+AUTO, TRITON, FLASHINFER = "auto", "triton", "flashinfer"
+"""Choices of attention: the last one for passes without trees, the first the last one where it can be had."""
 _FLOAT_BYTES = 256 << 20
 _INTEGER_BYTES = 8 << 20
 _TYPES = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
@@ -45,19 +47,19 @@ def load_flashinfer() -> Any:
     return flashinfer
 
 
-def use_flashinfer(attention: str, *, fast: bool) -> bool:
-    """What `attention` (auto, triton or flashinfer) means. Raises FlashInferError."""
-    if attention == "flashinfer" and not fast:
+def settled_attention(attention: str, *, mode: str) -> str:
+    """What `attention` (auto, triton or flashinfer) means in a mode: triton or flashinfer. Raises FlashInferError."""
+    if attention == FLASHINFER and mode != "fast":
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
-    if attention == "triton" or not fast:
-        return False
+    if attention == TRITON or mode != "fast":
+        return TRITON
     try:
         load_flashinfer()
     except FlashInferError:
-        if attention == "flashinfer":
+        if attention == FLASHINFER:
             raise
-        return False
-    return True
+        return TRITON
+    return FLASHINFER
 
 
 @dataclass(frozen=True, slots=True)

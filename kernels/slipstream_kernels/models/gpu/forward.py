@@ -11,6 +11,7 @@ from slipstream_kernels.models.gpu.device_plan import PlanArrays
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.ops_namespace import Ops
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool, PassBuffers
+from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.weights import GpuWeights, LayerWeights
 
@@ -38,7 +39,9 @@ class GpuForward:
         rotary_table: torch.Tensor,
         ops: Ops,
         group: RankGroup | None = None,
+        plain: PlainAttention | None = None,
     ) -> None:
+        """`plain` serves passes without trees in the place of the ops' attention."""
         self._weights = weights
         self._config = weights.shard.config
         self._kv = kv
@@ -47,6 +50,7 @@ class GpuForward:
         self._rotary_table = rotary_table
         self._ops = ops
         self._group = group
+        self._plain = plain
 
     def run(self, bucket: Bucket, plan: Plan) -> None:
         """All of a pass: update the tables, compute the rows, decide, and compact what was accepted."""
@@ -56,6 +60,8 @@ class GpuForward:
         ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids)
         if bucket.has_trees:
             ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
+        elif self._plain is not None:
+            self._plain.of(bucket).gather()
         for index, layer in enumerate(self._weights.layers):
             self._layer(bucket, plan, b, index, layer)
         if bucket.logits:
@@ -85,6 +91,9 @@ class GpuForward:
         self._add(b.activated, layer.down, b)
 
     def _attend(self, bucket: Bucket, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if self._plain is not None and not bucket.has_trees:
+            self._plain.of(bucket).run(b.q, keys, values, b.attended)
+            return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         # Rows that decode come first.
         q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]

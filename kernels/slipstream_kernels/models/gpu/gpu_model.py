@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,7 @@ from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
 from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
@@ -26,6 +28,7 @@ from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool, attention_columns
 from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.ticket import Ticket
@@ -55,19 +58,21 @@ class GpuModel:
         mode: str,
         ops: Ops | None,
         group: RankGroup | None,
+        attention: str = TRITON,
     ) -> None:
         """Use `load` or `from_weights`. `limits` are resolved."""
         self.config = weights.shard.config
         self.limits = limits
         self.memory = memory
         self.mode = mode
+        self.attention = attention
         self._weights = weights
         self._device = device = weights.embedding.device
         self._stream = self._side_stream = None
         if device.type == "cuda":
             self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
-        self._buckets = Buckets(limits)
+        self._buckets = Buckets(limits, plain_prefill=attention == FLASHINFER)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
             self._tables = DeviceTables(limits, self.config.vocab_size, device)
@@ -85,7 +90,10 @@ class GpuModel:
             if ops is None:
                 ops = ops_of_mode(mode, device, self._pool.gate_up)
             self._ops = ops
-            self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group)
+            self._plain = None
+            if attention == FLASHINFER:
+                self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
+            self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain)
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = PassGraphs(self._run)
         self._recent: deque[Ticket] = deque(maxlen=2)
@@ -100,20 +108,24 @@ class GpuModel:
         mode: str = "exact",
         ops: Ops | None = None,
         capture: bool = True,
+        attention: str = TRITON,
         group: RankGroup | None = None,
         progress: bool = True,
     ) -> Self:
         """Read a Hugging Face folder. `ops` overrules those of `mode`, exact or fast.
 
+        `attention` of passes without trees: by the ops of `triton`, or in fast mode by the library `flashinfer`.
         Graphs are captured if `capture` is set and the device has them. `group` shares the model among ranks, each of
-        which makes the same calls. Raises CheckpointError, OutOfDeviceMemoryError, or ValueError for limits that do
-        not fit the model.
+        which makes the same calls. Raises CheckpointError, OutOfDeviceMemoryError, FlashInferError, or ValueError for
+        limits that do not fit the model.
         """
         config = ModelConfig.from_folder(path)
         shard = _shard(config, group)
-        resolved, memory = _planned(shard, limits, torch.device(device), mode, group, held=0, capture=capture)
+        resolved, memory = _planned(
+            shard, limits, torch.device(device), mode, attention, group, held=0, capture=capture
+        )
         weights = GpuWeights.load(path, config, device, rank=shard.rank, size=shard.size, progress=progress)
-        return cls._started(weights, resolved, memory, mode, ops, group, capture=capture, progress=progress)
+        return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
 
     @classmethod
     def from_weights(
@@ -124,13 +136,16 @@ class GpuModel:
         mode: str = "exact",
         ops: Ops | None = None,
         capture: bool = True,
+        attention: str = TRITON,
         group: RankGroup | None = None,
         progress: bool = False,
     ) -> Self:
         """A model of weights that are on their device already; else as `load`."""
         device = weights.embedding.device
-        resolved, memory = _planned(weights.shard, limits, device, mode, group, held=weights.nbytes, capture=capture)
-        return cls._started(weights, resolved, memory, mode, ops, group, capture=capture, progress=progress)
+        resolved, memory = _planned(
+            weights.shard, limits, device, mode, attention, group, held=weights.nbytes, capture=capture
+        )
+        return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
 
     @classmethod
     def _started(
@@ -139,13 +154,14 @@ class GpuModel:
         limits: GpuLimits,
         memory: GpuMemoryPlan,
         mode: str,
+        attention: str,
         ops: Ops | None,
         group: RankGroup | None,
         *,
         capture: bool,
         progress: bool,
     ) -> Self:
-        model = cls(weights, limits, memory, mode=mode, ops=ops, group=group)
+        model = cls(weights, limits, memory, mode=mode, attention=attention, ops=ops, group=group)
         if capture and model._stream is not None:
             with model._on_stream():
                 model._graphs.capture(model._buckets.all(), model._prepare, progress=progress)
@@ -279,6 +295,8 @@ class GpuModel:
         changes = self._tables.take_changes(len(arrays.updates))
         arrays.updates[: len(changes)] = changes
         arrays.updates[len(changes) :] = -1
+        if self._plain is not None and not bucket.has_trees:
+            self._plain.plan(bucket, plan)
         self._plan[: layout.words].copy_(memory, non_blocking=True)
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
@@ -303,6 +321,7 @@ def _planned(
     limits: GpuLimits,
     device: torch.device,
     mode: str,
+    attention: str,
     group: RankGroup | None,
     *,
     held: int,
@@ -314,13 +333,15 @@ def _planned(
         raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
     limits = replace(limits, max_context=limits.max_context or longest)
     cuda = device.type == "cuda"
-    graphs = len(Buckets(limits).all()) if capture and cuda else 0
+    plain = attention == FLASHINFER
+    graphs = len(Buckets(limits, plain_prefill=plain).all()) if capture and cuda else 0
     available = available_bytes(device, limits.memory_utilization) + held
-    memory = plan_memory(shard, limits, mode=mode, graphs=graphs, available=available, on_host=not cuda)
+    plan = partial(plan_memory, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=not cuda)
+    memory = plan(limits)
     if group is not None:
         # All ranks share one page table: the one with the least room decides.
         pages = torch.empty(group.size, 1, dtype=torch.int32, device=device)
         group.all_gather(pages, torch.tensor([memory.num_pages], dtype=torch.int32, device=device))
         limits = replace(limits, num_pages=int(pages.min()))
-        memory = plan_memory(shard, limits, mode=mode, graphs=graphs, available=available, on_host=not cuda)
+        memory = plan(limits)
     return replace(limits, num_pages=memory.num_pages), memory

@@ -10,6 +10,7 @@ import torch
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
+from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import weight_bytes
 
@@ -62,11 +63,19 @@ class GpuMemoryPlan:
 
 
 def plan_memory(
-    shard: Shard, limits: GpuLimits, *, mode: str, graphs: int, available: int, on_host: bool
+    shard: Shard,
+    limits: GpuLimits,
+    *,
+    mode: str,
+    plain: bool = False,
+    graphs: int,
+    available: int,
+    on_host: bool,
 ) -> GpuMemoryPlan:
     """Settle the number of pages; `limits.num_pages` 0 asks for as many as fit, but one full context at least.
 
-    `graphs` is how many will be captured, `available` is in bytes. Raises OutOfDeviceMemoryError.
+    `plain` adds what `PlainAttention` takes, `graphs` is how many will be captured, `available` is in bytes. Raises
+    OutOfDeviceMemoryError.
     """
     per_token = kv_bytes_per_token(shard)
     buffers = BufferPool(shard, limits, "meta", library=mode == "fast").nbytes
@@ -78,7 +87,7 @@ def plan_memory(
         weights=weight_bytes(shard),
         pages=0,
         scratch=limits.scratch_slots * per_token,
-        partials=buffers["partials"],
+        partials=buffers["partials"] + (PlainAttention.num_bytes(limits) if plain else 0),
         logits=buffers["logits"] + kept_logits,
         activations=buffers["activations"],
         tables=DeviceTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,

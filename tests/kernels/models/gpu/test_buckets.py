@@ -16,8 +16,9 @@ from slipstream_kernels.models.gpu.limits import GpuLimits
         GpuLimits(max_running=3, max_nodes=4, prefill_chunk=100),
     ],
 )
-def test_every_pass_within_the_limits_finds_a_bucket_of_the_list(limits: GpuLimits) -> None:
-    buckets = Buckets(limits)
+@pytest.mark.parametrize("plain_prefill", [False, True])
+def test_every_pass_within_the_limits_finds_a_bucket_of_the_list(limits: GpuLimits, plain_prefill: bool) -> None:
+    buckets = Buckets(limits, plain_prefill=plain_prefill)
     everything = set(buckets.all())
     trees = (False, True) if limits.scratch_slots else (False,)
     for drafted in trees:
@@ -30,6 +31,7 @@ def test_every_pass_within_the_limits_finds_a_bucket_of_the_list(limits: GpuLimi
                 found = buckets.find(rows, logits, has_trees=drafted, has_prefill=True)
                 assert found in everything and found.rows >= rows and found.logits >= logits
                 assert found.has_trees >= drafted and found.has_prefill
+                assert not plain_prefill or found.has_trees == drafted
 
 
 def test_padding_is_bounded() -> None:

@@ -12,7 +12,7 @@ from slipstream_kernels.models.gpu.flashinfer_attention import (
     FlashInferWorkspace,
     PagedShape,
     PrefillAttention,
-    use_flashinfer,
+    settled_attention,
 )
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
@@ -29,15 +29,15 @@ def int32(*values: int) -> np.ndarray:
 @pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
 def test_missing_library_is_named_where_it_is_asked_for() -> None:
     with pytest.raises(FlashInferError, match=r"flashinfer-python.*slipstream-server\[gpu\].*--attention triton"):
-        use_flashinfer("flashinfer", fast=True)
-    assert not use_flashinfer("auto", fast=True)
+        settled_attention("flashinfer", mode="fast")
+    assert settled_attention("auto", mode="fast") == "triton"
 
 
 def test_exact_mode_refuses_flashinfer() -> None:
     with pytest.raises(FlashInferError, match="--mode fast"):
-        use_flashinfer("flashinfer", fast=False)
-    assert not use_flashinfer("auto", fast=False)
-    assert not use_flashinfer("triton", fast=True)
+        settled_attention("flashinfer", mode="exact")
+    assert settled_attention("auto", mode="exact") == "triton"
+    assert settled_attention("triton", mode="fast") == "triton"
 
 
 def test_pages_are_a_view_of_the_cache() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError, available_bytes, plan_memory
+from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, OutOfDeviceMemoryError, available_bytes, plan_memory
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import weight_bytes
 
@@ -19,9 +19,11 @@ LLAMA_8B = ModelConfig(
 GIB = 1 << 30
 
 
-def plan(limits: GpuLimits, available: int, *, size: int = 1, mode: str = "exact") -> object:
+def plan(
+    limits: GpuLimits, available: int, *, size: int = 1, mode: str = "exact", plain: bool = False
+) -> GpuMemoryPlan:
     shard = Shard(LLAMA_8B, 0, size)
-    return plan_memory(shard, limits, mode=mode, graphs=100, available=available, on_host=False)
+    return plan_memory(shard, limits, mode=mode, plain=plain, graphs=100, available=available, on_host=False)
 
 
 def test_a_large_model_on_a_large_device() -> None:
@@ -38,6 +40,14 @@ def test_ranks_share_weights_and_pages() -> None:
     limits = GpuLimits(max_context=8192)
     one, two = plan(limits, 80 * GIB), plan(limits, 80 * GIB, size=2)
     assert two.weights < 0.6 * one.weights and two.num_pages > 2 * one.num_pages
+
+
+def test_a_library_takes_its_share() -> None:
+    limits = GpuLimits(max_context=8192)
+    found = plan(limits, 80 * GIB, mode="fast", plain=True)
+    own = found.partials - plan(limits, 80 * GIB, mode="fast").partials
+    assert own > 256 << 20
+    assert found.needed <= found.available
 
 
 def test_a_full_context_at_least_or_a_refusal() -> None:
