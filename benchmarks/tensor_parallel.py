@@ -33,8 +33,10 @@ from benchmarks.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.models.config import CheckpointError
 
 READY, RESULT = "ready", "result "
+LAST = "failures"
+"""The last result of a size."""
 COMPARED = {"plain": ("context", "batch"), "verify": ("batch", "rows")}
-END_SECONDS = 60.0
+END_SECONDS = 15.0
 
 
 class SizeProcess:
@@ -55,6 +57,8 @@ class SizeProcess:
             if line.startswith(RESULT):
                 name, content = json.loads(line.removeprefix(RESULT))
                 results[name] = content
+                if name == LAST:
+                    break
             elif line.strip() == READY:
                 print(f"size {self.size} measures", flush=True)
                 self._process.stdin.write("\n")
@@ -69,7 +73,7 @@ class SizeProcess:
             status = 0
         if status:
             failed.append(f"size {self.size}: the process ended with status {status}")
-        return results, [*failed, *results.pop("failures", ["nothing was compared"])]
+        return results, [*failed, *results.pop(LAST, ["nothing was compared"])]
 
     def kill(self) -> None:
         """End it, and with it the ranks that it has started."""
@@ -96,7 +100,7 @@ def measure_here(options: argparse.Namespace) -> None:
     report("memory", str(target.model.memory))
     failed = measure_size(options, options.only, target, report)
     target.close()
-    report("failures", failed)
+    report(LAST, failed)
 
 
 def summary(found: dict[int, dict[str, Any]]) -> dict[str, Any]:

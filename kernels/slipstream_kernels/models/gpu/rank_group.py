@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,8 @@ class DistributedRankGroup:
         """
         self._rank, self._size = rank, size
         self._cuda = device.type == "cuda"
+        # Buffers that graphs name would be opened in the other processes, which then hold what this one frees.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         limit = timedelta(seconds=timeout)
         with _lost(f"rank {rank} of {size} could not join the others"):
             dist.init_process_group(
