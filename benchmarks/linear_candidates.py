@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
 from slipstream_kernels.ops.gpu.tuning import even_share, filled
 
-ROW_BUCKETS = (16, 32, 64, 128, 256, 512, 2048, 4096)
+ROW_BUCKETS = (1, 16, 32, 64, 128, 256, 512, 2048, 4096)
 
 COMPILER_ROOM = 8 * 1024
 """Bytes of shared memory left for barriers and the reordering of results."""
 
-_STREAM_STEPS = ((128, 200), (256, 200), (128, 100), (64, 100))
+PREFETCHES = (0, 1024, 4096)
+"""Bytes of each weight row that are asked for early."""
+
+_STREAM_STEPS = ((256, 200), (128, 200), (128, 104), (64, 104))
 """(depth, KB of stages): one program a multiprocessor, or two."""
 
-_BLOCK_STEPS = ((128, 200), (128, 100), (64, 100))
+_BLOCK_STEPS = ((256, 208), (128, 200), (128, 104), (64, 104))
 
 _LARGE = (
     Tile(128, 256, 64, 4, 8, descriptors=True, persistent=True),
@@ -29,15 +32,7 @@ _LARGE = (
     Tile(128, 256, 64, 4, 8),
     Tile(128, 128, 64, 3, 4),
 )
-_LARGE_GATED = (
-    Tile(128, 128, 64, 4, 8, descriptors=True, persistent=True),
-    Tile(128, 128, 64, 4, 8, descriptors=True),
-    Tile(64, 256, 64, 4, 8, descriptors=True, persistent=True),
-    Tile(64, 256, 64, 4, 8, descriptors=True),
-    Tile(64, 128, 64, 3, 8, descriptors=True),
-    Tile(64, 256, 64, 4, 8),
-    Tile(64, 128, 64, 3, 4),
-)
+"""Sizes of `outputs` are those of weight rows: a gated layer has half as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,13 @@ class Layer:
     """Float32 outputs of few rows: prompts want the logits of their last row alone."""
 
     @property
+    def products(self) -> int:
+        """Weight rows of an output."""
+        return 2 if self.gated else 1
+
+    @property
     def weight_rows(self) -> int:
-        return self.outputs * (2 if self.gated else 1)
+        return self.outputs * self.products
 
     @property
     def weight_bytes(self) -> int:
@@ -79,35 +79,41 @@ def layers_8b(ranks: int = 1) -> list[Layer]:
 
 
 def _fits(tile: Tile, gated: bool) -> bool:
-    return tile.stages >= 3 and tile.shared_memory(gated) + COMPILER_ROOM <= SHARED_MEMORY
+    return tile.stages >= 2 and tile.shared_memory(gated) + COMPILER_ROOM <= SHARED_MEMORY
 
 
 def _few_rows(layer: Layer, tokens: int) -> Iterator[Tile]:
-    """Tiles of `tokens` rows: even shares of the outputs or whole blocks, in one or two programs a multiprocessor."""
-    products = 2 if layer.gated else 1
+    """Tiles of `tokens` rows: even shares of the outputs or whole blocks, in one program a multiprocessor or two."""
     for weight_rows in (64, 128):
-        whole = weight_rows // products
-        for outputs in {even_share(layer.outputs, whole), whole}:
-            for depth, room in _STREAM_STEPS:
-                yield filled(Tile(outputs, tokens, depth, 1, prefetch=2048), layer.gated, room * 1024)
+        whole = weight_rows // layer.products
+        for depth, room in _STREAM_STEPS:
+            yield filled(Tile(even_share(layer.outputs, whole), tokens, depth, 1), layer.gated, room * 1024)
         for depth, room in _BLOCK_STEPS:
-            tile = Tile(weight_rows, tokens, depth, 1, descriptors=True)
+            yield filled(Tile(whole, tokens, depth, 1, descriptors=True), layer.gated, room * 1024)
+    for weight_rows in (32, 64, 128) if tokens == 64 else ():
+        for depth, room in _BLOCK_STEPS[:3]:
+            tile = Tile(weight_rows // layer.products, 64, depth, 1, descriptors=True, tokens_first=True)
             yield filled(tile, layer.gated, room * 1024)
+
+
+def _large(layer: Layer) -> list[Tile]:
+    return [replace(tile, outputs=tile.outputs // layer.products) for tile in _LARGE]
 
 
 def candidates(layer: Layer, rows: int) -> list[Tile]:
     """Tiles worth measuring for `rows` rows, none of which needs more shared memory or registers than there are."""
     if rows > 256:
-        return list(_LARGE_GATED if layer.gated else _LARGE)
-    heights = {max(rows, 16)} | ({rows // 2} if rows >= 64 else set())
+        return _large(layer)
+    heights = {max(rows, 16)} | ({rows // 2} if rows >= 128 else set())
     tiles = dict.fromkeys(tile for tokens in sorted(heights) for tile in _few_rows(layer, tokens))
     if rows == 256:
-        tiles |= dict.fromkeys(_LARGE_GATED if layer.gated else _LARGE)
+        tiles |= dict.fromkeys(_large(layer))
     return [tile for tile in tiles if _fits(tile, layer.gated)]
 
 
 def compiled_alike(tile: Tile, layer: Layer) -> Tile:
     """A tile that stands for all that share one compiled kernel with `tile`: some sizes are arguments of it."""
+    prefetch = min(tile.prefetch, 1)
     if tile.descriptors:
-        return replace(tile, persistent=False)
-    return replace(tile, outputs=tile.weight_rows(layer.gated) // (2 if layer.gated else 1), prefetch=0)
+        return replace(tile, prefetch=prefetch)
+    return replace(tile, outputs=tile.weight_rows(layer.gated) // layer.products, prefetch=prefetch)

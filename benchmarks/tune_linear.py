@@ -4,8 +4,7 @@
 
 Every candidate is checked against the simplest tile bit for bit, that one against float64 sums, and timed in a CUDA
 graph that goes round copies of the weights larger than the cache. Beside it stands the library's product of the same
-sizes (for a gated layer without its activation). At the end whole passes are timed: every layer of the model in order,
-with different amounts of weights asked for ahead; the best amount goes into the table.
+sizes (for a gated layer without its activation). Of the fastest, those go into the table that make whole passes fast.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,61 +24,27 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.linear_candidates import ROW_BUCKETS, Layer, candidates, compiled_alike, layers_8b
+from benchmarks.linear_operands import SIMPLEST, SIMPLEST_GATED, Operands, microseconds
+from benchmarks.linear_passes import Passes, descend, variants
 from benchmarks.report import machine, markdown_table
-from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.tuning import table_name
 
 TABLES = Path(__file__).resolve().parents[1] / "kernels" / "slipstream_kernels" / "ops" / "gpu" / "tuning"
-SIMPLEST = Tile(outputs=64, tokens=16, depth=64, stages=3)
-SIMPLEST_GATED = replace(SIMPLEST, outputs=32)
-PREFETCHES = (0, 512, 1024, 2048, 4096)
+FEW_ROWS = 256
+"""Rows up to which the weights' way to the multiprocessors counts, and with it what runs before and after a kernel."""
+
+NEAR = 1.15
+MOST_NEAR = 5
+"""Tiles tried in passes: so many times the fastest's time alone at most, and so many of them."""
+
+Ranked = dict[tuple[str, int], dict[Tile, float]]
+"""Microseconds of each tile, by layer name and rows."""
+
 CACHE_BYTES = 256 * 2**20
 """Weights that a timed graph reads at least before it reads the same again."""
 
-COMPILERS = 12
-
-
-@dataclass
-class Operands:
-    """What one layer works on: copies of its weight, and rows enough for every bucket."""
-
-    layer: Layer
-    weights: list[torch.Tensor]
-    x: torch.Tensor
-    residual: torch.Tensor | None
-    out: torch.Tensor
-
-    @classmethod
-    def random(cls, layer: Layer, rows: int, copies: int) -> Operands:
-        make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-        weights = [make(layer.weight_rows, layer.inputs).mul_(layer.inputs**-0.5) for _ in range(copies)]
-        dtype = torch.float32 if layer.logits else torch.bfloat16
-        out = torch.empty(rows, layer.outputs, device="cuda", dtype=dtype)
-        residual = make(rows, layer.outputs) if layer.residual else None
-        return cls(layer, weights, make(rows, layer.inputs), residual, out)
-
-    def run(self, rows: int, tile: Tile, copy: int = 0) -> torch.Tensor:
-        x, out, weight = self.x[:rows], self.out[:rows], self.weights[copy % len(self.weights)]
-        if self.layer.gated:
-            gated_linear(x, weight, out, tile=tile)
-        else:
-            linear(x, weight, out, residual=None if self.residual is None else self.residual[:rows], tile=tile)
-        return out
-
-    @property
-    def simplest(self) -> Tile:
-        return SIMPLEST_GATED if self.layer.gated else SIMPLEST
-
-    def exact_rows(self, rows: int, columns: int) -> torch.Tensor:
-        """float64 results of the first rows and columns."""
-        weight = self.weights[0]
-        picked = torch.cat([part[:columns] for part in weight.chunk(2 if self.layer.gated else 1)]).double()
-        sums = self.x[:rows].double() @ picked.T
-        if self.layer.gated:
-            gate, up = sums.chunk(2, dim=1)
-            return torch.nn.functional.silu(gate) * up
-        return sums if self.residual is None else sums + self.residual[:rows, :columns].double()
+COMPILERS = 15
 
 
 def compile_share(work: Sequence[tuple[Layer, int, Tile]]) -> list[tuple[Layer, Tile, str]]:
@@ -101,7 +65,9 @@ def compile_all(layers: Sequence[Layer], buckets: Sequence[int]) -> set[tuple[st
     for layer in layers:
         simplest = SIMPLEST_GATED if layer.gated else SIMPLEST
         for rows in buckets:
-            for tile in (*candidates(layer, rows), simplest) if layer.measured_at(rows) else ():
+            tiles = candidates(layer, rows) if layer.measured_at(rows) else []
+            tried_in_passes = layer.count > 1 and rows <= FEW_ROWS
+            for tile in (*(variants(tiles) if tried_in_passes else tiles), simplest):
                 key = (compiled_alike(tile, layer), layer.gated, layer.residual, layer.logits)
                 wanted.setdefault(key, (layer, rows, tile))
     work = list(wanted.values())
@@ -118,25 +84,6 @@ def compile_all(layers: Sequence[Layer], buckets: Sequence[int]) -> set[tuple[st
 
 def like(one: Layer, other: Layer) -> bool:
     return (one.gated, one.residual, one.logits) == (other.gated, other.residual, other.logits)
-
-
-def microseconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
-    """Median time of a CUDA graph of `calls`, divided by their number."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) * 1e3)
-    return statistics.median(times[2:]) / len(calls)
 
 
 def rotations(operands: Operands, rows: int) -> int:
@@ -170,7 +117,8 @@ class Best:
         tile, gated = self.tile, self.layer.gated
         kind = ("blocks" + "*" * tile.persistent) if tile.descriptors else "stream"
         cut = (
-            f"{kind} {tile.outputs}x{tile.tokens}x{tile.depth} s{tile.stages} w{tile.warps} ({tile.weight_rows(gated)})"
+            f"{kind} {tile.outputs}x{tile.tokens}x{tile.depth} s{tile.stages} w{tile.warps} "
+            f"({tile.weight_rows(gated)}) +{tile.prefetch}" + " tokens first" * tile.tokens_first
         )
         operations = 2 * self.rows * self.layer.weight_rows * self.layer.inputs
         return [
@@ -191,8 +139,8 @@ def check(operands: Operands, rows: int) -> torch.Tensor:
     return expected
 
 
-def best_of(operands: Operands, rows: int, tiles: Sequence[Tile], expected: torch.Tensor, log: list[Any]) -> Best:
-    """Time `tiles` and return the fastest of those whose bits are right."""
+def time_all(operands: Operands, rows: int, tiles: Sequence[Tile], expected: torch.Tensor) -> dict[Tile, float]:
+    """Microseconds of those of `tiles` whose bits are right."""
     times: dict[Tile, float] = {}
     for tile in tiles:
         operands.out[:rows].fill_(torch.nan)
@@ -200,35 +148,31 @@ def best_of(operands: Operands, rows: int, tiles: Sequence[Tile], expected: torc
             print(f"WRONG BITS: {operands.layer.name}, {rows} rows, {tile}")
             continue
         times[tile] = timed(operands, rows, tile)
-        log.append({"layer": operands.layer.name, "rows": rows, "microseconds": times[tile], "tile": asdict(tile)})
-    tile = min(times, key=lambda tile: times[tile])
-    return Best(operands.layer, rows, tile, times[tile], library_time(operands, rows))
+    return times
 
 
-def pass_time(every: Sequence[Operands], tiles: dict[str, Tile], rows: int) -> float:
-    """Milliseconds of all linear layers of a pass, in order."""
-    body = [operands for operands in every if operands.layer.count > 1]
-    head = [operands for operands in every if operands.layer.count == 1 and operands.layer.name in tiles]
-    depth = max(operands.layer.count for operands in body)
-    turns = [(operands, index) for index in range(depth) for operands in body] + [(operands, 0) for operands in head]
-    calls = [partial(operands.run, rows, tiles[operands.layer.name], index) for operands, index in turns]
-    return microseconds(calls, replays=5) * len(calls) / 1e3
+def choose_by_passes(passes: Passes, ranked: Ranked, best: dict[tuple[str, int], Best], rows: int) -> None:
+    """Put the tiles of the fastest pass of `rows` rows into `best`."""
+    near = {
+        name: [tile for tile in sorted(times, key=lambda tile: times[tile]) if times[tile] < NEAR * min(times.values())]
+        for (name, bucket), times in ranked.items()
+        if bucket == rows
+    }
+    options = {name: variants(tiles[:MOST_NEAR]) for name, tiles in near.items()}
+    for name, tile in descend(passes, options, rows).items():
+        best[name, rows].tile = tile
 
 
-def choose_prefetch(every: Sequence[Operands], best: dict[tuple[str, int], Best], rows: int) -> list[object]:
-    """Time whole passes with each amount asked for ahead, put the best into `best`, return the row to print."""
+def pass_row(passes: Passes, best: dict[tuple[str, int], Best], rows: int) -> list[object]:
     here = {name: found for (name, bucket), found in best.items() if bucket == rows}
-    passes = {}
-    asking = any(not found.tile.descriptors for found in here.values())
-    for prefetch in PREFETCHES if asking else PREFETCHES[:1]:
-        tiles = {name: replace(found.tile, prefetch=prefetch) for name, found in here.items()}
-        passes[prefetch] = pass_time(every, tiles, rows)
-    chosen = min(passes, key=lambda prefetch: passes[prefetch])
-    for found in here.values():
-        found.tile = replace(found.tile, prefetch=0 if found.tile.descriptors else chosen)
+    tiles = {name: found.tile for name, found in here.items()}
+    idle = {name: replace(tile, prefetch=0) for name, tile in tiles.items()}
+    alone = passes.milliseconds(tiles, rows, passes.layers, alone=True)
+    without = passes.milliseconds(idle, rows, passes.layers, alone=True)
+    whole = passes.milliseconds(tiles, rows, passes.layers)
     library = sum(found.library * found.layer.count for found in here.values()) / 1e3
     weights = sum(found.layer.weight_bytes * found.layer.count for found in here.values())
-    return [rows, chosen, passes[chosen], passes[0], library, weights / passes[chosen] / 1e9]
+    return [rows, alone, without, whole, library, weights / alone / 1e9]
 
 
 def entry(best: Best) -> dict[str, Any]:
@@ -269,7 +213,7 @@ def main() -> int:
     print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
     torch.manual_seed(0)
     best: dict[tuple[str, int], Best] = {}
-    log: list[Any] = []
+    ranked: Ranked = {}
     every = []
     for layer in tqdm(layers, desc="layers", unit="layer"):
         buckets = [rows for rows in options.rows if layer.measured_at(rows)]
@@ -278,17 +222,33 @@ def main() -> int:
         expected = check(operands, max(buckets))
         for rows in buckets:
             tiles = [t for t in candidates(layer, rows) if (layer.name, compiled_alike(t, layer)) not in failures]
-            best[layer.name, rows] = best_of(operands, rows, tiles, expected, log)
-    passes = [choose_prefetch(every, best, rows) for rows in options.rows]
+            times = ranked[layer.name, rows] = time_all(operands, rows, tiles, expected)
+            tile = min(times, key=lambda tile: times[tile])
+            best[layer.name, rows] = Best(layer, rows, tile, times[tile], library_time(operands, rows))
+    print(f"each alone after {time.monotonic() - started:.0f} s", flush=True)
+    passes = Passes(every)
+    for rows in tqdm([rows for rows in options.rows if rows <= FEW_ROWS], desc="passes", unit="rows"):
+        choose_by_passes(passes, ranked, best, rows)
+    for one in best.values():
+        if one.tile not in ranked[one.layer.name, one.rows]:
+            operands = next(operands for operands in every if operands.layer is one.layer)
+            ranked[one.layer.name, one.rows][one.tile] = timed(operands, one.rows, one.tile)
+        one.time = ranked[one.layer.name, one.rows][one.tile]
     found = sorted(best.values(), key=lambda one: one.rows)
     device = torch.cuda.get_device_name()
     write_table(options.output or TABLES / table_name(device), found, {"device": device, **machine()})
     if options.log:
+        log = [
+            {"layer": name, "rows": rows, "microseconds": time, "tile": asdict(tile)}
+            for (name, rows), times in ranked.items()
+            for tile, time in times.items()
+        ]
         options.log.write_text(json.dumps(log, indent=0), encoding="utf-8")
     print(
         markdown_table(["rows", "layer", "tile", "us", "library", "ratio", "TB/s", "TFLOP/s"], [b.row for b in found])
     )
-    print(markdown_table(["rows", "prefetch", "pass ms", "without", "library (sum) ms", "TB/s"], passes))
+    heads = ["rows", "linear layers ms", "without prefetch", "with the rest", "library (sum) ms", "TB/s"]
+    print(markdown_table(heads, [pass_row(passes, best, rows) for rows in options.rows]))
     print(f"{time.monotonic() - started:.0f} s")
     return 0
 

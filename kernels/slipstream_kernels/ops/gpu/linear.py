@@ -1,7 +1,7 @@
 """Linear layers whose rows do not depend on how many rows there are, nor on how the work is cut.
 
 Every output is one chain of matrix instructions over k = 0, 16, 32, .., K - 16 into a float32 accumulator that starts
-at zero. Weights are always the instruction's first operand and tokens the second, whatever their number.
+at zero. Whether weights or tokens are the instruction's first operand changes no bit, as is measured of every tile.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, dot, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums, store_outputs
 from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
-from slipstream_kernels.ops.gpu.prefetch import prefetch_rows, prefetch_step
+from slipstream_kernels.ops.gpu.prefetch import prefetch_rows
 
 _GROUP = 8
 
@@ -53,10 +53,13 @@ def _linear_blocks(
     RESIDUAL: tl.constexpr,
     GROUP: tl.constexpr,
     PREFETCH: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr,
 ) -> None:
     """`x` and `weight` are descriptors of blocks [TOKENS, DEPTH] and [WEIGHT_ROWS, DEPTH], zero beyond their edges.
 
-    Where PREFETCH, a program has one tile and asks for weights `ahead` columns before they are loaded.
+    Where not PERSISTENT, a program has one tile. Where PREFETCH, the first `ahead` columns of its weights are asked
+    for early. Where TOKENS_FIRST, tokens are the first operand of the product.
     """
     release_next()
     output_tiles = tl.cdiv(outputs * PRODUCTS, WEIGHT_ROWS)
@@ -65,18 +68,21 @@ def _linear_blocks(
         output_tile, token_tile = _tile_of(tl.program_id(0), output_tiles, token_tiles, GROUP)
         lines = output_tile * WEIGHT_ROWS + tl.arange(0, WEIGHT_ROWS)
         asking = (lines < outputs * PRODUCTS) & (token_tile == 0)
-        rows_at = weight_at + lines.to(tl.int64) * inputs
-        prefetch_rows(rows_at, asking, 0, ahead, inputs)
+        prefetch_rows(weight_at + lines.to(tl.int64) * inputs, asking, ahead, inputs)
     wait_for_previous()
-    for number in tl.range(tl.program_id(0), output_tiles * token_tiles, tl.num_programs(0), flatten=not PREFETCH):
+    end = output_tiles * token_tiles if PERSISTENT else tl.program_id(0) + 1
+    for number in tl.range(tl.program_id(0), end, tl.num_programs(0), flatten=PERSISTENT):
         output_tile, token_tile = _tile_of(number, output_tiles, token_tiles, GROUP)
         first = output_tile * WEIGHT_ROWS
         first_token = token_tile * TOKENS
-        sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
+        sums = tl.zeros((TOKENS, WEIGHT_ROWS) if TOKENS_FIRST else (WEIGHT_ROWS, TOKENS), tl.float32)
         for start in range(0, inputs, DEPTH):
-            if PREFETCH:
-                prefetch_step(rows_at, asking, start, ahead, inputs, DEPTH)
-            sums = dot(weight.load([first, start]), tl.trans(x.load([first_token, start])), sums)
+            if TOKENS_FIRST:
+                sums = dot(x.load([first_token, start]), tl.trans(weight.load([first, start])), sums)
+            else:
+                sums = dot(weight.load([first, start]), tl.trans(x.load([first_token, start])), sums)
+        if TOKENS_FIRST:
+            sums = tl.trans(sums)
         if PRODUCTS == 2:
             sums = gated_sums(sums)
         first //= PRODUCTS
@@ -97,6 +103,17 @@ def _programs(tile: Tile, tiles: int, gated: bool, device: torch.device) -> int:
     return min(tiles, _multiprocessors(device) * (SHARED_MEMORY // tile.shared_memory(gated)))
 
 
+def _rows_to_fetch(x: torch.Tensor, tokens: int) -> int:
+    """Rows of x, and as many behind them as its memory holds to fill the last block of `tokens`.
+
+    Fetching rows takes less time than filling a block with zeros. What lies behind x reaches only sums that are not
+    stored.
+    """
+    held: int = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset() - x.shape[1]) // x.stride(0) + 1
+    filled: int = triton.cdiv(len(x), tokens) * tokens
+    return max(len(x), min(filled, held))
+
+
 def linear_blocks(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -112,7 +129,7 @@ def linear_blocks(
     launch(
         _linear_blocks,
         (_programs(tile, tiles, gated, x.device),),
-        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
+        TensorDescriptor(x, [_rows_to_fetch(x, tile.tokens), inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile.weight_rows(gated), tile.depth]),
         weight,
         out,
@@ -134,4 +151,6 @@ def linear_blocks(
         RESIDUAL=residual is not None,
         GROUP=_GROUP,
         PREFETCH=tile.prefetch > 0 and not tile.persistent,
+        PERSISTENT=tile.persistent,
+        TOKENS_FIRST=tile.tokens_first,
     )

@@ -16,7 +16,7 @@ import triton.language as tl
 from slipstream_kernels.ops.gpu.launch import dot, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums, store_outputs
 from slipstream_kernels.ops.gpu.linear_tile import Tile
-from slipstream_kernels.ops.gpu.prefetch import prefetch_rows, prefetch_step
+from slipstream_kernels.ops.gpu.prefetch import prefetch_rows
 
 
 @triton.jit
@@ -25,14 +25,11 @@ def _sums(
     rows_at: tl.tensor,
     present: tl.tensor,
     own: tl.tensor,
-    ahead: tl.tensor,
     inputs: tl.tensor,
-    asking: tl.tensor,
     WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ) -> Any:
     """weight x^T for WEIGHT_ROWS x TOKENS: one chain along K. Products of zero beyond K leave the sums' bits alone."""
     depths = tl.arange(0, DEPTH)[None, :]
@@ -40,8 +37,6 @@ def _sums(
     weight_at = rows_at[:, None] + depths
     sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
     for start in range(0, inputs, DEPTH):
-        if PREFETCH:
-            prefetch_step(rows_at, asking, start, ahead, inputs, DEPTH)
         if EVEN:
             weights = tl.load(weight_at, mask=own, other=0.0)
             values = tl.load(x_at, mask=present, other=0.0)
@@ -79,7 +74,7 @@ def _linear_stream(
     EVEN: tl.constexpr,
     PREFETCH: tl.constexpr,
 ) -> None:
-    """`share` outputs of one block of tokens; weights are asked for `ahead` columns before they are loaded."""
+    """`share` outputs of one block of tokens. Where PREFETCH, their first `ahead` weights are asked for early."""
     release_next()
     token_tiles = tl.cdiv(rows, TOKENS)
     first = tl.program_id(0) // token_tiles * share
@@ -89,15 +84,12 @@ def _linear_stream(
     lines = first * PRODUCTS + tl.arange(0, WEIGHT_ROWS)
     own = lines < end * PRODUCTS
     rows_at = weight + lines.to(tl.int64) * inputs
-    asking = own & (first_token == 0)
     if PREFETCH:
-        prefetch_rows(rows_at, asking, 0, ahead, inputs)
+        prefetch_rows(rows_at, own & (first_token == 0), ahead, inputs)
     wait_for_previous()
     x_at = x + tokens.to(tl.int64)[:, None] * x_stride
     present = (tokens < rows)[:, None]
-    sums = _sums(
-        x_at, rows_at, present, own[:, None], ahead, inputs, asking, WEIGHT_ROWS, TOKENS, DEPTH, EVEN, PREFETCH
-    )
+    sums = _sums(x_at, rows_at, present, own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
     if PRODUCTS == 2:
         sums = gated_sums(sums)
     store_outputs(sums, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL)

@@ -18,7 +18,7 @@ class Tile:
     """One program's share of out[rows, outputs], and how it streams its operands.
 
     Weight rows are the first operand of the matrix product, in a block of a power of two and at least 64 rows of which
-    the program's own are loaded and the others are zero; tokens are the second.
+    the program's own are loaded and the others are zero; tokens are the second, unless `tokens_first`.
     """
 
     outputs: int
@@ -43,12 +43,16 @@ class Tile:
     """With `descriptors`: as many programs as the device holds at once, each taking tile after tile."""
 
     prefetch: int = 0
-    """Bytes of each weight row, a multiple of 1024, that a program asks for ahead of its use, from before the previous
-    kernel has ended. Not where `persistent`."""
+    """Bytes of each weight row, a multiple of 512, that a program asks for before the previous kernel has ended. Not
+    where `persistent`."""
+
+    tokens_first: bool = False
+    """With `descriptors`: tokens, at least 64, are the first operand of the product and weight rows the second."""
 
     def weight_rows(self, gated: bool) -> int:
-        """Rows of the first operand."""
-        return max(int(next_power_of_2(self.outputs * (2 if gated else 1))), _MATRIX_ROWS)
+        """Rows of the block of weights."""
+        rows = int(next_power_of_2(self.outputs * (2 if gated else 1)))
+        return rows if self.tokens_first else max(rows, _MATRIX_ROWS)
 
     def shared_memory(self, gated: bool) -> int:
         """Bytes of the stages; what the compiler adds for barriers and reordering is less than 8 KB."""

@@ -9,12 +9,14 @@ from slipstream_kernels.ops.gpu.linear_tile import Tile
 
 STREAM = Tile(outputs=40, tokens=16, depth=64, stages=3, prefetch=1024)
 BLOCKS = Tile(outputs=64, tokens=32, depth=64, stages=3, descriptors=True, persistent=True)
+TOKENS_FIRST = Tile(outputs=32, tokens=64, depth=64, stages=3, descriptors=True, tokens_first=True)
 TILES = [
     STREAM,
     Tile(outputs=64, tokens=32, depth=128, stages=2),
     Tile(outputs=24, tokens=16, depth=32, stages=2),
     BLOCKS,
     Tile(outputs=128, tokens=16, depth=32, stages=3, descriptors=True, prefetch=1024),
+    TOKENS_FIRST,
 ]
 SHAPES = [(5, 96, 48), (1, 64, 128), (37, 208, 80)]
 """(rows, outputs, inputs)"""
@@ -68,7 +70,7 @@ def test_residual_in_place(device: torch.device, tile: Tile) -> None:
 
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("op", [gated_linear, gated_linear_reference])
-@pytest.mark.parametrize("tile", [STREAM, Tile(32, 32, 128, 2), BLOCKS, None])
+@pytest.mark.parametrize("tile", [STREAM, Tile(32, 32, 128, 2), BLOCKS, TOKENS_FIRST, None])
 def test_gated(device: torch.device, op, rows: int, outputs: int, inputs: int, tile: Tile | None) -> None:
     torch.manual_seed(rows)
     x, weight = normal(rows, inputs, device=device), normal(2 * outputs, inputs, device=device)
@@ -112,3 +114,15 @@ def test_rows_may_lie_apart(device: torch.device, tile: Tile) -> None:
     expected = x[:, 16:64].double() @ weight.double().T + residual[:, 64:].double()
     assert error(out[:, 32:96], expected) < 2**-8
     assert torch.equal(out[:, :32], before[:, :32]) and torch.equal(out[:, 96:], before[:, 96:])
+
+
+@pytest.mark.parametrize("tile", [STREAM, BLOCKS, TOKENS_FIRST])
+@pytest.mark.parametrize("behind", [0, 2, 100])
+def test_what_lies_behind_the_rows_reaches_none_of_them(device: torch.device, tile: Tile, behind: int) -> None:
+    torch.manual_seed(5)
+    weight, memory = normal(96, 64, device=device), normal(5 + behind, 64, device=device)
+    memory[5:] = torch.nan
+    out = poisoned(5 + behind, 96, device=device)
+    linear(memory[:5], weight, out[:5], tile=tile)
+    assert error(out[:5], memory[:5].double() @ weight.double().T) < 2**-8
+    assert out[5:].isnan().all()

@@ -54,3 +54,4 @@ def test_weight_rows_of_a_gated_tile_are_gate_and_up() -> None:
     assert Tile(56, 16, 64, 3).weight_rows(gated=True) == 128
     assert Tile(48, 16, 64, 3).weight_rows(gated=False) == 64
     assert Tile(64, 16, 64, 3, descriptors=True).weight_rows(gated=True) == 128
+    assert Tile(16, 64, 64, 3, descriptors=True, tokens_first=True).weight_rows(gated=True) == 32
