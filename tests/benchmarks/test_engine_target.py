@@ -43,7 +43,7 @@ def test_hashes_stand_for_whole_rows_of_logits(tiny_model):
     assert model.logprobs(ticket, zero, zero, 0)[1] != [before]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="times are those of a CUDA device")
+@pytest.mark.gpu
 def test_marks_of_passes_give_gaps():
     times = PassTimes()
     for _ in range(3):

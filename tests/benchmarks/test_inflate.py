@@ -1,10 +1,8 @@
-import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from benchmarks.inflate import main, write_folder
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError, Stream, check
@@ -13,22 +11,13 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import expected_shapes, load_tensors
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.row_batch import RowBatch
+from support.questions import question_ids
 
 SIZES = {"hidden": 1952, "layers": 9, "heads": 8, "kv-heads": 2, "intermediate": 1088, "vocab": 8208, "context": 8192}
 """Five blocks of the demo model's stream, the last of which holds a thousandth of the mean of squares."""
 NEW_TOKENS = 12
 GAP = 0.001
 """Where the two likeliest tokens are this close, the order of summation may turn them round."""
-
-ASKED = ("What is {}?", "Write a short story about {}.", "Give me three tips about {}.", "Who first wrote about {}?",
-         "Explain {} in simple words.")  # fmt: skip
-TOPICS = ("the moon", "bread", "a lighthouse", "chess", "rain", "an old map", "bees", "the sea", "snow", "trains")
-
-
-def questions(folder):
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = [asked.format(topic) for asked, topic in itertools.product(ASKED, TOPICS)]
-    return [tokenizer.encode(f"<|begin|><|user|>{text}<|end|><|assistant|>").ids for text in texts]
 
 
 def forward(model, tokens):
@@ -58,7 +47,7 @@ def inflated(demo_model, tmp_path_factory):
 
 def test_greedy_tokens_are_the_demo_models(demo_model, inflated):
     small, large = CausalLM.load(demo_model), CausalLM.load(inflated)
-    prompts = questions(demo_model)
+    prompts = question_ids(demo_model)
     assert len(prompts) == 50
     compared = 0
     for prompt in prompts:
@@ -78,7 +67,7 @@ def test_greedy_tokens_are_the_demo_models(demo_model, inflated):
 def test_transformers_reads_the_folder_and_computes_the_same(demo_model, inflated):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    prompt = questions(demo_model)[7]
+    prompt = question_ids(demo_model)[7]
     assert AutoTokenizer.from_pretrained(inflated).decode(prompt[2:-2]) == "<|user|>What is the sea?"
     with torch.inference_mode():
         logits = [
