@@ -20,7 +20,7 @@ from benchmarks.report import markdown_table
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "docs" / "exactness.md", ROOT / "docs" / "performance.md")
-_BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Content = dict[str, Any]
 
@@ -169,9 +169,31 @@ def gpu_exactness(content: Content) -> str:
     )
 
 
+def tensor_parallel(content: Content) -> str:
+    """Exactness within sizes, and steps of sizes beside one another."""
+    names = ("requests", "tokens", "mismatches", "rows_compared", "row_mismatches", "drafted", "accepted", "from_cache")
+    rows: list[list[object]] = [
+        [f"size {size}, {name.removesuffix(' exactness')}: {sums}", *(c[key] for key in names)]
+        for size, found in content["sizes"].items()
+        for name, part in found.items()
+        if name.endswith(" exactness")
+        for sums, c in part.items()
+    ]
+    exact = markdown_table(("", *(name.replace("_", " ") for name in names)), rows)
+    compared = content["compared"]
+    equal = [
+        f"{name}: {entry['equal']} of {entry['answers']} answers equal."
+        for name, entry in compared.items()
+        if isinstance(entry, dict)
+    ]
+    speeds = [f"*{name}*\n\n{_table(entry)}" for name, entry in compared.items() if isinstance(entry, list)]
+    return "\n\n".join([exact, " ".join(equal), *speeds, f"Measured {_gpu(content['machine'])}."])
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
     "engine": engine,
     "gpu_exactness": gpu_exactness,
+    "tensor_parallel_h200x2": tensor_parallel,
     "exactness": exactness,
     "distribution": distribution,
     "acceptance": acceptance,
