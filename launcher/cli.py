@@ -70,6 +70,12 @@ def serve(
     draft_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the draft service.")] = None,
     gateway_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the gateway.")] = None,
     drain_seconds: Annotated[float, typer.Option(help="How long running streams may take to finish.", min=0)] = 30.0,
+    resume_seconds: Annotated[
+        float | None, typer.Option(help="How long streams wait for a verify service that died.", min=0)
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="Short runs in a row after which gateway or verify is given up; 0: never.", min=0)
+    ] = 10,
     start_seconds: Annotated[float, typer.Option(help="How long the services may take to start.", min=1)] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
 ) -> None:
@@ -103,12 +109,21 @@ def serve(
                 *(verify_arg or ()),
             ),
             draft_arguments=("--log-level", log_level, *_flags({"threads": draft_threads}), *(draft_arg or ())),
-            gateway_arguments=(*shared, *_flags({"api-keys-file": api_keys_file}), *(gateway_arg or ())),
+            gateway_arguments=(
+                *shared,
+                *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),
+                *(gateway_arg or ()),
+            ),
         )
         check_ports(layout)
     except (ModelNotFoundError, PortTakenError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    options = ServeOptions(model_name or folder.name, start_seconds=start_seconds, drain_seconds=drain_seconds)
+    options = ServeOptions(
+        model_name or folder.name,
+        start_seconds=start_seconds,
+        drain_seconds=drain_seconds,
+        max_restarts=max_restarts,
+    )
     raise typer.Exit(run(layout, options))
 
 

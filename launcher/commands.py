@@ -47,7 +47,7 @@ class Layout:
         """The draft service."""
         proposers = tuple(part for spec in self.draft for part in ("--proposers", spec))
         arguments = ("--verify", self.verify_address, *_listen(self.draft_address), *proposers, *self.draft_arguments)
-        return self._command("draft", "draft_service", self.draft_address, arguments)
+        return self._command("draft", "draft_service", self.draft_address, arguments, essential=False)
 
     @property
     def gateway(self) -> ServiceCommand:
@@ -58,8 +58,10 @@ class Layout:
         arguments = ("--verify", self.verify_address, "--model", str(self.model), *doors, *self.gateway_arguments)
         return self._command("gateway", "gateway", reachable(self.grpc_address), arguments)
 
-    def _command(self, name: str, module: str, address: str, arguments: Sequence[str]) -> ServiceCommand:
-        return ServiceCommand(name, (sys.executable, "-m", module, *arguments), address, self.environment)
+    def _command(
+        self, name: str, module: str, address: str, arguments: Sequence[str], *, essential: bool = True
+    ) -> ServiceCommand:
+        return ServiceCommand(name, (sys.executable, "-m", module, *arguments), address, self.environment, essential)
 
 
 def proposer_name(spec: str) -> str:

@@ -35,6 +35,8 @@ class ServiceCommand:
     """host:port of its gRPC server."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the launcher's own."""
+    essential: bool = True
+    """Whether nothing is served without it."""
 
 
 class Spawner:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from launcher.commands import Layout, reachable, split_address
 from launcher.log_view import LogView
 from launcher.readiness import StartupError, wait_attached
-from launcher.supervisor import Supervisor
+from launcher.supervisor import MOST_FAILURES, RestartPolicy, Supervisor
 
+GIVEN_UP = 0
+"""Takes the place of a signal's number where a service cannot be kept running."""
 KILL_POLL_SECONDS = 0.1
 DRAIN_MARGIN_SECONDS = 5.0
 """Services end their own drain first; the launcher's limit is this much later."""
@@ -29,6 +31,7 @@ class ServeOptions:
     model_name: str
     start_seconds: float
     drain_seconds: float
+    max_restarts: int = MOST_FAILURES
 
 
 class PortTakenError(RuntimeError):
@@ -57,11 +60,14 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     """Run the services until a signal; returns the exit status.
 
     The first SIGTERM or SIGINT drains: running streams finish, new requests are refused. The second ends everything.
+    An essential service that ends again and again, soon after each start, ends everything with status 1.
     """
     view = LogView(sys.stderr)
     # Gateway before the services it needs, so that its streams can finish.
     commands = [layout.gateway, *([layout.drafter] if layout.draft else []), layout.verify]
-    supervisor = Supervisor(commands, view)
+    ends: queue.SimpleQueue[int] = queue.SimpleQueue()
+    policy = RestartPolicy(most_failures=options.max_restarts)
+    supervisor = Supervisor(commands, view, policy, on_given_up=lambda _: ends.put(GIVEN_UP))
     signal.signal(signal.SIGTERM, _leave)
     names = ", ".join(reversed([command.name for command in commands]))
     view("slipstream", f"starting {names}; the first start on a machine also compiles the CPU kernels")
@@ -72,16 +78,16 @@ def serve(layout: Layout, options: ServeOptions) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: signals.put(number))
+        signal.signal(number, lambda number, _frame: ends.put(number))
     if layout.draft:
         _await_attachment(layout, supervisor, view)
     with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
         print(greeting(layout, options.model_name), flush=True)
-    signals.get()
+    given_up = ends.get() == GIVEN_UP
     view("slipstream", "draining; again to stop at once")
-    return _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, signals)
+    status = _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, ends)
+    return 1 if given_up else status
 
 
 def greeting(layout: Layout, model_name: str) -> str:
@@ -122,7 +128,8 @@ def _drain(supervisor: Supervisor, grace: float, signals: queue.SimpleQueue[int]
     drain.start()
     while drain.is_alive():
         try:
-            signals.get(timeout=KILL_POLL_SECONDS)
+            if signals.get(timeout=KILL_POLL_SECONDS) == GIVEN_UP:
+                continue
         except queue.Empty:
             continue
         supervisor.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner
@@ -15,17 +15,25 @@ WATCH_SECONDS = 0.1
 """Longest time until an ended service is noticed."""
 
 
+MOST_FAILURES = 10
+"""Short runs in a row after which an essential service is given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How long to wait before a service that ended is started again: doubling, reset by a good run."""
+    """How long to wait before a service that ended is started again: doubling, reset by a good run.
+
+    An essential service is not started again after `most_failures` short runs in a row, 0 standing for any number.
+    """
 
     first_seconds: float = 0.5
     longest_seconds: float = 10.0
     good_run_seconds: float = 30.0
+    most_failures: int = MOST_FAILURES
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many short runs in a row, the last one included."""
-        return min(self.longest_seconds, self.first_seconds * 2.0 ** max(0, failures - 1))
+        return min(self.longest_seconds, self.first_seconds * 2.0 ** min(30, max(0, failures - 1)))
 
 
 class _Watched:
@@ -45,12 +53,21 @@ class Supervisor:
     """Runs services given in the order in which they drain: those that others depend on come last.
 
     `start` refuses a set that does not come up; from then on whatever ends is started again until `drain` or `kill`.
+    `on_given_up` is called from another thread with the name of an essential service that ended too often; by then
+    nothing is started again any more.
     """
 
-    def __init__(self, commands: Sequence[ServiceCommand], sink: LogSink, policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self,
+        commands: Sequence[ServiceCommand],
+        sink: LogSink,
+        policy: RestartPolicy | None = None,
+        on_given_up: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._commands = tuple(commands)
         self._sink = sink
         self._policy = policy or RestartPolicy()
+        self._on_given_up = on_given_up
         self._spawner = Spawner()
         self._watched: list[_Watched] = []
         self._stopping = threading.Event()
@@ -119,6 +136,12 @@ class Supervisor:
 
     def _postpone(self, watched: _Watched, failure: str) -> None:
         watched.failures += 1
+        name, most = watched.command.name, self._policy.most_failures
+        if watched.command.essential and 0 < most <= watched.failures:
+            self._stopping.set()
+            self._sink(name, f"{failure}; given up after {most} short runs in a row")
+            self._on_given_up(name)
+            return
         delay = self._policy.delay(watched.failures)
         watched.due = time.monotonic() + delay
-        self._sink(watched.command.name, f"{failure}; starts again in {delay:.1f} s")
+        self._sink(name, f"{failure}; starts again in {delay:.1f} s")

@@ -31,7 +31,7 @@ def follower_of(cluster):
 
 def test_a_killed_follower_ends_the_service(model):
     (job,) = jobs(1, tokens=450)
-    with Cluster(model, verify_args=SHARED, env=ONE_THREAD) as cluster:
+    with Cluster(model, verify_args=SHARED, gateway_args=("--resume-seconds", "0"), env=ONE_THREAD) as cluster:
         follower = follower_of(cluster)
 
         async def run():

@@ -1,6 +1,7 @@
-"""The verify service dies: clients are told so at once, and all recovers by itself when it is back."""
+"""The verify service dies: streams go on where they stood once it is back, and fail in time where it stays away."""
 
 import asyncio
+import os
 import signal
 from dataclasses import replace
 
@@ -8,76 +9,103 @@ import grpc
 import httpx
 import pytest
 
-from benchmarks.runner import connect
+from benchmarks.runner import connect, verify_state
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
+from support.mixed_requests import answers, mixed
+from support.serve_process import start
+
+TOKENS = 300
+KILLS = 2
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_model):
-    with Cluster(tiny_model, draft=("ngram",), verify_args=("--num-pages", "512")) as started:
-        yield started
+def served(tiny_model, tmp_path_factory):
+    log = tmp_path_factory.mktemp("serve") / "log"
+    served = start(tiny_model, ("ngram",), log, "--resume-seconds", "240")
+    with served.process:
+        yield served
+        served.process.terminate()
 
 
-def completion(cluster):
-    body = {"model": "", "prompt": [11, 12, 13], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    body["model"] = httpx.get(f"{cluster.http_url}/v1/models", timeout=10).json()["data"][0]["id"]
-    return body
+def late_piece(text, length=4):
+    """A piece of `text` that comes late in it for the first time."""
+    return max((text[at : at + length] for at in range(len(text) * 3 // 4)), key=text.find)
 
 
-def test_clients_learn_of_it_and_the_gateway_recovers(cluster):
-    body = completion(cluster)
-    request = jobs(1, tokens=16)[0]
-    before = tokens_of(ask(cluster, [request]))
+def test_killed_under_streams_it_changes_no_token(served):
+    (probe, *_) = mixed([], TOKENS)
+    texts = [one[0] for one in asyncio.run(answers(served.http, served.grpc, [probe]))]
+    asks = mixed([late_piece(text) for text in texts], TOKENS)
+    assert len(asks) == 16
+    undisturbed = asyncio.run(answers(served.http, served.grpc, asks))
 
     async def run():
-        async with connect(cluster.gateway_grpc) as runner:
-            long = replace(request, max_tokens=450, proposer="ngram")
-            streams = [asyncio.create_task(runner.generate(long)) for _ in range(8)]
-            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
-            await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
-            outcomes = await asyncio.gather(*streams, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    assert isinstance(outcome, grpc.RpcError)
-                    assert outcome.code() is grpc.StatusCode.UNAVAILABLE
-            assert any(isinstance(outcome, BaseException) for outcome in outcomes)
-            with pytest.raises(grpc.RpcError) as raised:
-                await runner.generate(request)
-            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        streams = asyncio.create_task(answers(served.http, served.grpc, asks))
+        for _ in range(KILLS):
+            process_id = (await asyncio.to_thread(served.wait_for, lambda facts: facts.complete)).verify.process_id
+            committed = verify_state(served.verify).committed_tokens
+            await asyncio.to_thread(
+                wait_until, lambda committed=committed: moved_on(served, committed + 500), "never running", 120
+            )
+            assert not streams.done(), "the streams were too short for this test"
+            os.kill(process_id, signal.SIGKILL)
+            await asyncio.to_thread(
+                served.wait_for, lambda facts, former=process_id: facts.verify.process_id not in (None, former)
+            )
+        return await streams
 
-    asyncio.run(run())
-    refused = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10)
-    assert refused.status_code == 503
-    assert refused.json()["error"]["message"]
-    assert httpx.get(f"{cluster.http_url}/ready", timeout=10).status_code == 503
-    assert httpx.get(f"{cluster.http_url}/health", timeout=10).status_code == 200
-
-    cluster.start("verify")
-    cluster.wait_ready()  # the draft service attaches again by itself
-    ready = f"{cluster.http_url}/ready"
-    wait_until(lambda: httpx.get(ready, timeout=10).status_code == 200, lambda: cluster.logs("gateway"))
-    assert httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10).status_code == 200
-    assert tokens_of(ask(cluster, [replace(request, proposer="ngram")])) == before
+    for one, other in zip(undisturbed, asyncio.run(run()), strict=True):
+        assert one == other
+    metrics = httpx.get(f"{served.http}/metrics", timeout=10).text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in metrics if line.startswith("slipstream_gateway_"))
+    assert float(values["slipstream_gateway_resumed_choices_total"]) >= 16
+    assert float(values["slipstream_gateway_paused_choices"]) == 0
 
 
-def test_streams_are_resumed_where_the_gateway_may_wait(tiny_model):
-    work = [replace(job, max_tokens=400, logprobs=2) for job in jobs(6, tokens=400)]
-    with Cluster(tiny_model, gateway_args=("--resume-seconds", "90")) as cluster:
-        plain = ask(cluster, work)
+def moved_on(served, committed):
+    return verify_state(served.verify).committed_tokens >= committed
+
+
+def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(tiny_model):
+    with Cluster(
+        tiny_model,
+        draft=("ngram",),
+        verify_args=("--num-pages", "512"),
+        gateway_args=("--resume-seconds", "2"),
+    ) as cluster:
+        body = {"model": "tiny-target", "prompt": [11, 12, 13], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        request = jobs(1, tokens=16)[0]
+        before = tokens_of(ask(cluster, [request]))
 
         async def run():
             async with connect(cluster.gateway_grpc) as runner:
-                streams = asyncio.create_task(runner.run(work, len(work)))
-                committed = state(cluster).committed_tokens
-                await asyncio.to_thread(
-                    wait_until, lambda: state(cluster).committed_tokens > committed + 60, "never running"
-                )
+                long = replace(request, max_tokens=450, proposer="ngram")
+                streams = [asyncio.create_task(runner.generate(long)) for _ in range(8)]
+                await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
                 await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
-                assert not streams.done()
-                cluster.start("verify")
-                return await streams
+                outcomes = await asyncio.gather(*streams, return_exceptions=True)
+                failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+                assert failures
+                for failure in failures:
+                    assert isinstance(failure, grpc.RpcError)
+                    assert failure.code() is grpc.StatusCode.UNAVAILABLE
+                    assert "was not back within 2 s" in failure.details()
+                with pytest.raises(grpc.RpcError) as raised:
+                    await runner.generate(request)
+                assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
-        answers = asyncio.run(run())
-    assert tokens_of(answers) == tokens_of(plain)
-    assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain]
+        asyncio.run(run())
+        refused = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"]
+        assert httpx.get(f"{cluster.http_url}/ready", timeout=10).status_code == 503
+        assert httpx.get(f"{cluster.http_url}/health", timeout=10).status_code == 200
+
+        cluster.start("verify")
+        cluster.wait_ready()  # the draft service attaches again by itself
+        ready = f"{cluster.http_url}/ready"
+        wait_until(lambda: httpx.get(ready, timeout=10).status_code == 200, lambda: cluster.logs("gateway"))
+        answer = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=10)
+        assert answer.status_code == 200, answer.text
+        assert tokens_of(ask(cluster, [replace(request, proposer="ngram")])) == before

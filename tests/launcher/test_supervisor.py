@@ -75,6 +75,24 @@ def test_a_service_that_cannot_be_spawned_is_tried_again():
         supervisor.kill()
 
 
+@pytest.mark.parametrize(("essential", "most"), [(True, 2), (False, 2), (True, 0)])
+def test_only_an_essential_service_is_given_up(essential, most):
+    (port,) = free_ports(1)
+    lines, given_up = Lines(), []
+    command = replace(server("one", port), essential=essential)
+    supervisor = Supervisor([command], lines, replace(QUICK, most_failures=most), given_up.append)
+    supervisor.start(timeout=30)
+    try:
+        for _ in range(3):
+            former = supervisor.process("one")
+            former.signal(signal.SIGKILL)
+            wait_until(lambda former=former: supervisor.process("one") is not former or given_up)
+        assert given_up == (["one"] if essential and most else [])
+        assert any("given up after 2 short runs" in line for _, line in lines.lines) == bool(given_up)
+    finally:
+        supervisor.kill()
+
+
 def test_drains_in_the_given_order():
     ports = free_ports(2)
     lines = Lines()
