@@ -4,26 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.records import Close, Commit, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp, TreeReply
-from slipstream.rpc.errors import FailedPreconditionError
+from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 
 PROTOCOL_VERSION = 1
-TRANSPORT = "grpc"
+TRANSPORTS = ("shm", "grpc")
 REPLIES_PER_SLOT = 4
 """Replies that verify takes in one message, for each slot of the attachment."""
+BYTES_PER_REPLY = 2048
+"""Bytes that verify takes in one message, for each of these replies."""
 MAX_REASON = 200
 """Characters of a refusal's reason that are sent."""
 
 
+class RingAddress(NamedTuple):
+    """Where a ring can be opened, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The rings of transport `shm`."""
+
+    to_draft: RingAddress
+    to_verify: RingAddress
+    nonce: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What verify granted: the epoch of all stamps and the number of slots."""
+    """What verify granted: the epoch of all stamps, the number of slots, and the best transport of both."""
 
     epoch: int
     num_slots: int
+    transport: str = "grpc"
+    shared_memory: SharedMemory | None = None
+
+    @property
+    def replies_per_message(self) -> int:
+        """Most replies that verify takes in one message."""
+        return REPLIES_PER_SLOT * self.num_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +74,8 @@ class AdminState:
     epoch: int
     sessions: int
     trees_sent: int
+    transport: str = ""
+    transport_reason: str = ""
 
 
 def info_request() -> draft_pb2.DraftLinkServiceGetInfoRequest:
@@ -62,7 +92,14 @@ def decode_target(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> Target:
     return Target(message.vocab_size, message.tokenizer_fingerprint, message.max_context)
 
 
-def encode_attach(identity: Identity, proposers: Sequence[Proposer], token: str) -> draft_pb2.AttachRequest:
+def decode_transports(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> tuple[str, ...]:
+    """Those that verify speaks, best first."""
+    return tuple(message.transports)
+
+
+def encode_attach(
+    identity: Identity, proposers: Sequence[Proposer], token: str, transports: Sequence[str]
+) -> draft_pb2.AttachRequest:
     fingerprints = [p.tokenizer_fingerprint for p in proposers if p.tokenizer_fingerprint]
     return draft_pb2.AttachRequest(
         min_version=PROTOCOL_VERSION,
@@ -71,20 +108,42 @@ def encode_attach(identity: Identity, proposers: Sequence[Proposer], token: str)
         proposers=[_encode_offer(proposer) for proposer in proposers],
         tokenizer_fingerprint=next(iter(fingerprints), ""),
         vocab_size=max((p.vocab_size for p in proposers), default=0),
-        transports=[TRANSPORT],
+        transports=transports,
         name=identity.name,
         address=identity.address,
         process_id=identity.process_id,
     )
 
 
-def decode_attachment(message: draft_pb2.AttachResponse) -> Attachment:
+def decode_attachment(message: draft_pb2.AttachResponse, transports: Sequence[str]) -> Attachment:
     """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
-    if message.version != PROTOCOL_VERSION or message.transport not in {"", TRANSPORT}:
+    transport = message.transport or "grpc"
+    if message.version != PROTOCOL_VERSION or transport not in transports:
         raise FailedPreconditionError(
             f"verify chose version {message.version} and transport {message.transport!r}, which were not offered"
         )
-    return Attachment(message.epoch, message.num_slots)
+    memory = _decode_memory(message.shared_memory) if message.HasField("shared_memory") else None
+    return Attachment(message.epoch, message.num_slots, transport, memory)
+
+
+def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemory:
+    to_draft, to_verify = (RingAddress(ring.path, ring.size) for ring in (message.to_draft, message.to_verify))
+    return SharedMemory(to_draft, to_verify, message.nonce)
+
+
+def exchange_metadata(attachment: Attachment, transport: str, reason: str) -> tuple[tuple[str, str], ...]:
+    """Metadata of Exchange: which attachment, by which transport, and why not by the best one."""
+    metadata = (("slipstream-epoch", str(attachment.epoch)), ("slipstream-transport", transport))
+    printable = "".join(char if " " <= char <= "~" else "?" for char in reason[:MAX_REASON])
+    return (*metadata, ("slipstream-transport-reason", printable)) if printable else metadata
+
+
+def decode_command_bytes(data: bytes) -> list[Record]:
+    """The records of one message from a ring. UnavailableError if it is none."""
+    try:
+        return decode_commands(draft_pb2.ExchangeResponse.FromString(data))
+    except DecodeError as error:
+        raise UnavailableError(f"not an ExchangeResponse: {error}") from error
 
 
 def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
@@ -120,6 +179,8 @@ def encode_admin(state: AdminState, identity: Identity) -> draft_pb2.DraftAdminS
         process_id=identity.process_id,
         version=identity.version,
         trees_sent=state.trees_sent,
+        transport=state.transport,
+        transport_reason=state.transport_reason,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
+from draft_service.codec import TRANSPORTS
 from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, ServiceSettings, load
@@ -24,6 +25,12 @@ def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ValueError("proposer names repeat")
     return specs
+
+
+def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names or len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
+        raise ValueError(f"must be some of {', '.join(TRANSPORTS)}, each once")
+    return names
 
 
 class DraftSettings(ServiceSettings):
@@ -47,6 +54,11 @@ class DraftSettings(ServiceSettings):
     max_depth: int | None = Field(default=None, ge=1, le=63, description="Longest path; default: the proposer's")
     topk: int | None = Field(
         default=None, ge=1, le=16, description="Children of a tree node; 1 makes chains; default: the proposer's"
+    )
+    transports: Annotated[Names, AfterValidator(_spoken)] = Field(
+        default=TRANSPORTS,
+        description="Ways to exchange records with verify that may be taken: shm (on this host), grpc; verify's order "
+        "of preference counts",
     )
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")

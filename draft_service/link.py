@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from draft_service.codec import Attachment, Identity
 from draft_service.outbox import Outbox
 from draft_service.proposers.base import Proposer
 from draft_service.records import Reply
+from draft_service.shm_exchange import ShmExchange
 from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
@@ -49,18 +50,50 @@ class Backoff:
         return self._next * random.uniform(0.5, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """An open exchange: the call, its epoch, and the future that fails when it must end for a reason of this end."""
+
+    call: Any
+    attachment: Attachment
+    failed: asyncio.Future[NoReturn]
+
+
 class VerifyLink:
     """Keeps one attachment to one verify service for as long as `run` runs."""
 
-    __slots__ = ("_address", "_attachment", "_backoff", "_identity", "_reported", "_token", "_worker")
+    __slots__ = (
+        "_address",
+        "_attachment",
+        "_avoided",
+        "_backoff",
+        "_identity",
+        "_reported",
+        "_token",
+        "_transport",
+        "_transport_reason",
+        "_transports",
+        "_worker",
+    )
 
-    def __init__(self, address: str, worker: Worker, identity: Identity, *, token: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        worker: Worker,
+        identity: Identity,
+        *,
+        token: str = "",
+        transports: Sequence[str] = codec.TRANSPORTS,
+    ) -> None:
         self._address = address
         self._worker = worker
         self._identity = identity
         self._token = token
+        self._transports = tuple(transports)
+        self._avoided: dict[str, str] = {}
         self._backoff = Backoff()
         self._attachment: Attachment | None = None
+        self._transport = self._transport_reason = ""
         self._reported = ""
 
     def identify(self, address: str) -> None:
@@ -76,6 +109,16 @@ class VerifyLink:
     def epoch(self) -> int | None:
         """Epoch of the present attachment, None while there is none."""
         return None if self._attachment is None else self._attachment.epoch
+
+    @property
+    def transport(self) -> str:
+        """How records of the present attachment travel; empty while there is none."""
+        return "" if self._attachment is None else self._transport
+
+    @property
+    def transport_reason(self) -> str:
+        """Why they do not travel in the best way; empty if they do."""
+        return "" if self._attachment is None else self._transport_reason
 
     async def run(self) -> None:
         """Attach and exchange until cancelled; every end is followed by another attempt after a short wait."""
@@ -97,46 +140,82 @@ class VerifyLink:
 
     async def _attach_once(self) -> None:
         channel = open_channel(self._address)
+        avoided, self._avoided = self._avoided, {}
         try:
             stub: Any = draft_pb2_grpc.DraftLinkServiceStub(channel)
-            target = codec.decode_target(await stub.GetInfo(codec.info_request(), timeout=_CALL_TIMEOUT_S))
-            proposers = await asyncio.wrap_future(self._worker.bind(target))
+            info = await stub.GetInfo(codec.info_request(), timeout=_CALL_TIMEOUT_S)
+            proposers = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
             if not proposers:
                 raise FailedPreconditionError(f"no proposer fits the model served at {self._address}")
-            request = codec.encode_attach(self._identity, proposers, self._token)
-            attachment = codec.decode_attachment(await stub.Attach(request, timeout=_CALL_TIMEOUT_S))
-            await self._exchange(stub, attachment, proposers)
+            request = codec.encode_attach(self._identity, proposers, self._token, self._transports)
+            answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
+            attachment = codec.decode_attachment(answer, self._transports)
+            common = [name for name in codec.decode_transports(info) if name in self._transports]
+            await self._exchange(stub, attachment, proposers, common[common.index(attachment.transport) :], avoided)
         finally:
             await channel.close()
 
-    async def _exchange(self, stub: Any, attachment: Attachment, proposers: Sequence[Proposer]) -> None:
+    async def _exchange(
+        self,
+        stub: Any,
+        attachment: Attachment,
+        proposers: Sequence[Proposer],
+        transports: Sequence[str],
+        avoided: dict[str, str],
+    ) -> None:
+        """Exchange over the first of `transports` that opens and is not to be avoided."""
+        failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        transport, shared, reasons = _open(attachment, transports, avoided, _in_loop(failed))
+        self._transport, self._transport_reason = transport, "; ".join(f"{n}: {why}" for n, why in reasons.items())
+        call = stub.Exchange(metadata=codec.exchange_metadata(attachment, transport, self._transport_reason))
+        exchange = _Exchange(call, attachment, failed)
+        self._attachment = attachment
+        self._reported = ""
+        level = logging.WARNING if reasons else logging.INFO
+        names = ", ".join(p.name for p in proposers)
+        suffix = f" (not by {self._transport_reason})" if reasons else ""
+        where = f"{self._address}, epoch {attachment.epoch}, by {transport}"
+        _log.log(level, "attached to %s: %s%s", where, names, suffix)
+        try:
+            await self._carry(exchange, proposers, shared)
+        except grpc.aio.AioRpcError as error:
+            if shared is not None and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                # Verify does not see it; the next attachment goes without, and the one after that tries again.
+                self._avoided = {transport: str(error.details())}
+            raise
+        finally:
+            self._attachment = None
+            self._worker.detach(attachment.epoch)
+            if not failed.cancel():
+                failed.exception()
+            call.cancel()
+
+    async def _carry(self, exchange: _Exchange, proposers: Sequence[Proposer], shared: ShmExchange | None) -> None:
+        """Run until either direction ends; raises why."""
         loop = asyncio.get_running_loop()
         outbox = Outbox(_MAX_UNSENT)
 
         def send(replies: list[Reply]) -> None:
             loop.call_soon_threadsafe(outbox.put, replies)
 
-        call = stub.Exchange(metadata=(("slipstream-epoch", str(attachment.epoch)),))
-        self._worker.attach(attachment, proposers, send)
-        self._attachment = attachment
-        self._reported = ""
-        _log.info("attached to %s, epoch %d: %s", self._address, attachment.epoch, ", ".join(p.name for p in proposers))
-        reader = loop.create_task(self._read(call))
-        writer = loop.create_task(_write(call, outbox, codec.REPLIES_PER_SLOT * attachment.num_slots))
+        attachment = exchange.attachment
+        if shared is None:
+            self._worker.attach(attachment, proposers, send)
+        else:
+            self._worker.attach(attachment, proposers, shared.send, shared)
+        reader = loop.create_task(self._read(exchange.call))
+        writer = loop.create_task(_write(exchange.call, outbox, attachment.replies_per_message))
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
-            for task in (reader, writer):
+            await asyncio.wait((reader, writer, exchange.failed), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (exchange.failed, reader, writer):
                 if task.done():
                     task.result()
         except asyncio.CancelledError:
-            await _say_farewell(call, reader)
+            await _say_farewell(exchange.call, reader)
             raise
         finally:
-            self._attachment = None
-            self._worker.detach(attachment.epoch)
             reader.cancel()
             writer.cancel()
-            call.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(self, call: Any) -> NoReturn:
@@ -155,6 +234,45 @@ class VerifyLink:
             level = logging.INFO if isinstance(error, UnavailableError) else logging.ERROR
             _log.log(level, "not attached to %s, trying again: %s", self._address, reason)
             self._reported = reason
+
+
+def _open(
+    attachment: Attachment,
+    transports: Sequence[str],
+    avoided: Mapping[str, str],
+    fail: Callable[[SlipstreamError], None],
+) -> tuple[str, ShmExchange | None, dict[str, str]]:
+    """The first transport that opens, its shared memory if it has any, and why not each one before it.
+
+    FailedPreconditionError if none opens.
+    """
+    reasons: dict[str, str] = {}
+    for transport in transports:
+        if transport in avoided:
+            reasons[transport] = avoided[transport]
+        elif transport != "shm":
+            return transport, None, reasons
+        else:
+            try:
+                return transport, ShmExchange(attachment, fail), reasons
+            except FailedPreconditionError as error:
+                reasons[transport] = error.message
+    raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
+
+def _in_loop(failed: asyncio.Future[NoReturn]) -> Callable[[SlipstreamError], None]:
+    """A function for other threads that fails the future."""
+    loop = failed.get_loop()
+
+    def fail(error: SlipstreamError) -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
+    def tell(error: SlipstreamError) -> None:
+        with suppress(RuntimeError):  # the loop has closed, and with it all that could be told
+            loop.call_soon_threadsafe(fail, error)
+
+    return tell
 
 
 async def _write(call: Any, outbox: Outbox, most: int) -> None:

@@ -12,7 +12,7 @@ from draft_service.records import Reply, TreeReply
 class Outbox:
     """A queue of replies in order. Beyond `limit` the oldest trees are dropped, for they are stale; nothing else is.
 
-    Used by one event loop alone.
+    Used by one event loop alone, or by one thread that never waits.
     """
 
     __slots__ = ("_filled", "_limit", "_replies")
@@ -43,6 +43,10 @@ class Outbox:
     async def take(self, most: int) -> list[Reply]:
         """The oldest `most` replies or fewer; waits until there is one."""
         await self._filled.wait()
+        return self.take_now(most)
+
+    def take_now(self, most: int) -> list[Reply]:
+        """The oldest `most` replies or fewer, which may be none."""
         taken = [self._replies.popleft() for _ in range(min(most, len(self._replies)))]
         if not self._replies:
             self._filled.clear()

@@ -33,6 +33,8 @@ class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
             epoch=epoch or 0,
             sessions=self._worker.stats.sessions,
             trees_sent=self._worker.stats.trees_sent,
+            transport=self._link.transport,
+            transport_reason=self._link.transport_reason,
         )
         return codec.encode_admin(state, self._identity)
 

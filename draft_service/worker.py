@@ -10,10 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from operator import index
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from draft_service.codec import Attachment
 from draft_service.proposers.base import DraftRequest, Proposer, Target
@@ -27,8 +29,27 @@ _log = logging.getLogger(__name__)
 MAX_LOG_PROB = 1e30
 """Magnitude below which a path's log-probability survives the wire's float32."""
 
+TURN_SECONDS = 0.1
+"""How long the worker waits at a feed before it looks elsewhere, should it have missed a poke."""
+
 Send = Callable[[list[Reply]], None]
 """Takes the replies of one pass; called on the worker's thread and must not block."""
+
+
+class Feed(Protocol):
+    """Where the worker picks up records itself. Nothing raises; all but `poke` are called on the worker's thread."""
+
+    def receive(self) -> Sequence[Record]:
+        """What has arrived, in order."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return when something may have arrived, when poked, or after `seconds`."""
+        ...
+
+    def poke(self) -> None:
+        """End a wait. For any thread."""
+        ...
 
 
 @dataclass(slots=True)
@@ -47,6 +68,7 @@ class _Attach:
     attachment: Attachment
     proposers: Sequence[Proposer]
     send: Send
+    feed: Feed | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +101,8 @@ class Worker:
     _thread: threading.Thread | None = None
     _table: SessionTable | None = None
     _send: Send | None = None
+    _feed: Feed | None = None
+    _arrived: list[_Item] = field(default_factory=list)
     _vocab_size: int = 0
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
@@ -88,31 +112,34 @@ class Worker:
 
     def stop(self) -> None:
         """Finish the present pass, shut the proposers down and end the thread."""
-        self._inbox.put(_Stop())
+        self._post(_Stop())
         if self._thread is not None:
             self._thread.join()
 
     def bind(self, target: Target) -> Future[list[Proposer]]:
         """Tell every proposer of the target; the result holds those that fit it."""
         done: Future[list[Proposer]] = Future()
-        self._inbox.put(_Bind(target, done))
+        self._post(_Bind(target, done))
         return done
 
-    def attach(self, attachment: Attachment, proposers: Sequence[Proposer], send: Send) -> None:
-        """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order."""
+    def attach(
+        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, feed: Feed | None = None
+    ) -> None:
+        """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order.
+
+        Records are handed over by `put`, or picked up from `feed`.
+        """
         self._newest = {}
-        self._inbox.put(_Attach(attachment, proposers, send))
+        self._post(_Attach(attachment, proposers, send, feed))
 
     def detach(self, epoch: int) -> None:
         """End an attachment; its sessions are closed."""
-        self._inbox.put(_Detach(epoch))
+        self._post(_Detach(epoch))
 
     def put(self, records: Sequence[Record]) -> None:
         """Hand over records in the order of their arrival."""
-        newest = self._newest
-        for record in records:
-            newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
-        self._inbox.put(records)
+        self._note(records)
+        self._post(records)
 
     def _run(self) -> None:
         more_work = False
@@ -131,19 +158,44 @@ class Worker:
             more_work = self._advance()
 
     def _take(self, *, wait: bool) -> list[_Item]:
-        items = [self._inbox.get()] if wait else []
-        try:
-            while True:
-                items.append(self._inbox.get_nowait())
-        except Empty:
-            return items
+        """All that has arrived; with `wait` at least one item."""
+        items, self._arrived = self._arrived, []
+        while True:
+            items.extend(self._pick_up())
+            with suppress(Empty):
+                while True:
+                    items.append(self._inbox.get_nowait())
+            if items or not wait:
+                return items
+            if self._feed is None:
+                items.append(self._inbox.get())
+            else:
+                self._feed.wait(TURN_SECONDS)
+
+    def _pick_up(self) -> list[_Item]:
+        """The records that the feed holds, as one item; none without a feed."""
+        records = () if self._feed is None else self._feed.receive()
+        self._note(records)
+        return [records] if records else []
+
+    def _note(self, records: Sequence[Record]) -> None:
+        """Remember the newest state of each slot, so that trees for older ones are not sent."""
+        newest = self._newest
+        for record in records:
+            newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
+
+    def _post(self, item: _Item) -> None:
+        self._inbox.put(item)
+        feed = self._feed
+        if feed is not None:
+            feed.poke()
 
     def _handle(self, item: _Item) -> list[Reply]:
         match item:
-            case _Attach(attachment, proposers, send):
+            case _Attach(attachment, proposers, send, feed):
                 self._leave()
                 self._table = SessionTable(attachment.epoch, attachment.num_slots, proposers, self._numbers)
-                self._send = send
+                self._send, self._feed = send, feed
             case _Detach(epoch):
                 if self._table is not None and self._table.epoch == epoch:
                     self._leave()
@@ -164,6 +216,7 @@ class Worker:
         replies: list[Reply] = []
         for proposer, wanted in table.wanted().items():
             trees = self._propose(proposer, [request for _, request in wanted])
+            self._arrived.extend(self._pick_up())
             for (slot, _), tree in zip(wanted, trees, strict=True):
                 slot.wants_tree = False
                 if tree is None:
@@ -235,7 +288,7 @@ class Worker:
     def _leave(self) -> None:
         if self._table is not None:
             self._table.close_all()
-        self._table = self._send = None
+        self._table = self._send = self._feed = None
         self.stats.sessions = 0
 
     def _shut_down(self) -> None:

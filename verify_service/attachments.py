@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError, UnauthenticatedError
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.allowance import Allowance
 from verify_service.draft_records import AttachRequest, LinkFacts, Offer
 from verify_service.outbox import Outbox
 from verify_service.patience import Patience
 from verify_service.slots import SlotTable
+from verify_service.transports import Transport
 
 MIN_VERSION = 1
 MAX_VERSION = 1
-TRANSPORTS = ("grpc",)
+TRANSPORTS = ("shm", "grpc")
+"""What is spoken here, in the order of preference unless the operator has another."""
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
 MAX_NAME = 256
@@ -27,15 +30,18 @@ OPEN_SECONDS = 10.0
 class Attachment:
     """One attached draft service. The link's lock guards everything that changes.
 
-    `wake` tells the Exchange's sender that the outbox holds something; it may be called from any thread.
+    `transports` were agreed on, best first; the one that is used is known once the exchange begins.
     """
 
     epoch: int
     request: AttachRequest
-    transport: str
+    transports: tuple[str, ...]
     slots: SlotTable
     outbox: Outbox
-    wake: Callable[[], None] | None = None
+    allowance: Allowance
+    transport: Transport | None = None
+    transport_reason: str = ""
+    """Why it is not the best one, in the drafter's words."""
     patience: Patience = field(default_factory=Patience)
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
@@ -43,11 +49,17 @@ class Attachment:
     @property
     def live(self) -> bool:
         """Whether records can be exchanged now."""
-        return self.wake is not None and self.ended is None
+        return self.transport is not None and self.ended is None
 
     def index_of(self, proposer: str) -> int | None:
         """Index of the offer of that name."""
         return next((i for i, offer in enumerate(self.request.offers) if offer.name == proposer), None)
+
+    def send(self, records: int) -> None:
+        """So many records have entered the outbox: send them, and expect their answers."""
+        self.allowance.earn(records)
+        if self.transport is not None:
+            self.transport.send(self.outbox)
 
 
 def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> None:
@@ -60,8 +72,10 @@ def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> Non
         raise UnauthenticatedError("wrong attach token")
 
 
-def negotiate(request: AttachRequest, facts: LinkFacts) -> tuple[int, str]:
-    """The (protocol version, transport) to use. InvalidArgumentError or FailedPreconditionError if none fits.
+def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """The protocol version to use, and those of `transports` that both speak, in that order; at least one.
+
+    InvalidArgumentError or FailedPreconditionError if nothing fits.
 
     An empty fingerprint and a vocabulary of 0 come from drafters that work with any, such as n-gram matchers.
     """
@@ -87,12 +101,12 @@ def negotiate(request: AttachRequest, facts: LinkFacts) -> tuple[int, str]:
         raise FailedPreconditionError(
             f"vocab_size {request.vocab_size} differs from the target's, {facts.vocab_size}", field="vocab_size"
         )
-    transport = next((name for name in TRANSPORTS if name in request.transports), None)
-    if transport is None:
+    common = tuple(name for name in transports if name in request.transports)
+    if not common:
         raise FailedPreconditionError(
-            f"transports {list(request.transports)} offered, {list(TRANSPORTS)} spoken here", field="transports"
+            f"transports {list(request.transports)} offered, {list(transports)} spoken here", field="transports"
         )
-    return min(request.max_version, MAX_VERSION), transport
+    return min(request.max_version, MAX_VERSION), common
 
 
 def _check_offers(offers: tuple[Offer, ...]) -> None:

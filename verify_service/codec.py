@@ -208,7 +208,8 @@ def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
         message.process_id = status.attachment.request.process_id
         message.address = status.attachment.request.address
         message.epoch = status.attachment.epoch
-        message.transport = status.attachment.transport
+        message.transport = status.attachment.transport.name if status.attachment.transport else ""
+        message.transport_reason = status.attachment.transport_reason
     return message
 
 

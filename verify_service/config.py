@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, ServiceSettings
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.attachments import TRANSPORTS
 from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
 from verify_service.link_types import AUTO, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
+
+
+def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names or len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
+        raise ValueError(f"must be some of {', '.join(TRANSPORTS)}, each once")
+    return names
 
 
 class VerifySettings(ServiceSettings):
@@ -60,6 +67,10 @@ class VerifySettings(ServiceSettings):
     )
     draft_deadline_ms: float = Field(
         default=20.0, ge=0.0, le=10_000.0, allow_inf_nan=False, description="How long a step may wait for trees"
+    )
+    transports: Annotated[Names, AfterValidator(_spoken)] = Field(
+        default=TRANSPORTS,
+        description="Ways to exchange records with draft services, best first: shm (on this host), grpc",
     )
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the model")
     device: str = Field(
@@ -143,4 +154,5 @@ class VerifySettings(ServiceSettings):
             deadline=self.draft_deadline_ms / 1000,
             num_slots=2 * self.max_running,
             attach_token=self.attach_token.get_secret_value(),
+            transports=self.transports,
         )

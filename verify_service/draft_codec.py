@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION, TRANSPORTS
+from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.codec import FINISH_REASONS, encode_sampling
 from verify_service.draft_records import (
     AttachReply,
@@ -26,6 +26,7 @@ from verify_service.draft_records import (
     Open,
     Reply,
     Resume,
+    RingAddress,
     Stamp,
     TreeReply,
 )
@@ -36,8 +37,13 @@ BYTES_PER_REPLY = 2048
 """Bytes of one message, for each reply it may hold. The largest tree with everything set takes some 1600."""
 
 
-def encode_link_info(facts: LinkFacts) -> bytes:
-    """A DraftLinkServiceGetInfoResponse."""
+def message_limit(num_slots: int) -> int:
+    """Bytes of the largest ExchangeRequest of an attachment with so many slots."""
+    return REPLIES_PER_SLOT * num_slots * BYTES_PER_REPLY
+
+
+def encode_link_info(facts: LinkFacts, transports: Sequence[str]) -> bytes:
+    """A DraftLinkServiceGetInfoResponse; transports are in order of preference."""
     return draft_pb2.DraftLinkServiceGetInfoResponse(
         min_version=MIN_VERSION,
         max_version=MAX_VERSION,
@@ -48,7 +54,7 @@ def encode_link_info(facts: LinkFacts) -> bytes:
         num_layers=facts.num_layers,
         max_context=facts.max_context,
         max_nodes=facts.max_nodes,
-        transports=TRANSPORTS,
+        transports=transports,
     ).SerializeToString()
 
 
@@ -84,7 +90,18 @@ def encode_attached(reply: AttachReply) -> bytes:
         transport=reply.transport,
         num_slots=reply.num_slots,
         deadline_us=reply.deadline_us,
+        shared_memory=None
+        if reply.shared_memory is None
+        else draft_pb2.SharedMemory(
+            to_draft=_ring(reply.shared_memory.to_draft),
+            to_verify=_ring(reply.shared_memory.to_verify),
+            nonce=reply.shared_memory.nonce,
+        ),
     ).SerializeToString()
+
+
+def _ring(address: RingAddress) -> draft_pb2.SharedRing:
+    return draft_pb2.SharedRing(path=address.path, size=address.size)
 
 
 def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
@@ -94,9 +111,9 @@ def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
     ExchangeRequest, or a record is empty, has no stamp, or a log_prob that is not finite.
     """
     most = REPLIES_PER_SLOT * num_slots
-    if len(data) > most * BYTES_PER_REPLY:
+    if len(data) > message_limit(num_slots):
         raise InvalidArgumentError(
-            f"a message of {len(data)} bytes, the limit with {num_slots} slots is {most * BYTES_PER_REPLY}"
+            f"a message of {len(data)} bytes, the limit with {num_slots} slots is {message_limit(num_slots)}"
         )
     replies = _parse(draft_pb2.ExchangeRequest, data).replies
     if len(replies) > most:

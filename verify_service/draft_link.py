@@ -1,6 +1,6 @@
 """Trees from attached draft services: the verify loop's side of the exchange.
 
-The loop's thread and the RPC thread meet here under one lock that is never held while anything waits or is sent.
+The loop's thread and the RPC thread meet here under one lock that is never held while anything waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -20,41 +19,25 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnavailableError,
 )
-from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
+from slipstream_kernels.exchange.segment import SegmentError
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.allowance import Allowance
 from verify_service.attachments import MAX_ATTACHMENTS, Attachment, check_token, negotiate
-from verify_service.draft_records import (
-    AttachReply,
-    AttachRequest,
-    Close,
-    Command,
-    Commit,
-    Gap,
-    LinkFacts,
-    Nack,
-    Open,
-    Reply,
-    Resume,
-    TreeReply,
-)
+from verify_service.bindings import Bindings, Place
+from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus
 from verify_service.outbox import Outbox
 from verify_service.request import FinishReason, RequestKey
-from verify_service.slots import Slot, SlotTable
+from verify_service.shm_transport import SharedRings, ShmTransport
+from verify_service.slots import SlotTable
+from verify_service.transports import StreamTransport, Transport, Wake
 from verify_service.tree_source import Committed, Opening
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request between begin and end, with all that a drafter needs to be brought up to date."""
-
-    opening: Opening
-    tokens: list[int]
-    max_nodes: int = 1
-    max_depth: int = 0
-    attachment: Attachment | None = None
-    slot: Slot | None = None
+TURN_SECONDS = 0.0002
+"""How long a step sleeps at one ring while trees may come from elsewhere too."""
 
 
 class DraftLink:
@@ -74,19 +57,20 @@ class DraftLink:
         self._on_wait = on_wait
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._running: dict[RequestKey, _Running] = {}
-        self._attachments: dict[int, Attachment] = {}
+        self._bindings = Bindings()
+        self._intake = Intake(self._bindings, facts.vocab_size)
+        self._rings: dict[int, SharedRings] = {}
         # Epochs of an earlier life of this service must not be taken for ours.
         self._next_epoch = secrets.randbits(48) + 1 if first_epoch is None else first_epoch
         self._closed: SlipstreamError | None = None
-        self._waits = self._misses = self._stale = self._malformed = self._gaps = 0
+        self._waits = self._misses = self._malformed = 0
 
     # --- The verify loop's thread ------------------------------------------------------------------------------
 
     def known(self, name: str) -> bool:
         """Whether a proposer of this name is configured or attached."""
         with self._changed:
-            return name in self.config.configured or self._offering(name) is not None
+            return name in self.config.configured or self._bindings.offering(name) is not None
 
     def default(self) -> str | None:
         """The operator's default proposer, None for no speculation."""
@@ -95,114 +79,101 @@ class DraftLink:
         if self.config.configured:
             return self.config.configured[0]
         with self._changed:
-            live = [attachment for attachment in self._attachments.values() if attachment.live]
+            live = self._bindings.live
             return live[0].request.offers[0].name if live else None
 
     def begin(self, opening: Opening) -> None:
         """Hand a request to the attachment that offers its proposer, if there is one."""
         with self._changed:
-            running = _Running(opening, list(opening.token_ids))
-            self._running[opening.key] = running
-            self._bind(running, caught_up=True)
+            self._bindings.begin(opening)
 
     def commit(self, commits: Sequence[Committed]) -> None:
         """Tell each attachment what this step added, in one message."""
-        batches: dict[int, tuple[Attachment, list[Command], list[Slot]]] = {}
         with self._changed:
-            for committed in commits:
-                running = self._running.get(committed.key)
-                if running is None:
-                    continue
-                running.tokens.extend(committed.token_ids)
-                running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
-                if running.slot is None or running.attachment is None:
-                    self._bind(running, caught_up=False)
-                    continue
-                slot = self._stand(running, running.attachment, running.slot)
-                if slot.fed:
-                    batch = batches.setdefault(slot.epoch, (running.attachment, [], []))
-                    batch[1].append(Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth))
-                    batch[2].append(slot)
-                elif running.attachment.outbox.has_gap(slot.index):
-                    self._gap(running.attachment, slot)
-            for attachment, records, slots in batches.values():
-                if not attachment.outbox.put(records):
-                    for slot in slots:
-                        self._gap(attachment, slot)
-                self._wake(attachment)
+            self._bindings.commit(commits)
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""
         with self._changed:
-            places = [self._place(key) for key in wanted]
+            places = [self._bindings.place(key) for key in wanted]
+            self._pick_up(places)
             begun = now = self._clock()
-            patient = {place[0].epoch for place in places if place and place[0].patience.waits(now)}
-            awaited = [place[1] for place in places if place and place[0].epoch in patient and place[1].awaited]
+            patient = {place.attachment.epoch for place in places if place and place.attachment.patience.waits(now)}
+            awaited = [place for place in places if place and place.attachment.epoch in patient and place.slot.awaited]
             if awaited:
                 until = begun + self.config.deadline
                 while awaited and (left := until - now) > 0:
-                    self._changed.wait(left)
+                    self._wait(awaited, left)
                     now = self._clock()
-                    awaited = [slot for slot in awaited if slot.awaited]
+                    awaited = [place for place in awaited if place.slot.awaited]
                 self._waits += 1
                 self._misses += len(awaited)
                 if self._on_wait is not None:
                     self._on_wait(now - begun)
-            self._learn(places, patient, now)
-            trees = [place[1].tree if place else None for place in places]
+            _learn(places, patient, now)
+            trees = [place.slot.tree if place else None for place in places]
         return [tree or None for tree in trees]
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         """Whether any of these requests has a drafter that would be waited for."""
         with self._changed:
-            bound = [(one.attachment, one.slot) for key in keys if (one := self._running.get(key))]
-            return any(at and slot and slot.drafted_for and at.patience.waits(self._clock()) for at, slot in bound)
+            places = [one.place for key in keys if (one := self._bindings.running.get(key))]
+            now = self._clock()
+            return any(at and at.slot.drafted_for and at.attachment.patience.waits(now) for at in places)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
         with self._changed:
-            running = self._running.pop(key, None)
-            if running is None or running.attachment is None or running.slot is None:
-                return
-            attachment, slot = running.attachment, running.slot
-            attachment.outbox.forget_gap(slot.index)
-            if slot.announced:
-                attachment.outbox.put_always(Close(slot.stamp, reason))
-                self._wake(attachment)
-            attachment.slots.release(slot)
+            self._bindings.end(key, reason)
 
     # --- The RPC thread ----------------------------------------------------------------------------------------
 
     def attach(self, request: AttachRequest, *, loopback: bool) -> AttachReply:
         """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
         check_token(request, expected=self.config.attach_token, loopback=loopback)
-        version, transport = negotiate(request, self.facts)
+        version, transports = negotiate(request, self.facts, self.config.transports)
+        rings = self._make_rings() if "shm" in transports else None
+        if rings is None:
+            transports = tuple(name for name in transports if name != "shm")
+        if not transports:
+            raise ResourceExhaustedError("there is no shared memory, and no other transport is offered")
+        num_slots = self.config.num_slots
         with self._changed:
             if self._closed is not None:
                 raise self._closed
-            if len(self._attachments) >= MAX_ATTACHMENTS:
+            if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
                 raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
             epoch = self._next_epoch
             self._next_epoch += 1
-            slots = SlotTable(epoch, self.config.num_slots)
-            self._attachments[epoch] = Attachment(epoch, request, transport, slots, Outbox(self.config.outbox_limit))
+            slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
+            attachment = Attachment(epoch, request, transports, slots, outbox, Allowance(num_slots))
+            self._bindings.attachments[epoch] = attachment
+            if rings is not None:
+                self._rings[epoch] = rings
         _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
-        return AttachReply(version, epoch, transport, self.config.num_slots, round(self.config.deadline * 1e6))
+        deadline_us = round(self.config.deadline * 1e6)
+        return AttachReply(version, epoch, transports[0], num_slots, deadline_us, rings.address if rings else None)
 
-    def start(self, epoch: int, wake: Callable[[], None]) -> Attachment:
+    def start(self, epoch: int, wake: Wake, transport: str = "", reason: str = "") -> Attachment:
         """Begin the exchange of an attachment and bring it up to date with the requests that run.
 
-        NotFoundError for an unknown epoch, FailedPreconditionError if its exchange has begun before.
+        `transport` is the drafter's choice of those agreed on, empty for the best; `reason` says why not a better one.
+        NotFoundError for an unknown epoch, FailedPreconditionError if its exchange has begun before or the transport
+        was not agreed on or does not work; then the attachment still waits for its exchange.
         """
         with self._changed:
-            attachment = self._attachments.get(epoch)
+            attachment = self._bindings.attachments.get(epoch)
             if attachment is None:
                 raise NotFoundError(f"no attachment has epoch {epoch}")
-            if attachment.wake is not None:
+            if attachment.transport is not None:
                 raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
-            attachment.wake = wake
-            self._bind_all()
-            return attachment
+            attachment.transport = self._make_transport(attachment, transport, wake)
+            attachment.transport_reason = reason
+            self._rings.pop(epoch, None)
+            self._bindings.bind_all()
+        level = logging.WARNING if reason else logging.INFO
+        _log.log(level, "epoch %d exchanges by %s%s", epoch, attachment.transport.name, reason and f": {reason!r}")
+        return attachment
 
     def take(self, attachment: Attachment) -> tuple[Command, ...]:
         """The next records to send in one message; empty if there are none. Raises why the attachment has ended."""
@@ -211,50 +182,35 @@ class DraftLink:
                 raise attachment.ended
             return attachment.outbox.take()
 
-    def receive(self, attachment: Attachment, replies: Sequence[Reply]) -> None:
-        """Take in what a drafter sent. InvalidArgumentError for a malformed record; the caller must `drop` then."""
+    def tend(self, attachment: Attachment) -> None:
+        """Take in and send what waits where no step does. Raises why the attachment has ended."""
         with self._changed:
+            self._take_in(attachment)
             if attachment.ended is not None:
-                return
-            resumed: set[int] = set()
-            for reply in replies:
-                slot = attachment.slots.matching(reply.stamp)
-                if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
-                    self._stale += 1
-                elif isinstance(reply, TreeReply):
-                    self._take_tree(attachment, slot, reply)
-                elif isinstance(reply, Resume):
-                    resumed.add(slot.index)
-                    self._reopen(attachment, slot)
-                else:
-                    self._refuse(slot, reply)
-            self._changed.notify_all()
+                raise attachment.ended
+            attachment.send(0)
+
+    def receive(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
+        """Take in a message of `size` bytes. InvalidArgumentError for a malformed record; the caller must `drop` then.
+
+        Afterwards nothing of the attachment is used any more.
+        """
+        with self._changed:
+            if attachment.ended is None:
+                self._intake.apply(attachment, replies, size)
+                self._changed.notify_all()
 
     def drop(self, attachment: Attachment, reason: SlipstreamError) -> None:
         """End an attachment; its requests go on plainly or with another one that offers their proposer. Idempotent."""
         with self._changed:
-            if attachment.ended is not None:
-                return
-            attachment.ended = reason
-            if isinstance(reason, InvalidArgumentError):
-                self._malformed += 1
-            self._attachments.pop(attachment.epoch, None)
-            for slot in attachment.slots.taken():
-                running = self._running[slot.key] if slot.key is not None else None
-                if running is not None:
-                    running.attachment = running.slot = None
-                slot.close()
-            self._bind_all()
-            self._wake(attachment)
-            self._changed.notify_all()
-        _log.info("detached epoch %d: %s: %s", attachment.epoch, _named(attachment.request), reason.message)
+            self._end(attachment, reason)
 
     def expire(self, epoch: int) -> None:
         """Drop an attachment whose exchange has not begun."""
         with self._changed:
-            attachment = self._attachments.get(epoch)
-        if attachment is not None and attachment.wake is None:
-            self.drop(attachment, UnavailableError("the exchange was not opened in time"))
+            attachment = self._bindings.attachments.get(epoch)
+            if attachment is not None and attachment.transport is None:
+                self._end(attachment, UnavailableError("the exchange was not opened in time"))
 
     def refuse_attachments(self) -> None:
         """Take no more draft services: the service drains."""
@@ -265,135 +221,97 @@ class DraftLink:
         """Drop all draft services and take no more: the service stops."""
         self.refuse_attachments()
         with self._changed:
-            attachments = list(self._attachments.values())
-        for attachment in attachments:
-            self.drop(attachment, UnavailableError("the verify service stops"))
+            for attachment in list(self._bindings.attachments.values()):
+                self._end(attachment, UnavailableError("the verify service stops"))
 
     def state(self) -> LinkState:
         """Counters of the moment."""
         with self._changed:
-            live = sum(attachment.live for attachment in self._attachments.values())
-            return LinkState(live, self._waits, self._misses, self._stale, self._malformed, self._gaps)
+            live = len(self._bindings.live)
+            return LinkState(live, self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps)
 
     def proposers(self) -> list[ProposerStatus]:
         """Configured names first, then those that are attached only."""
         with self._changed:
-            live = [attachment for attachment in self._attachments.values() if attachment.live]
-            offered = [offer.name for attachment in live for offer in attachment.request.offers]
-            names = dict.fromkeys((*self.config.configured, *offered))
-            return [ProposerStatus(name, name in self.config.configured, self._offering(name)) for name in names]
+            configured, offering = self.config.configured, self._bindings.offering
+            offered = [offer.name for attachment in self._bindings.live for offer in attachment.request.offers]
+            return [
+                ProposerStatus(name, name in configured, offering(name))
+                for name in dict.fromkeys((*configured, *offered))
+            ]
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
-    def _offering(self, proposer: str) -> Attachment | None:
-        """The newest live attachment that offers a proposer."""
-        for attachment in reversed(self._attachments.values()):
-            if attachment.live and attachment.index_of(proposer) is not None:
-                return attachment
-        return None
-
-    def _place(self, key: RequestKey) -> tuple[Attachment, Slot] | None:
-        running = self._running.get(key)
-        if running is None or running.attachment is None or running.slot is None or running.slot.max_nodes <= 1:
-            return None
-        return running.attachment, running.slot
-
-    def _learn(self, places: Sequence[tuple[Attachment, Slot] | None], patient: set[int], now: float) -> None:
-        """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss."""
-        complete: dict[int, bool] = {}
-        attachments: dict[int, Attachment] = {}
-        for place in places:
-            if place is not None and not place[0].ended:
-                attachments[place[0].epoch] = place[0]
-                complete[place[0].epoch] = complete.get(place[0].epoch, True) and not place[1].awaited
-        for epoch, attachment in attachments.items():
-            if complete[epoch]:
-                attachment.patience.hit()
-            elif epoch in patient:
-                attachment.patience.miss(now)
-
-    def _bind_all(self) -> None:
-        for running in self._running.values():
-            if running.slot is None:
-                self._bind(running, caught_up=False)
-
-    def _bind(self, running: _Running, *, caught_up: bool) -> None:
-        """Give a request a slot of the newest attachment that offers its proposer; it stays there."""
-        attachment = self._offering(running.opening.proposer)
-        slot = None if attachment is None else attachment.slots.take()
-        if attachment is None or slot is None:
+    def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
+        """Let the lock go until a tree may have come, or to the time limit."""
+        attachments = {place.attachment.epoch: place.attachment for place in awaited}
+        polled = [each.transport for each in attachments.values() if each.transport and each.transport.polled]
+        if not polled:
+            self._changed.wait(seconds)
             return
-        running.attachment, running.slot = attachment, slot
-        self._open(running, attachment, slot, caught_up=caught_up)
-
-    def _open(self, running: _Running, attachment: Attachment, slot: Slot, *, caught_up: bool) -> None:
-        opening = running.opening
-        slot.open(opening.key, caught_up=caught_up)
-        self._stand(running, attachment, slot)
-        record = Open(
-            stamp=slot.stamp,
-            proposer=attachment.index_of(opening.proposer) or 0,
-            token_ids=tuple(running.tokens),
-            prompt_length=opening.prompt_length,
-            sampling=opening.sampling,
-            choice_index=opening.choice_index,
-            tenant=opening.tenant,
-            adapter_id=opening.adapter_id,
-            cached_length=opening.cached_length,
-            max_nodes=slot.max_nodes,
-            max_depth=slot.max_depth,
-        )
-        if attachment.outbox.put((record,)):
-            slot.fed = slot.announced = True
-            attachment.outbox.forget_gap(slot.index)
-        else:
-            self._gap(attachment, slot)
-        self._wake(attachment)
-
-    def _stand(self, running: _Running, attachment: Attachment, slot: Slot) -> Slot:
-        index = attachment.index_of(running.opening.proposer) or 0
-        offer = attachment.request.offers[index]
-        slot.stand_at(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
-        return slot
-
-    def _gap(self, attachment: Attachment, slot: Slot) -> None:
-        self._gaps += not attachment.outbox.has_gap(slot.index)
-        slot.fed = False
-        attachment.outbox.put_gap(Gap(slot.stamp, 1))
-
-    def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
-        slot.caught_up = True
-        if reply.stamp != slot.stamp:
-            self._stale += 1
-            return
-        if reply.sources and len(reply.sources) != len(reply.tree):
-            raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")
-        if any(source >= len(attachment.request.offers) for source in reply.sources):
-            raise InvalidArgumentError(f"sources must be below {len(attachment.request.offers)}", field="sources")
+        self._changed.release()
         try:
-            reply.tree.validate(
-                vocab_size=self.facts.vocab_size, max_nodes=slot.max_nodes - 1, max_depth=slot.max_depth
-            )
-        except InvalidTreeError as error:
-            raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
-        slot.tree = reply.tree
+            polled[0].wait(seconds if len(attachments) == 1 else min(seconds, TURN_SECONDS))
+        finally:
+            self._changed.acquire()
+        self._pick_up(awaited)
 
-    def _reopen(self, attachment: Attachment, slot: Slot) -> None:
-        running = self._running.get(slot.key) if slot.key is not None else None
-        if running is not None:
-            self._open(running, attachment, slot, caught_up=False)
+    def _pick_up(self, places: Sequence[Place | None]) -> None:
+        for attachment in {place.attachment.epoch: place.attachment for place in places if place}.values():
+            self._take_in(attachment)
 
-    @staticmethod
-    def _refuse(slot: Slot, nack: Nack) -> None:
-        if slot.refused:
+    def _take_in(self, attachment: Attachment) -> None:
+        """Apply what has come through the transport; a drafter that sent what it must not loses its attachment."""
+        if attachment.transport is None or attachment.ended is not None:
             return
-        slot.refused = True
-        _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])
+        try:
+            for replies, size in attachment.transport.receive():
+                self._intake.apply(attachment, replies, size)
+        except SlipstreamError as error:
+            self._end(attachment, error)
 
-    @staticmethod
-    def _wake(attachment: Attachment) -> None:
-        if attachment.wake is not None:
-            attachment.wake()
+    def _end(self, attachment: Attachment, reason: SlipstreamError) -> None:
+        if attachment.ended is not None:
+            return
+        attachment.ended = reason
+        self._malformed += isinstance(reason, InvalidArgumentError)
+        self._rings.pop(attachment.epoch, None)
+        self._bindings.forget(attachment)
+        if attachment.transport is not None:
+            attachment.transport.interrupt()
+        self._changed.notify_all()
+        _log.info("detached epoch %d: %s: %s", attachment.epoch, _named(attachment.request), reason.message)
+
+    def _make_transport(self, attachment: Attachment, name: str, wake: Wake) -> Transport:
+        chosen = name or attachment.transports[0]
+        if chosen not in attachment.transports:
+            raise FailedPreconditionError(f"transport {chosen[:80]!r} was not agreed on")
+        if chosen == "shm":
+            return ShmTransport(self._rings[attachment.epoch], attachment.slots.size, wake)
+        return StreamTransport(wake)
+
+    def _make_rings(self) -> SharedRings | None:
+        try:
+            return SharedRings(self.config.num_slots, self.facts.max_context)
+        except SegmentError as error:
+            _log.warning("transport shm is not to be had: %s", error)
+            return None
+
+
+def _learn(places: Sequence[Place | None], patient: set[int], now: float) -> None:
+    """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss."""
+    complete: dict[int, bool] = {}
+    attachments: dict[int, Attachment] = {}
+    for place in places:
+        if place is not None and not place.attachment.ended:
+            epoch = place.attachment.epoch
+            attachments[epoch] = place.attachment
+            complete[epoch] = complete.get(epoch, True) and not place.slot.awaited
+    for epoch, attachment in attachments.items():
+        if complete[epoch]:
+            attachment.patience.hit()
+        elif epoch in patient:
+            attachment.patience.miss(now)
 
 
 def _named(request: AttachRequest) -> str:

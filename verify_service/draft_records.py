@@ -108,12 +108,30 @@ class AttachRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RingAddress:
+    """Where a ring can be opened, and its size in bytes, header included."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryAddress:
+    """The rings of one attachment. The nonce tells them from anything else that the paths may name."""
+
+    to_draft: RingAddress
+    to_verify: RingAddress
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AttachReply:
     version: int
     epoch: int
     transport: str
     num_slots: int
     deadline_us: int
+    shared_memory: SharedMemoryAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ from verify_service.draft_link import DraftLink
 
 SERVICE = "slipstream.v1.DraftLinkService"
 EPOCH_KEY = "slipstream-epoch"
+TRANSPORT_KEY = "slipstream-transport"
+REASON_KEY = "slipstream-transport-reason"
+MAX_REASON = 200
+TEND_SECONDS = 0.02
+"""How often a ring is looked after where no step does: Resume and Nack wait for no longer."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,7 +48,8 @@ class DraftLinkServicer:
     async def get_info(self, _request: bytes, context: Context) -> bytes:
         """Facts a drafter needs before it attaches."""
         try:
-            return encode_link_info(self._ready().facts)
+            link = self._ready()
+            return encode_link_info(link.facts, link.config.transports)
         except SlipstreamError as error:
             await abort(context, error)
 
@@ -62,7 +68,8 @@ class DraftLinkServicer:
         try:
             link = self._ready()
             wake, woken = _doorbell()
-            attachment = link.start(_epoch(context), wake)
+            transport, reason = (_metadata(context, key)[:MAX_REASON] for key in (TRANSPORT_KEY, REASON_KEY))
+            attachment = link.start(_epoch(context), wake, transport, reason)
         except SlipstreamError as error:
             await abort(context, error)
         try:
@@ -86,7 +93,7 @@ class DraftLinkServicer:
 
         async def receive() -> None:
             async for request in requests:
-                link.receive(attachment, decode_replies(request, attachment.slots.size))
+                link.receive(attachment, decode_replies(request, attachment.slots.size), len(request))
 
         async def send() -> None:
             while True:
@@ -95,7 +102,15 @@ class DraftLinkServicer:
                 while records := link.take(attachment):
                     await context.write(encode_commands(records))
 
-        tasks = (asyncio.create_task(receive()), asyncio.create_task(send()))
+        async def tend() -> None:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), TEND_SECONDS)
+                woken.clear()
+                link.tend(attachment)
+
+        polled = attachment.transport is not None and attachment.transport.polled
+        tasks = (asyncio.create_task(receive()), asyncio.create_task(tend() if polled else send()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -124,12 +139,18 @@ def _doorbell() -> tuple[Callable[[], None], asyncio.Event]:
 
 
 def _epoch(context: Context) -> int:
-    value = dict(context.invocation_metadata() or ()).get(EPOCH_KEY)
-    if value is None:
+    value = _metadata(context, EPOCH_KEY)
+    if not value:
         raise InvalidArgumentError(f"metadata {EPOCH_KEY} must name the attachment", field=EPOCH_KEY)
-    if not (isinstance(value, str) and value.isascii() and value.isdigit()):
+    if not value.isdigit():
         raise NotFoundError(f"metadata {EPOCH_KEY} is not an epoch", field=EPOCH_KEY)
     return int(value)
+
+
+def _metadata(context: Context, key: str) -> str:
+    """A text of the call's metadata; empty if it is missing or has what ASCII has not."""
+    value = dict(context.invocation_metadata() or ()).get(key)
+    return value if isinstance(value, str) and value.isascii() else ""
 
 
 def _on_loopback(peer: str) -> bool:

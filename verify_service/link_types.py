@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verify_service.attachments import Attachment
+from verify_service.attachments import TRANSPORTS, Attachment
 
 AUTO = "auto"
 """The default proposer that is the first configured one, else the first one attached."""
@@ -15,7 +15,7 @@ class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
-    None for no speculation.
+    None for no speculation. `transports` are those offered, best first.
     """
 
     configured: tuple[str, ...] = ()
@@ -24,6 +24,7 @@ class LinkConfig:
     num_slots: int = 128
     attach_token: str = ""
     outbox_limit: int = 1 << 21
+    transports: tuple[str, ...] = TRANSPORTS
 
 
 @dataclass(frozen=True, slots=True)

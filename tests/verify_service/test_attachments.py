@@ -13,7 +13,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
-from verify_service.attachments import check_token, negotiate
+from verify_service.attachments import TRANSPORTS, check_token, negotiate
 from verify_service.draft_records import AttachRequest, LinkFacts, Offer
 
 FACTS = LinkFacts("model", "tokenizer", 512, 128, 2, 512, 64)
@@ -31,12 +31,21 @@ FITTING = AttachRequest(
 )
 
 
-def test_the_highest_common_version_and_transport_are_taken() -> None:
-    assert negotiate(FITTING, FACTS) == (1, "grpc")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "common"),
+    [
+        (("shm", "grpc"), ("cuda_ipc", "grpc"), ("grpc",)),
+        (("shm", "grpc"), ("grpc", "shm"), ("shm", "grpc")),
+        (("grpc", "shm"), ("shm", "grpc"), ("grpc", "shm")),
+        (("shm",), ("shm", "grpc"), ("shm",)),
+    ],
+)
+def test_the_highest_common_version_and_all_common_transports_are_taken(ours, theirs, common) -> None:
+    assert negotiate(replace(FITTING, transports=theirs), FACTS, ours) == (1, common)
 
 
 def test_a_drafter_may_work_with_any_tokenizer() -> None:
-    assert negotiate(replace(FITTING, tokenizer_fingerprint="", vocab_size=0), FACTS) == (1, "grpc")
+    assert negotiate(replace(FITTING, tokenizer_fingerprint="", vocab_size=0), FACTS, TRANSPORTS) == (1, ("grpc",))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +68,7 @@ def test_a_drafter_may_work_with_any_tokenizer() -> None:
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], error: type[SlipstreamError], field: str) -> None:
     with pytest.raises(error) as caught:
-        negotiate(replace(FITTING, **change), FACTS)
+        negotiate(replace(FITTING, **change), FACTS, TRANSPORTS)
     assert caught.value.field == field
 
 

@@ -27,17 +27,8 @@ def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings(
         *("--model-name", "m", "--page-size", "1", "--max-running", "3", "--max-nodes", "8", "--prefill-chunk", "32"),
         *("--no-prefix-cache", "--proposers", "ngram,draft-model", "--default-proposer", "other"),
-        *(
-            "--transports",
-            "grpc,shm",
-            "--draft-deadline-ms",
-            "5",
-            "--attach-token",
-            "secret",
-            "--step-nodes",
-            "40",
-            "--no-adaptive",
-        ),
+        *("--draft-deadline-ms", "5", "--attach-token", "secret", "--step-nodes", "40", "--no-adaptive"),
+        *("--transports", "grpc,shm"),
     )
     engine = given.engine_config(5)
     assert (engine.page_size, engine.max_running, engine.max_queued, engine.max_nodes) == (1, 3, 9, 8)

@@ -88,7 +88,7 @@ def current_stamp(attachment: Attachment) -> tree_pb2.Stamp:
 def deliver(link: DraftLink, attachment: Attachment, data: bytes) -> None:
     """What the servicer does with a message."""
     try:
-        link.receive(attachment, decode_replies(data, attachment.slots.size))
+        link.receive(attachment, decode_replies(data, attachment.slots.size), len(data))
     except InvalidArgumentError as error:
         link.drop(attachment, error)
 
@@ -249,6 +249,6 @@ def test_commands_carry_stamp_and_content(record: Any, kind: str, field: str, va
 
 
 def test_link_info_states_versions_and_transports() -> None:
-    info = draft_pb2.DraftLinkServiceGetInfoResponse.FromString(encode_link_info(FACTS))
-    assert (info.min_version, info.max_version, list(info.transports)) == (1, 1, ["grpc"])
+    info = draft_pb2.DraftLinkServiceGetInfoResponse.FromString(encode_link_info(FACTS, ["shm", "grpc"]))
+    assert (info.min_version, info.max_version, list(info.transports)) == (1, 1, ["shm", "grpc"])
     assert (info.vocab_size, info.tokenizer_fingerprint, list(info.feature_boundaries)) == (50, "tokenizer", [])

@@ -24,6 +24,7 @@ from slipstream.rpc.errors import (
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
+from support import drafters
 from support.drafters import WireDrafter, attach_request, offer, tree_reply, wire_drafter
 from verify_service.attachments import MAX_ATTACHMENTS
 from verify_service.draft_link import DraftLink
@@ -37,6 +38,13 @@ FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)
 OTHER = RequestKey(1, 2)
 DEADLINE = 0.2
+
+
+@pytest.fixture(params=["grpc", "shm"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test is about records, so it holds whatever carries them."""
+    monkeypatch.setattr(drafters, "TRANSPORT", request.param)
+    return request.param
 
 
 @asynccontextmanager
@@ -313,7 +321,7 @@ def test_bytes_that_are_no_message_are_the_senders_error() -> None:
     async def scenario() -> None:
         async with served() as (link, address), open_channel(address) as channel:
             stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
-            attached = await stub.Attach(await attach_request(stub, "p"))
+            attached = await stub.Attach(await attach_request(stub, "p", transports=["grpc"]))
             exchange = channel.stream_stream(f"/{SERVICE}/Exchange")
             call = exchange(metadata=(("slipstream-epoch", str(attached.epoch)),))
             await call.write(b"\xff\xff\xff\xff\xff")
@@ -419,7 +427,7 @@ def test_a_drafter_that_does_not_read_loses_its_feed_and_gets_it_back() -> None:
     async def scenario() -> None:
         async with served(outbox_limit=2000) as (link, address), open_channel(address) as channel:
             stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
-            attached = await stub.Attach(await attach_request(stub, "p"))
+            attached = await stub.Attach(await attach_request(stub, "p", transports=["grpc"]))
             call = stub.Exchange(metadata=(("slipstream-epoch", str(attached.epoch)),))
             await call.initial_metadata()
             link.begin(opening())
@@ -497,7 +505,7 @@ def test_attachments_are_limited_expire_unopened_and_end_with_the_service() -> N
     async def scenario() -> None:
         async with served(open_seconds=2.0) as (link, address), open_channel(address) as channel:
             stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
-            request = await attach_request(stub, "p")
+            request = await attach_request(stub, "p", transports=["grpc"])
             epochs = [(await stub.Attach(request)).epoch for _ in range(MAX_ATTACHMENTS)]
             assert not link.known("p")
             with pytest.raises(grpc.aio.AioRpcError) as caught:

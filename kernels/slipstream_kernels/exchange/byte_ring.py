@@ -51,6 +51,11 @@ class _Ring:
         """The memory that the ring lies in."""
         return self._segment
 
+    @property
+    def limit(self) -> int:
+        """Payload bytes of the largest message that an empty ring takes."""
+        return self._capacity - _FRAME.size
+
     def _order(self) -> None:
         """No store or load moves across this line: a release followed by an acquire of one lock."""
         self._fence.release()
@@ -77,11 +82,6 @@ class RingWriter(_Ring):
             raise RingError(f"the reader claims {read} bytes of {self._written}, {self._read} before")
         self._read = read
         return self._capacity - (self._written - read) - _FRAME.size
-
-    @property
-    def limit(self) -> int:
-        """Payload bytes of the largest message that an empty ring takes."""
-        return self._capacity - _FRAME.size
 
     def write(self, message: bytes) -> bool:
         """Append a message and wake the reader; False if there is no room, and then nothing is written."""

@@ -1,0 +1,93 @@
+"""Transport `shm`: the worker reads records from a ring of shared memory and writes its replies into another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from draft_service import codec
+from draft_service.codec import Attachment
+from draft_service.outbox import Outbox
+from draft_service.records import Record, Reply
+from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
+from slipstream_kernels.exchange.byte_ring import RingError, open_ring, reader, writer
+from slipstream_kernels.exchange.segment import SegmentError
+
+_log = logging.getLogger(__name__)
+
+MAX_UNSENT = 1024
+"""Replies held for a verify service that does not read."""
+MESSAGES_PER_LOOK = 256
+"""Messages taken in before those of them that want trees are answered."""
+
+
+class ShmExchange:
+    """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
+
+    __slots__ = ("_fail", "_failed", "_incoming", "_most", "_outbox", "_outgoing", "_unsent")
+
+    def __init__(self, attachment: Attachment, fail: Callable[[SlipstreamError], None]) -> None:
+        """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
+
+        FailedPreconditionError if the rings cannot be opened from here.
+        """
+        memory = attachment.shared_memory
+        if memory is None:
+            raise FailedPreconditionError("verify named no shared memory")
+        try:
+            self._incoming = reader(open_ring(*memory.to_draft, memory.nonce))
+            self._outgoing = writer(open_ring(*memory.to_verify, memory.nonce))
+            self._outgoing.write(memory.nonce)
+        except (SegmentError, RingError) as error:
+            raise FailedPreconditionError(str(error)) from error
+        self._fail = fail
+        self._failed = False
+        self._outbox = Outbox(MAX_UNSENT)
+        self._unsent = b""
+        self._most = max(1, min(attachment.replies_per_message, self._outgoing.limit // codec.BYTES_PER_REPLY))
+
+    def receive(self) -> list[Record]:
+        """What has arrived, in order; also sends what found no room before."""
+        self._flush()
+        records: list[Record] = []
+        try:
+            for _ in range(MESSAGES_PER_LOOK):
+                message = None if self._failed else self._incoming.read(self._incoming.limit)
+                if message is None:
+                    break
+                records.extend(codec.decode_command_bytes(message))
+        except (RingError, SlipstreamError) as error:
+            self._give_up(error)
+        return records
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """Send replies; what finds no room waits, the oldest trees of it not for long."""
+        self._outbox.put(replies)
+        self._flush()
+
+    def wait(self, seconds: float) -> None:
+        """Return when something may have arrived, when poked, or after `seconds`."""
+        self._incoming.wait(seconds)
+
+    def poke(self) -> None:
+        """End a wait; one that is just about to begin may be missed. For any thread."""
+        self._incoming.ring()
+
+    def _flush(self) -> None:
+        try:
+            while not self._failed:
+                if not self._unsent:
+                    replies = self._outbox.take_now(self._most)
+                    if not replies:
+                        return
+                    self._unsent = codec.encode_replies(replies).SerializeToString()
+                if not self._outgoing.write(self._unsent):
+                    return
+                self._unsent = b""
+        except Exception as error:  # noqa: BLE001 (as over a stream: replies that cannot be sent end the attachment)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        _log.error("the exchange through shared memory failed: %s", error)
+        self._fail(UnavailableError(f"shared memory: {error}"))

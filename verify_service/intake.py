@@ -1,0 +1,64 @@
+"""What a drafter sends is checked here, after it was copied: the stamp first, then the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from slipstream.rpc.errors import InvalidArgumentError
+from slipstream_kernels.token_tree import InvalidTreeError
+from verify_service.attachments import Attachment
+from verify_service.bindings import Bindings
+from verify_service.draft_records import Nack, Reply, Resume, TreeReply
+from verify_service.slots import Slot
+
+_log = logging.getLogger(__name__)
+
+
+class Intake:
+    """Applies replies to slots. The draft link's lock guards it. `stale` counts records dropped for their stamp."""
+
+    __slots__ = ("_bindings", "_vocab_size", "stale")
+
+    def __init__(self, bindings: Bindings, vocab_size: int) -> None:
+        self._bindings = bindings
+        self._vocab_size = vocab_size
+        self.stale = 0
+
+    def apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
+        """Take in one message of `size` bytes. InvalidArgumentError for a malformed record or one too many."""
+        attachment.allowance.spend(len(replies), size)
+        resumed: set[int] = set()
+        for reply in replies:
+            slot = attachment.slots.matching(reply.stamp)
+            if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
+                self.stale += 1
+            elif isinstance(reply, TreeReply):
+                self._take_tree(attachment, slot, reply)
+            elif isinstance(reply, Resume):
+                resumed.add(slot.index)
+                self._bindings.reopen(slot)
+            else:
+                _refuse(slot, reply)
+
+    def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
+        slot.caught_up = True
+        if reply.stamp != slot.stamp:
+            self.stale += 1
+            return
+        if reply.sources and len(reply.sources) != len(reply.tree):
+            raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")
+        if any(source >= len(attachment.request.offers) for source in reply.sources):
+            raise InvalidArgumentError(f"sources must be below {len(attachment.request.offers)}", field="sources")
+        try:
+            reply.tree.validate(vocab_size=self._vocab_size, max_nodes=slot.max_nodes - 1, max_depth=slot.max_depth)
+        except InvalidTreeError as error:
+            raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
+        slot.tree = reply.tree
+
+
+def _refuse(slot: Slot, nack: Nack) -> None:
+    if slot.refused:
+        return
+    slot.refused = True
+    _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])

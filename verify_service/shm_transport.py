@@ -1,0 +1,126 @@
+"""`shm`: records in two byte rings of shared memory, so that no call and no other thread is on a step's path."""
+
+from __future__ import annotations
+
+import secrets
+
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from slipstream_kernels.exchange.byte_ring import (
+    NONCE_BYTES,
+    RingError,
+    RingReader,
+    RingWriter,
+    capacity_for,
+    create_ring,
+    reader,
+    writer,
+)
+from slipstream_kernels.exchange.segment import Segment
+from verify_service.draft_codec import decode_replies, encode_commands, message_limit
+from verify_service.draft_records import Reply, RingAddress, SharedMemoryAddress
+from verify_service.outbox import Outbox
+from verify_service.transports import Wake
+
+SPIN_SECONDS = 30e-6
+"""How long a step looks at the ring without rest before it sleeps."""
+MESSAGES_PER_POLL = 4
+"""Messages taken in at once, so that a drafter that floods delays a step by a bounded amount."""
+_BYTES_PER_TOKEN = 5  # of a varint
+_OPEN_EXTRA = 1 << 16  # sampling parameters and the like
+_MAX_REPLY_BYTES = 1 << 24
+
+
+class SharedRings:
+    """The memory of one attachment: a ring a direction, which the drafter opens by path until `hide`."""
+
+    __slots__ = ("nonce", "to_draft", "to_verify")
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        """Rings that hold a whole Open, and the largest message of replies. SegmentError if there is no memory."""
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        commands = capacity_for(_BYTES_PER_TOKEN * max_context + _OPEN_EXTRA, messages=4)
+        replies = capacity_for(min(message_limit(num_slots), _MAX_REPLY_BYTES), messages=1)
+        self.to_draft: Segment = create_ring(commands, self.nonce)
+        self.to_verify: Segment = create_ring(replies, self.nonce)
+
+    @property
+    def address(self) -> SharedMemoryAddress:
+        """What the drafter is told."""
+        return SharedMemoryAddress(_address(self.to_draft), _address(self.to_verify), self.nonce)
+
+    def hide(self) -> None:
+        """Nobody else can open the rings from now on."""
+        self.to_draft.hide()
+        self.to_verify.hide()
+
+
+class ShmTransport:
+    """Both ends' rings, once the drafter has shown that it reaches them."""
+
+    __slots__ = ("_fault", "_incoming", "_num_slots", "_outgoing", "_unsent", "_wake")
+
+    name = "shm"
+    polled = True
+
+    def __init__(self, rings: SharedRings, num_slots: int, wake: Wake) -> None:
+        """FailedPreconditionError unless the drafter's first message echoes the nonce."""
+        rings.hide()
+        self._wake = wake
+        self._num_slots = num_slots
+        self._outgoing: RingWriter = writer(rings.to_draft)
+        self._incoming: RingReader = reader(rings.to_verify)
+        self._unsent = b""
+        self._fault: RingError | ResourceExhaustedError | None = None
+        try:
+            echo = self._incoming.read(NONCE_BYTES)
+        except RingError as error:
+            raise FailedPreconditionError(f"the rings were written to by mistake: {error}") from error
+        if echo != rings.nonce:
+            raise FailedPreconditionError("the nonce did not come through shared memory")
+
+    def send(self, outbox: Outbox) -> None:
+        """What finds no room stays in the outbox, whose limit bounds it."""
+        try:
+            while self._fault is None:
+                if not self._unsent:
+                    records = outbox.take()
+                    if not records:
+                        return
+                    self._unsent = encode_commands(records)
+                if not self._outgoing.write(self._unsent):
+                    if len(self._unsent) > self._outgoing.limit:
+                        self._fault = ResourceExhaustedError(
+                            f"records of {len(self._unsent)} bytes exceed the ring's {self._outgoing.limit}"
+                        )
+                    return
+                self._unsent = b""
+        except RingError as error:
+            self._fault = error
+
+    def receive(self) -> list[tuple[list[Reply], int]]:
+        if isinstance(self._fault, ResourceExhaustedError):
+            raise self._fault
+        if self._fault is not None:
+            raise InvalidArgumentError(f"shared memory: {self._fault}")
+        messages: list[tuple[list[Reply], int]] = []
+        try:
+            for _ in range(MESSAGES_PER_POLL):
+                data = self._incoming.read(message_limit(self._num_slots))
+                if data is None:
+                    break
+                messages.append((decode_replies(data, self._num_slots), len(data)))
+        except RingError as error:
+            raise InvalidArgumentError(f"shared memory: {error}") from error
+        return messages
+
+    def wait(self, seconds: float) -> None:
+        if self._fault is None:
+            self._incoming.wait(seconds, spin=SPIN_SECONDS)
+
+    def interrupt(self) -> None:
+        self._incoming.ring()
+        self._wake()
+
+
+def _address(segment: Segment) -> RingAddress:
+    return RingAddress(segment.path, len(segment.memory))

@@ -1,0 +1,72 @@
+"""How records travel between the draft link and one drafter; what they mean is the same on every way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from verify_service.draft_records import Reply
+from verify_service.outbox import Outbox
+
+Wake = Callable[[], None]
+"""Tells the Exchange's task that there is something to do for it; may be called from any thread."""
+
+
+class Transport(Protocol):
+    """One attachment's transport. Nothing here blocks or raises except as stated.
+
+    Every method but `wait` is called under the link's lock.
+    """
+
+    @property
+    def name(self) -> str:
+        """As negotiated in Attach."""
+        ...
+
+    @property
+    def polled(self) -> bool:
+        """Whether records are picked up by `receive`; otherwise the Exchange's task hands them to the link."""
+        ...
+
+    def send(self, outbox: Outbox) -> None:
+        """Send what waits, as far as that goes without waiting."""
+        ...
+
+    def receive(self) -> list[tuple[list[Reply], int]]:
+        """What has arrived: each message's replies and its size in bytes. A bounded number of messages a call.
+
+        InvalidArgumentError if the drafter wrote what no correct drafter writes.
+        """
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return when something may have arrived, after `interrupt`, or after `seconds`. Called without the lock."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a wait, and tell the Exchange's task that the attachment's state has changed."""
+        ...
+
+
+class StreamTransport:
+    """`grpc`: the Exchange's task takes records from the outbox and hands over what it reads."""
+
+    __slots__ = ("_wake",)
+
+    name = "grpc"
+    polled = False
+
+    def __init__(self, wake: Wake) -> None:
+        self._wake = wake
+
+    def send(self, outbox: Outbox) -> None:
+        self._wake()
+
+    def receive(self) -> list[tuple[list[Reply], int]]:
+        return []
+
+    def wait(self, seconds: float) -> None:
+        return None
+
+    def interrupt(self) -> None:
+        self._wake()
