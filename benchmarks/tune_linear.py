@@ -35,7 +35,7 @@ FEW_ROWS = 256
 """Rows up to which the weights' way to the multiprocessors counts, and with it what runs before and after a kernel."""
 
 NEAR = 1.15
-MOST_NEAR = 5
+MOST_NEAR = 4
 """Tiles tried in passes: so many times the fastest's time alone at most, and so many of them."""
 
 Ranked = dict[tuple[str, int], dict[Tile, float]]

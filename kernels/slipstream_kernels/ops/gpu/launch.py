@@ -2,7 +2,8 @@
 
 Products and sums are never contracted (`enable_fp_fusion=False`), so that the same expression gives the same bits in
 every kernel that holds it. Kernels overlap by programmatic dependent launch on devices that have it: a kernel may start
-before the one in front of it has ended, and calls `wait_for_previous` before it touches memory.
+before the one in front of it has ended, and calls `wait_for_previous` before it touches memory that kernels of the same
+pass write; weights and the plan of the pass are there before its first kernel.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stage
 def wait_for_previous() -> None:
     """Wait until the kernels launched before have ended and their writes are visible.
 
-    Every program of every kernel calls this first, also one that has nothing to do: then the end of a kernel implies
-    the end of all before it.
+    Every program of every kernel calls this, also one that has nothing to do: then the end of a kernel implies the end
+    of all before it.
     """
     if _DEPENDENT:
         gdc_wait()

@@ -27,7 +27,6 @@ def rms_norm_kernel(
 ) -> None:
     """One row a program, in tiles of TILE columns; row i of `out` is row rows[i] of `x` where CHOSEN, else row i."""
     release_next()
-    wait_for_previous()
     target = tl.program_id(0)
     source = target
     if CHOSEN:
@@ -37,11 +36,13 @@ def rms_norm_kernel(
     columns = tl.arange(0, TILE)
     if TILE >= HIDDEN:
         inside = columns < HIDDEN
-        values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
         gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        wait_for_previous()
+        values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(values * values) / HIDDEN + eps)
         tl.store(out + columns, rounded(values * scale * gain, out.dtype.element_ty), mask=inside)
     else:
+        wait_for_previous()
         squares = tl.zeros((TILE,), tl.float32)
         for start in range(0, HIDDEN, TILE):
             values = tl.load(x + start + columns, mask=start + columns < HIDDEN, other=0.0).to(tl.float32)

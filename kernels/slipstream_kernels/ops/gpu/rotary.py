@@ -37,18 +37,18 @@ def _rotary_write(
     Angles and weights are addressed by the whole tile: every load then has the tile's layout and none is converted.
     """
     release_next()
-    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * GROUP + tl.arange(0, GROUP)[:, None]
     columns = tl.broadcast_to(tl.arange(0, HALF)[None, :], (GROUP, HALF))
     source = qkv + (row * (HEADS + 2 * KV_HEADS) + heads) * 2 * HALF + columns
     present = heads < HEADS + 2 * KV_HEADS
-    first = tl.load(source, mask=present, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=present, other=0.0).to(tl.float32)
     angles = table + tl.load(positions + row).to(tl.int64) * 2 * HALF + columns
     cosines = tl.load(angles)
     sines = tl.load(angles + HALF)
     slot = tl.load(write_slots + row).to(tl.int64)
+    wait_for_previous()
+    first = tl.load(source, mask=present, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=present, other=0.0).to(tl.float32)
 
     is_query = heads < HEADS
     is_value = heads >= HEADS + KV_HEADS
