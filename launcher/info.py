@@ -74,6 +74,8 @@ class VerifyFacts:
     page_size: int = 0
     proposers: tuple[ProposerFacts, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
+    drafters: tuple[dict[str, Any], ...] = ()
+    """The counters of each proposer of each attachment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,12 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         else:
             place = "not attached"
         branch.add(f"proposer {proposer.name}: {place}{default}")
+    for drafter in verify.drafters:
+        drafted, accepted = drafter["drafted_tokens"], drafter["accepted_tokens"]
+        branch.add(
+            f"epoch {drafter['epoch']} drafts {drafter['proposer']} for {drafter['requests']} requests: "
+            f"drafted {drafted}, accepted {accepted}{f' ({accepted / drafted:.0%})' if drafted else ''}"
+        )
 
 
 def _line(name: str, address: str, status: str, process_id: int | None) -> str:
@@ -176,8 +184,13 @@ def _ask_verify(address: str) -> VerifyFacts:
         max_nodes=info.max_nodes,
         page_size=info.page_size,
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
-        state={descriptor.name: getattr(state, descriptor.name) for descriptor in state.DESCRIPTOR.fields},
+        state={name: value for name, value in _fields(state).items() if name != "drafters"},
+        drafters=tuple(map(_fields, state.drafters)),
     )
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return {descriptor.name: getattr(message, descriptor.name) for descriptor in message.DESCRIPTOR.fields}
 
 
 def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:

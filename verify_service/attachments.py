@@ -13,6 +13,7 @@ from verify_service.draft_records import AttachRequest, LinkFacts, Offer
 from verify_service.outbox import Outbox
 from verify_service.patience import Patience
 from verify_service.slots import SlotTable
+from verify_service.tally import Tally
 from verify_service.transports import Transport
 
 MIN_VERSION = 1
@@ -45,6 +46,11 @@ class Attachment:
     patience: Patience = field(default_factory=Patience)
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
+    tallies: tuple[Tally, ...] = field(init=False)
+    """One for each offer, in order."""
+
+    def __post_init__(self) -> None:
+        self.tallies = tuple(Tally() for _ in self.request.offers)
 
     @property
     def live(self) -> bool:

@@ -83,6 +83,8 @@ class Bindings:
             if running is None:
                 continue
             running.tokens.extend(committed.token_ids)
+            if running.place is not None:
+                running.place.slot.settle(committed.token_ids)
             running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
             if running.place is None:
                 self._bind(running, caught_up=False)
@@ -133,11 +135,12 @@ class Bindings:
 
     def _open(self, running: Running, place: Place, *, caught_up: bool) -> None:
         opening, attachment, slot = running.opening, place.attachment, place.slot
-        slot.open(opening.key, caught_up=caught_up)
+        index = attachment.index_of(opening.proposer) or 0
+        slot.open(opening.key, attachment.tallies[index], caught_up=caught_up)
         self._stand(running, place)
         record = Open(
             stamp=slot.stamp,
-            proposer=attachment.index_of(opening.proposer) or 0,
+            proposer=index,
             token_ids=tuple(running.tokens),
             prompt_length=opening.prompt_length,
             sampling=opening.sampling,

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
 from verify_service.facts import VerifyFacts
-from verify_service.link_types import LinkState, ProposerStatus
+from verify_service.link_types import DrafterState, LinkState, ProposerStatus
 from verify_service.loop_state import LoopState
 from verify_service.request import (
     FinishReason,
@@ -233,4 +233,23 @@ def encode_state(loop: LoopState, link: LinkState) -> bytes:
         malformed_records=link.malformed,
         attachments=link.attachments,
         draining=loop.draining,
+        draft_deadline_us=round(1e6 * link.deadline),
+        drafters=map(_drafter, link.drafters),
     ).SerializeToString()
+
+
+def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
+    return verify_pb2.DrafterState(
+        epoch=state.epoch,
+        name=state.name,
+        address=state.address,
+        process_id=state.process_id,
+        transport=state.transport,
+        proposer=state.proposer,
+        requests=state.requests,
+        hits=state.tally.hits,
+        misses=state.tally.misses,
+        late=state.tally.late,
+        drafted_tokens=state.tally.drafted,
+        accepted_tokens=state.tally.accepted,
+    )

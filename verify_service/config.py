@@ -16,6 +16,8 @@ from verify_service.link_types import AUTO, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
+MAX_DEADLINE, DEADLINE_SHARE = 0.02, 0.25
+"""Seconds that a step waits for trees at most, and the share of a plain step, where the operator says nothing."""
 
 
 def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,8 +67,13 @@ class VerifySettings(ServiceSettings):
         default=True,
         description="For requests that say nothing about speculation: trees only as deep as measured time justifies",
     )
-    draft_deadline_ms: float = Field(
-        default=20.0, ge=0.0, le=10_000.0, allow_inf_nan=False, description="How long a step may wait for trees"
+    draft_deadline_ms: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=10_000.0,
+        allow_inf_nan=False,
+        description=f"How long a step may wait for trees; default: {1000 * MAX_DEADLINE:g} on cpu, and on cuda a "
+        "quarter of what a plain step is measured to take, within the same bound",
     )
     transports: Annotated[Names, AfterValidator(_spoken)] = Field(
         default=TRANSPORTS,
@@ -151,7 +158,8 @@ class VerifySettings(ServiceSettings):
         return LinkConfig(
             configured=tuple(dict.fromkeys((*self.proposers, *named))),
             default=None if self.default_proposer == NONE else self.default_proposer,
-            deadline=self.draft_deadline_ms / 1000,
+            deadline=MAX_DEADLINE if self.draft_deadline_ms is None else self.draft_deadline_ms / 1000,
+            deadline_share=DEADLINE_SHARE if self.draft_deadline_ms is None and not self.on_cpu else None,
             num_slots=2 * self.max_running,
             attach_token=self.attach_token.get_secret_value(),
             transports=self.transports,

@@ -24,9 +24,10 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
 from verify_service.attachments import MAX_ATTACHMENTS, Attachment, check_token, negotiate
 from verify_service.bindings import Bindings, Place
+from verify_service.deadline import Deadline
 from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
 from verify_service.intake import Intake
-from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus
+from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
 from verify_service.outbox import Outbox
 from verify_service.request import FinishReason, RequestKey
 from verify_service.shm_transport import SharedRings, ShmTransport
@@ -63,6 +64,7 @@ class DraftLink:
         # Epochs of an earlier life of this service must not be taken for ours.
         self._next_epoch = secrets.randbits(48) + 1 if first_epoch is None else first_epoch
         self._closed: SlipstreamError | None = None
+        self._deadline = Deadline(config.deadline, config.deadline_share)
         self._waits = self._misses = self._malformed = 0
 
     # --- The verify loop's thread ------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ class DraftLink:
     def commit(self, commits: Sequence[Committed]) -> None:
         """Tell each attachment what this step added, in one message."""
         with self._changed:
+            self._deadline.step_ends(self._clock())
             self._bindings.commit(commits)
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
@@ -101,18 +104,21 @@ class DraftLink:
             patient = {place.attachment.epoch for place in places if place and place.attachment.patience.waits(now)}
             awaited = [place for place in places if place and place.attachment.epoch in patient and place.slot.awaited]
             if awaited:
-                until = begun + self.config.deadline
+                until = begun + self._deadline.seconds
                 while awaited and (left := until - now) > 0:
                     self._wait(awaited, left)
                     now = self._clock()
                     awaited = [place for place in awaited if place.slot.awaited]
                 self._waits += 1
                 self._misses += len(awaited)
+                for place in awaited:
+                    place.slot.tally.misses += 1
                 if self._on_wait is not None:
                     self._on_wait(now - begun)
             _learn(places, patient, now)
-            trees = [place.slot.tree if place else None for place in places]
-        return [tree or None for tree in trees]
+            trees = [place.slot.give() if place else None for place in places]
+            self._deadline.step_begins(now, plain=not any(trees))
+        return trees
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         """Whether any of these requests has a drafter that would be waited for."""
@@ -228,7 +234,11 @@ class DraftLink:
         """Counters of the moment."""
         with self._changed:
             live = len(self._bindings.live)
-            return LinkState(live, self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps)
+            drafters = tuple(state for attachment in self._bindings.live for state in drafter_states(attachment))
+            return LinkState(
+                live, self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps,
+                self._deadline.seconds, drafters,
+            )  # fmt: skip
 
     def proposers(self) -> list[ProposerStatus]:
         """Configured names first, then those that are attached only."""
@@ -307,6 +317,7 @@ def _learn(places: Sequence[Place | None], patient: set[int], now: float) -> Non
             epoch = place.attachment.epoch
             attachments[epoch] = place.attachment
             complete[epoch] = complete.get(epoch, True) and not place.slot.awaited
+            place.slot.tally.hits += place.slot.tree is not None
     for epoch, attachment in attachments.items():
         if complete[epoch]:
             attachment.patience.hit()

@@ -45,6 +45,7 @@ class Intake:
         slot.caught_up = True
         if reply.stamp != slot.stamp:
             self.stale += 1
+            slot.tally.late += reply.stamp.base_length < slot.base_length
             return
         if reply.sources and len(reply.sources) != len(reply.tree):
             raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify_service.attachments import TRANSPORTS, Attachment
+from verify_service.tally import Tally
 
 AUTO = "auto"
 """The default proposer that is the first configured one, else the first one attached."""
@@ -14,6 +15,8 @@ AUTO = "auto"
 class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
+    With a `deadline_share` it is at most this share of a plain step's measured time.
+
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
     None for no speculation. `transports` are those offered, best first.
     """
@@ -21,6 +24,7 @@ class LinkConfig:
     configured: tuple[str, ...] = ()
     default: str | None = AUTO
     deadline: float = 0.02
+    deadline_share: float | None = None
     num_slots: int = 128
     attach_token: str = ""
     outbox_limit: int = 1 << 21
@@ -28,11 +32,26 @@ class LinkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterState:
+    """One proposer of one live attachment: `requests` drafted for now, and a copy of its counters."""
+
+    epoch: int
+    name: str
+    address: str
+    process_id: int
+    transport: str
+    proposer: str
+    requests: int
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
 class LinkState:
-    """Counters from the start, and the number of live attachments.
+    """Counters from the start, the number of live attachments and each one's own counters.
 
     `waits` counts steps that waited, `misses` trees that were not there at the deadline, `stale` records dropped for
     their stamp, `malformed` records that cost their sender the attachment, `gaps` slots that lost their feed.
+    `deadline` is the longest wait of a step at the moment, in seconds.
     """
 
     attachments: int
@@ -41,6 +60,27 @@ class LinkState:
     stale: int
     malformed: int
     gaps: int
+    deadline: float = 0.0
+    drafters: tuple[DrafterState, ...] = ()
+
+
+def drafter_states(attachment: Attachment) -> list[DrafterState]:
+    """One state for each proposer of a live attachment."""
+    assert attachment.transport is not None
+    request, taken = attachment.request, attachment.slots.taken()
+    return [
+        DrafterState(
+            attachment.epoch,
+            request.name,
+            request.address,
+            request.process_id,
+            attachment.transport.name,
+            offer.name,
+            sum(slot.tally is tally for slot in taken),
+            replace(tally),
+        )
+        for offer, tally in zip(request.offers, attachment.tallies, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from verify_service.link_types import LinkState
+from verify_service.link_types import DrafterState, LinkState
 from verify_service.loop_state import LoopState
 from verify_service.request import StepOutput
 
@@ -96,6 +96,7 @@ class _Counters(Collector):
             ("kv_pages_free", "KV pages that nobody holds.", loop.pages_free),
             ("kv_pages_cached", "KV pages that only the prefix cache holds.", loop.pages_cached),
             ("draft_attachments", "Draft services attached.", link.attachments),
+            ("draft_deadline_seconds", "Longest wait of a step for trees at the moment.", link.deadline),
         )
         counters = (
             ("steps", "Verify steps.", loop.steps),
@@ -114,3 +115,25 @@ class _Counters(Collector):
             yield GaugeMetricFamily(f"slipstream_{name}", text, value=value)
         for name, text, value in counters:
             yield CounterMetricFamily(f"slipstream_{name}", text, value=value)
+        yield from _drafter_metrics(link.drafters)
+
+
+def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
+    """The counters of each proposer of each live attachment."""
+    names = ("epoch", "drafter", "proposer", "transport")
+    labels = [(str(state.epoch), state.name, state.proposer, state.transport) for state in drafters]
+    requests = GaugeMetricFamily("slipstream_drafter_requests", "Requests drafted for.", labels=names)
+    for state, label in zip(drafters, labels, strict=True):
+        requests.add_metric(label, state.requests)
+    yield requests
+    for field, text in (
+        ("hits", "Trees that were there when a step asked for them."),
+        ("misses", "Trees that a step waited for in vain."),
+        ("late", "Trees that came for a state which had passed."),
+        ("drafted", "Tokens of trees that steps took."),
+        ("accepted", "Tokens of such trees that were right."),
+    ):
+        family = CounterMetricFamily(f"slipstream_drafter_{field}", text, labels=names)
+        for state, label in zip(drafters, labels, strict=True):
+            family.add_metric(label, getattr(state.tally, field))
+        yield family

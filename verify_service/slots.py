@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_records import Offer, Stamp
 from verify_service.request import RequestKey
+from verify_service.tally import Tally
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,10 @@ class Slot:
     max_nodes: int = 1
     max_depth: int = 0
     tree: TokenTree | None = None
+    given: TokenTree | None = None
+    """The tree that the step under way was given."""
+    tally: Tally = field(default_factory=Tally)
+    """Of the proposer that drafts for the request."""
     fed: bool = False
     """Whether every record since the Open was queued. If not, the drafter is behind until it resumes."""
     announced: bool = False
@@ -51,11 +57,12 @@ class Slot:
         """Whether the drafter makes trees for this request when asked, or works towards it."""
         return self.key is not None and self.fed and not self.refused
 
-    def open(self, key: RequestKey, *, caught_up: bool) -> None:
+    def open(self, key: RequestKey, tally: Tally, *, caught_up: bool) -> None:
         """Take a request under a new generation."""
         self.generation += 1
         self.key = key
-        self.tree = None
+        self.tally = tally
+        self.tree = self.given = None
         self.fed = self.refused = False
         self.caught_up = caught_up
 
@@ -67,10 +74,21 @@ class Slot:
         self.max_depth = min(max_depth, offer.max_depth)
         self.tree = None
 
+    def give(self) -> TokenTree | None:
+        """The tree for the step that begins, None for a plain row."""
+        self.given = self.tree or None
+        return self.given
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """The step has committed these tokens."""
+        if self.given is not None:
+            self.tally.settle(self.given, tokens)
+            self.given = None
+
     def close(self) -> None:
         """Let the request go."""
         self.key = None
-        self.tree = None
+        self.tree = self.given = None
         self.fed = self.announced = False
 
 

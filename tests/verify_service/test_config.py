@@ -19,7 +19,11 @@ def test_defaults() -> None:
     assert (given.device, given.mode, given.tensor_parallel_size, given.max_context) == ("cpu", "exact", 1, 0)
     link = given.link_config()
     assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
-    assert link.transports == ("shm", "grpc")
+    assert (link.transports, link.deadline_share) == (("shm", "grpc"), None)
+    learned = settings("--device", "cuda").link_config()
+    assert (learned.deadline, learned.deadline_share) == (0.02, 0.25)
+    fixed = settings("--device", "cuda", "--draft-deadline-ms", "3").link_config()
+    assert (fixed.deadline, fixed.deadline_share) == (0.003, None)
 
 
 def test_every_flag_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.rpc.errors import ResourceExhaustedError
-from verify_service.link_types import LinkState
+from verify_service.link_types import DrafterState, LinkState
 from verify_service.loop_state import LoopState
 from verify_service.metrics import VerifyMetrics
 from verify_service.request import FinishReason, RequestKey, StepOutput, Timings, Usage
+from verify_service.tally import Tally
 
 LOOP = LoopState(
     running=2,
@@ -26,10 +27,13 @@ LOOP = LoopState(
 )
 
 
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, Tally(1, 2, 3, 40, 30))
+
+
 def test_steps_and_ends_are_counted() -> None:
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
-    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6))
+    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
     metrics.draft_wait(0.002)
     key = RequestKey(1, 1)
     last = StepOutput(
@@ -52,6 +56,7 @@ def test_steps_and_ends_are_counted() -> None:
         "draft_stale_records_total": 4,
         "draft_malformed_records_total": 5,
         "draft_gaps_total": 6,
+        "draft_deadline_seconds": 0.25,
         "draft_wait_seconds_count": 1,
         "step_tokens_sum": 5,
         "step_batch_size_count": 1,
@@ -63,6 +68,10 @@ def test_steps_and_ends_are_counted() -> None:
     }
     found = {name: registry.get_sample_value(f"slipstream_{name}") for name in expected}
     assert found == expected
+    labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm"}
+    names = ("requests", "hits_total", "misses_total", "late_total", "drafted_total", "accepted_total")
+    values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
+    assert values == [9, 1, 2, 3, 40, 30]
     ends = {
         reason: registry.get_sample_value("slipstream_request_success_total", {"finished_reason": reason})
         for reason in ("length", "error")

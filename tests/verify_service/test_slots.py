@@ -8,6 +8,7 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_records import Offer
 from verify_service.request import RequestKey
 from verify_service.slots import SlotTable
+from verify_service.tally import Tally
 
 OFFER = Offer("p", max_nodes=8, max_depth=4)
 
@@ -27,7 +28,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     table = SlotTable(9, 1)
     slot = table.take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), caught_up=True)
+    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
     slot.stand_at(5, 3, 64, 63, OFFER)
     old = slot.stamp
     assert table.matching(old) is slot
@@ -45,7 +46,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
 def test_moving_on_drops_the_tree_and_cuts_the_budget_to_the_offer() -> None:
     slot = SlotTable(9, 1).take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), caught_up=True)
+    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
     slot.fed = True
     slot.stand_at(5, 3, 64, 63, OFFER)
     assert (slot.max_nodes, slot.max_depth, slot.awaited) == (8, 4, True)

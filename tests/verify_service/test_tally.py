@@ -1,0 +1,34 @@
+"""Acceptance is counted by the path that the committed tokens take."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.tally import Tally, matched
+from verify_service.verifier import walk
+
+TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count"),
+    [((), 0), ((30,), 1), ((31,), 0), ((30, 31), 2), ((9, 50), 2), ((30, 50), 1), ((9, 50, 7), 2), ((7, 30), 0)],
+)
+def test_the_matched_path(tokens: tuple[int, ...], count: int) -> None:
+    assert matched(TREE, tokens) == count
+
+
+def test_it_agrees_with_the_verifiers_walk() -> None:
+    draw = random.Random(4)
+    for _ in range(500):
+        size = draw.randrange(1, 12)
+        tree = TokenTree(
+            tuple(draw.randrange(3) for _ in range(size)), tuple(draw.randrange(-1, node) for node in range(size))
+        )
+        took = walk(tree, [draw.randrange(3) for _ in range(size + 1)])
+        tally = Tally()
+        tally.settle(tree, took.tokens)
+        assert (tally.drafted, tally.accepted) == (size, len(took.nodes))

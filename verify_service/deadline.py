@@ -1,0 +1,47 @@
+"""How long a step may wait for trees: a share of what a plain step takes, as measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+FIRST_SECONDS = 0.001
+"""The deadline before any step was measured."""
+_RECENT = 32
+
+
+class Deadline:
+    """`limit` seconds, or `share` of a plain step where that is less; without a share the limit alone counts.
+
+    Steps are measured from the moment their trees are settled to the commit of their tokens. Those that had no trees
+    are plain ones; while there were none, the quickest of the others stands for them. Times are those of one clock.
+    """
+
+    __slots__ = ("_begun", "_drafted", "_limit", "_plain", "_share")
+
+    def __init__(self, limit: float, share: float | None) -> None:
+        self._limit = limit
+        self._share = share
+        self._plain: deque[float] = deque(maxlen=_RECENT)
+        self._drafted: deque[float] = deque(maxlen=_RECENT)
+        self._begun: tuple[float, bool] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The longest wait of a step now."""
+        if self._share is None:
+            return self._limit
+        if self._plain:
+            return min(self._limit, self._share * median(self._plain))
+        return min(self._limit, self._share * min(self._drafted) if self._drafted else FIRST_SECONDS)
+
+    def step_begins(self, now: float, *, plain: bool) -> None:
+        """A step goes on with the trees it got, or with none at all."""
+        self._begun = now, plain
+
+    def step_ends(self, now: float) -> None:
+        """Its tokens are there. Without effect if none has begun."""
+        if self._begun is not None:
+            begun, plain = self._begun
+            (self._plain if plain else self._drafted).append(now - begun)
+            self._begun = None
