@@ -36,7 +36,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     assert table.matching(old) is None
     slot = table.take()
     assert slot is not None
-    slot.open(RequestKey(1, 2), caught_up=True)
+    slot.open(RequestKey(1, 2), Tally(), caught_up=True)
     assert table.matching(old) is None
     assert slot.stamp.generation == old.generation + 1
     for wrong in (replace(slot.stamp, epoch=8), replace(slot.stamp, slot=1), replace(slot.stamp, slot=2**32)):
