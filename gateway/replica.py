@@ -89,8 +89,6 @@ class Replica:
     def submit(self, ticket: Ticket) -> None:
         """Send a ticket; only while ready."""
         message = codec.write_submit(self._next_id, ticket.order, ticket.received)
-        if self.info is not None and not ticket.fingerprint:
-            ticket.fingerprint = self.info.fingerprint
         ticket.send(self, self._next_id)
         self._tickets[self._next_id] = ticket
         self._next_id += 1

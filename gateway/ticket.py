@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.request import FinishReason, Order, StepOutput, Timings
+from gateway.request import FinishReason, Order, StepOutput, Timings, VerifyInfo
 from slipstream.rpc.errors import SlipstreamError
 
 if TYPE_CHECKING:
@@ -22,15 +22,16 @@ class Ticket:
     without which another service could go on differently. All times are time.monotonic() in seconds.
     """
 
-    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "_sent", "deliver", "fingerprint", "fruitless",
-                 "full_since", "losses", "order", "paused_at", "received", "replica", "request_id")  # fmt: skip
+    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "_sent", "deliver", "fruitless",
+                 "full_since", "losses", "order", "origin", "paused_at", "received", "replica",
+                 "request_id")  # fmt: skip
 
     def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
         assert order.sampling.seed is not None
         self.order = order
         self.deliver = deliver
         self.received: list[int] = []  # token ids so far
-        self.fingerprint = ""  # of the model that it was meant for first
+        self.origin: VerifyInfo | None = None  # of the service that its tokens came from, or are to come from
         self.losses = 0  # services that went away, or gave it back, when they had taken it
         self.fruitless = 0  # sessions lost in a row without a token between
         self.paused_at = 0.0  # when it was lost, or began to wait for a service; 0.0 while outputs come
@@ -46,9 +47,17 @@ class Ticket:
         """The proposer that the request names; empty if none."""
         return "" if self.order.speculation is None else self.order.speculation.proposer
 
+    def fits(self, info: VerifyInfo) -> bool:
+        """Whether a service can go on with it: of the same build too, once a token has come."""
+        if self.origin is None:
+            return True
+        return info.continues(self.origin) if self.received else info.fingerprint == self.origin.fingerprint
+
     def send(self, replica: Replica, request_id: int) -> None:
         """It is submitted to `replica`."""
         self.replica, self.request_id = replica, request_id
+        if not self.received:
+            self.origin = replica.info
         self._sent = time.monotonic()
         self._began = self._began or self._sent
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gateway.metrics import Metrics
@@ -130,7 +130,7 @@ class VerifyClient:
         taken = bool(ticket.losses or ticket.received)
         if isinstance(error, UnavailableError) and taken:
             self._pause(ticket, error, blamed=False)
-        elif isinstance(error, UnavailableError) and self._ready_with(ticket.fingerprint):
+        elif isinstance(error, UnavailableError) and self._ready(ticket.fits):
             self._waiting.add(ticket, error)
         elif isinstance(error, ResourceExhaustedError) and taken and self._may_retry(ticket):
             self._full.add(ticket, error)
@@ -153,16 +153,20 @@ class VerifyClient:
         self._settle(ticket)
 
     def _usable(self) -> list[Replica]:
-        ready = [replica for replica in self._replicas if replica.ready]
-        if ready and (self._served is None or not self._ready_with(self._served.fingerprint)):
+        """Where new requests may go."""
+        found = self._same_model()
+        if not found and (ready := self._ready(lambda info: True)):
             self._served = ready[0].info
-        return [] if self._served is None else self._ready_with(self._served.fingerprint)
+            found = self._same_model()
+        return found
 
-    def _ready_with(self, fingerprint: str) -> list[Replica]:
+    def _same_model(self) -> list[Replica]:
+        served = self._served
+        return [] if served is None else self._ready(lambda info: info.fingerprint == served.fingerprint)
+
+    def _ready(self, fits: Callable[[VerifyInfo], bool]) -> list[Replica]:
         return [
-            replica
-            for replica in self._replicas
-            if replica.ready and replica.info is not None and replica.info.fingerprint == fingerprint
+            replica for replica in self._replicas if replica.ready and replica.info is not None and fits(replica.info)
         ]
 
     def _awaited(self) -> bool:
@@ -176,7 +180,7 @@ class VerifyClient:
                 f"{len(self._waiting)} choices wait for a verify service, the limit is {served.max_requests}"
             )
         for ticket in tickets:
-            ticket.fingerprint, ticket.paused_at = served.fingerprint, time.monotonic()
+            ticket.origin, ticket.paused_at = served, time.monotonic()
             self._metrics.paused.inc()
             self._waiting.add(ticket, UnavailableError("the verify service went away"))
         self._dispatch()
@@ -197,7 +201,7 @@ class VerifyClient:
             if ticket.fruitless >= MAX_FRUITLESS_LOSSES:
                 message = f"{reason.message} {ticket.fruitless} times before a token of it came"
                 self._fail(ticket, InternalError(message))
-            elif not (replicas := self._ready_with(ticket.fingerprint)):
+            elif not (replicas := self._ready(ticket.fits)):
                 self._hold(ticket, reason)
             elif suspect and self._trial is not None:
                 self._waiting.stop_clock(ticket)
@@ -209,8 +213,10 @@ class VerifyClient:
     def _hold(self, ticket: Ticket, reason: SlipstreamError) -> None:
         """Let a ticket wait for a service of its model, if one can still come."""
         others = [replica.info for replica in self._replicas if replica.info is not None]
-        if len(others) == len(self._replicas) and all(info.fingerprint != ticket.fingerprint for info in others):
-            self._fail(ticket, UnavailableError(f"{reason.message}, and came back with another model: start again"))
+        if len(others) == len(self._replicas) and not any(map(ticket.fits, others)):
+            self._fail(
+                ticket, UnavailableError(f"{reason.message}, and came back with another model or build: start again")
+            )
         elif self._resume_seconds > 0:
             self._waiting.start_clock(ticket, self._resume_seconds)
         else:

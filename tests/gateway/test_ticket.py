@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.replica import Replica
 from gateway.request import Order, Sampling, StepOutput, Timings
 from gateway.ticket import Ticket
+from gateway.verify_client import VerifyClient
 from slipstream import Client, Completion
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
@@ -104,9 +106,10 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
         ticket.receive(last)
         return last.timings
 
+    replica = Replica("127.0.0.1:1", VerifyClient((), timeout=1.0, resume_seconds=0.0), timeout=1.0)
     started, waiting, undisturbed = (Ticket(Order([1], Sampling(seed=0)), lambda output: None) for _ in range(3))
     for ticket in (started, waiting, undisturbed):
-        ticket.send(None, 1)  # type: ignore[arg-type]  # no replica is called
+        ticket.send(replica, 1)
     now = 102.0
     started.receive(StepOutput([6]))
     now = 110.0
@@ -114,7 +117,7 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
         ticket.lose(blamed=True)
     now = 120.0
     for ticket in (started, waiting):
-        ticket.send(None, 2)  # type: ignore[arg-type]  # no replica is called
+        ticket.send(replica, 2)
     assert finish(started) == Timings(0.0, 2.0, 21.0)
     assert finish(waiting) == Timings(20.25, 20.5, 21.0)
     assert finish(undisturbed) == Timings(0.25, 0.5, 1.0)

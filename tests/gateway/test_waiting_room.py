@@ -155,26 +155,41 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(pair: tuple[FakeVerify
     assert len(verify.seen.submits) == 1
 
 
-def test_a_service_that_comes_back_with_another_model_is_not_resumed_on(
-    pair: tuple[FakeVerify, GatewayProcess],
+@pytest.mark.parametrize(("fact", "value"), [("fingerprint", "0" * 64), ("version", "2")])
+def test_a_service_that_comes_back_as_another_is_not_resumed_on(
+    pair: tuple[FakeVerify, GatewayProcess], monkeypatch: pytest.MonkeyPatch, fact: str, value: str
 ) -> None:
     verify, gateway = pair
     verify.reset(step_seconds=0.01)
-    former = verify.fingerprint
     with Client(gateway.grpc_address) as client:
         stream = client.stream("Hello there", **LONG)
         next(stream)
         verify.stop()
         verify.reset()
-        verify.fingerprint = "0" * 64
-        verify.start()
-        with pytest.raises(UnavailableError, match="went away, and came back with another model"):
-            list(stream)
-        gateway.wait_ready(seconds=30)
-        assert client.generate("x", max_tokens=1).text == "x"
-        verify.stop()
-        verify.fingerprint = former
+        with monkeypatch.context() as changes:
+            changes.setattr(verify, fact, value)
+            verify.start()
+            with pytest.raises(UnavailableError, match="went away, and came back with another model or build"):
+                list(stream)
+            gateway.wait_ready(seconds=30)
+            assert client.generate("x", max_tokens=1).text == "x"
+            verify.stop()
     assert len(verify.seen.submits) == 1
+
+
+def test_what_a_drain_leaves_unfinished_goes_on_later(pair: tuple[FakeVerify, GatewayProcess]) -> None:
+    verify, gateway = pair
+    verify.reset(breaks=[4], resumed_errors=[UnavailableError("the service stops")])
+    with Client(gateway.grpc_address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, "abc", max_tokens=7, timeout=60)
+        verify.wait_for(lambda seen: len(seen.submits) == 2, seconds=30)
+        gateway.wait_ready(ready=False)
+        with pytest.raises(UnavailableError, match="no verify service is ready"):
+            client.generate("abc", max_tokens=7, timeout=60)
+        verify.stop()
+        verify.start()
+        assert answer.result().text == "abcabca"
+    assert len(verify.seen.submits) == 3
 
 
 def test_waits_end_in_unavailable(tokenizer_folder: Path) -> None:

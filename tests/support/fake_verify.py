@@ -55,6 +55,9 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
             max_context=owner.max_context,
             eos_token_ids=[EOS_ID],
             max_nodes=64,
+            version=owner.version,
+            device="cpu",
+            mode="exact",
             max_running=1,
             max_queued=owner.max_requests - 1,
             proposers=[verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True)],
@@ -106,6 +109,7 @@ class FakeVerify:
         self.model_name = model_name
         self.fingerprint = fingerprint
         self.max_requests = max_requests
+        self.version = "1"
         self.script = Script()
         self.seen = Seen()
         self.port = 0
