@@ -67,7 +67,8 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight by row, in float32 and rounded once: all bfloat16, x [n, hidden].
 
     `out` [m, hidden] holds a row for each of x or, given int32 `rows` [m], for each of these rows of x; a row of -1 is
-    padding and gets some row's result. `out` may be `x` where `rows` is not given.
+    padding and gets some row's result. `out` may be `x` where `rows` is not given. `weight` and `rows` are not the work
+    of kernels of the same pass: they are read while those may still run.
     """
     hidden = x.shape[1]
     tile, warps = rms_norm_tile(hidden)

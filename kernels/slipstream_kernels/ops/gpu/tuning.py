@@ -61,11 +61,11 @@ def default_tile(outputs: int, rows: int, gated: bool) -> Tile:
     """A tile for any shape: few rows read the weights in even shares, many rows multiply large blocks."""
     products = 2 if gated else 1
     if rows > 256:
-        return Tile(128, 128 if gated else 256, 64, stages=4, warps=8, descriptors=True, persistent=True)
+        return Tile(128 // products, 256, 64, stages=4, warps=8, descriptors=True, persistent=True)
     tokens = max(next_power_of_2(rows), 16)
     weight_rows = 64 if rows <= 32 else 128
     share = even_share(outputs, weight_rows // products)
-    return filled(Tile(share, tokens, 64 if rows > 64 else 128, 1, prefetch=2048), gated, 200 * 1024)
+    return filled(Tile(share, tokens, 64 if rows > 64 else 128, 1), gated, 200 * 1024)
 
 
 def even_share(outputs: int, largest: int) -> int:
