@@ -83,7 +83,8 @@ class FollowerProcesses:
         self, task: FollowerTask, size: int, port: int, on_loss: Callable[[str], None], module: str = _MODULE
     ) -> None:
         self._on_loss = on_loss
-        self._stalled: Callable[[], bool] = lambda: False
+        self._pending_seconds: Callable[[], float] = lambda: 0.0
+        self._longest = 0.0
         self._stopping = threading.Event()
         self._processes = {rank: _start(module, task, rank, size, port) for rank in range(1, size)}
         self._watcher = threading.Thread(target=self._watch, name="followers", daemon=True)
@@ -94,9 +95,9 @@ class FollowerProcesses:
         """Process ids, of rank 1 first."""
         return [process.pid for process in self._processes.values()]
 
-    def watch_progress(self, stalled: Callable[[], bool]) -> None:
-        """From now on, also tell `on_loss` when `stalled` says that passes do not end."""
-        self._stalled = stalled
+    def watch_progress(self, pending_seconds: Callable[[], float], longest: float) -> None:
+        """From now on, also tell `on_loss` when a pass has been under way for more than `longest` seconds."""
+        self._longest, self._pending_seconds = longest, pending_seconds
 
     def stop(self) -> None:
         """Wait for followers that were told to end, and end those that do not."""
@@ -130,8 +131,8 @@ class FollowerProcesses:
                 if status is not None:
                     self._on_loss(f"rank {rank} of the model has ended with status {status}")
                     return
-            if self._stalled():
-                self._on_loss(f"a pass has not ended after {_STALL_SECONDS:.0f} seconds: a rank of the model hangs")
+            if self._pending_seconds() > self._longest:
+                self._on_loss(f"a pass has not ended after {self._longest:g} seconds: a rank of the model hangs")
                 return
 
 
@@ -191,7 +192,7 @@ def start_ranks(
         model = lead(own, group)
         group.wait_for_all()
         undo.pop_all()
-    followers.watch_progress(lambda: model.pending_seconds() > _STALL_SECONDS)
+    followers.watch_progress(model.pending_seconds, _STALL_SECONDS)
     return model, followers
 
 

@@ -30,7 +30,7 @@ class LeadingGpuModel(GpuModel):
         self._ranks = group
         self._line_changes: list[LineChange] = []
         self._page_changes: list[PagesChange] = []
-        self._pending: tuple[Ticket, float] | None = None
+        self._pending: tuple[float, Ticket | None] | None = None
 
     def set_line(
         self,
@@ -60,18 +60,26 @@ class LeadingGpuModel(GpuModel):
         self._page_changes.append(PagesChange(line, start, np.array(pages, np.int32)))
 
     def launch(self, plan: PassPlan) -> Ticket:
-        # Before the pass is queued here: where ops run at once, this one waits for the followers in its midst.
-        self._ranks.broadcast(StepMessage(tuple(self._line_changes), tuple(self._page_changes), plan).to_bytes())
-        self._line_changes.clear()
-        self._page_changes.clear()
-        ticket = super().launch(plan)
-        self._pending = (ticket, time.monotonic())
+        begun = time.monotonic()
+        self._pending = (begun, None)
+        ticket = None
+        try:
+            # Before the pass is queued here: where ops run at once, this one waits for the followers in its midst.
+            self._ranks.broadcast(StepMessage(tuple(self._line_changes), tuple(self._page_changes), plan).to_bytes())
+            self._line_changes.clear()
+            self._page_changes.clear()
+            ticket = super().launch(plan)
+        finally:
+            self._pending = None if ticket is None else (begun, ticket)
         return ticket
 
     def pending_seconds(self) -> float:
-        """How long the last pass has been under way; 0 if none is. May be called by any thread."""
+        """How long the last pass has been under way, from its launch on; 0 if none is. May be called by any thread."""
         pending = self._pending
-        return 0.0 if pending is None or pending[0].done() else time.monotonic() - pending[1]
+        if pending is None:
+            return 0.0
+        begun, ticket = pending
+        return 0.0 if ticket is not None and ticket.done() else time.monotonic() - begun
 
     def stop_followers(self) -> None:
         """Let the followers end. Nothing can be launched afterwards."""

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -177,11 +178,25 @@ def test_a_model_that_does_not_divide_starts_no_rank(folder: Path, monkeypatch: 
         load_shared(folder, LIMITS, device="cpu", mode="exact", size=3, on_loss=Losses())
 
 
-def test_passes_that_do_not_end_are_told(folder: Path) -> None:
-    with shared(folder) as (_, followers, losses):
-        followers.watch_progress(lambda: True)
-        assert losses.told.wait(30)
-        assert "hangs" in losses.reasons[0]
+def test_a_follower_that_hangs_is_told(folder: Path) -> None:
+    """A pass that waits for it is under way from its launch on, also where launching is all there is to it."""
+    with shared(folder) as (model, followers, losses):
+        generate(model, 2, sampled=False)
+        followers.watch_progress(model.pending_seconds, 1.0)
+        (pid,) = followers.pids
+        with ThreadPoolExecutor(1) as pool:
+            os.kill(pid, signal.SIGSTOP)
+            waiting = pool.submit(generate, model, 2, sampled=False)
+            try:
+                assert losses.told.wait(30)
+                assert losses.reasons == ["a pass has not ended after 1 seconds: a rank of the model hangs"]
+                assert not waiting.done()
+                assert model.pending_seconds() > 1.0
+            finally:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(RankError, match="rank 0 of 2"):
+                waiting.result(timeout=60)
+        assert model.pending_seconds() == 0.0
 
 
 def test_tasks_travel_as_json() -> None:
