@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 
 import grpc
@@ -22,7 +23,8 @@ KILLS = 2
 @pytest.fixture(scope="module")
 def served(tiny_model, tmp_path_factory):
     log = tmp_path_factory.mktemp("serve") / "log"
-    served = start(tiny_model, ("ngram",), log, "--resume-seconds", "240")
+    limits = ("--resume-seconds", "240", "--drain-seconds", "2", "--max-restarts", str(KILLS + 1))
+    served = start(tiny_model, ("ngram",), log, *limits)
     with served.process:
         yield served
         served.process.terminate()
@@ -65,6 +67,24 @@ def test_killed_under_streams_it_changes_no_token(served):
 
 def moved_on(served, committed):
     return verify_state(served.verify).committed_tokens >= committed
+
+
+def test_killed_too_often_it_is_given_up_and_clients_are_told(served):
+    """Leaves nothing of `served` to other tests."""
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
+    with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=180) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        killed = None
+        while served.process.poll() is None:
+            process_id = served.facts().verify.process_id
+            if process_id not in (None, killed):
+                os.kill(process_id, signal.SIGKILL)
+                killed = process_id
+            time.sleep(0.05)
+        *_, last = [line for line in lines if line]
+    assert "service_unavailable_error" in last
+    assert served.process.returncode == 1
 
 
 def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(tiny_model):
