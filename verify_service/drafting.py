@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import NamedTuple
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
@@ -21,6 +22,15 @@ from verify_service.verifier import cut
 _log = logging.getLogger(__name__)
 
 
+class _Wait(NamedTuple):
+    """How long trees were waited for: `arrived` of `asked` came, the deepest with `levels` levels."""
+
+    seconds: float
+    asked: int
+    arrived: int
+    levels: int
+
+
 class Drafting:
     """Asks a tree source for trees within budget and memory. Whatever the source does, the step goes on."""
 
@@ -29,6 +39,7 @@ class Drafting:
         self._budget = budget
         self._memory = memory
         self._step_nodes = config.step_nodes
+        self._wait: _Wait | None = None
         self._crowded = False
         self._adaptive_pays = True
 
@@ -94,7 +105,7 @@ class Drafting:
             levels = max(levels, depth)
             item.tree = self._fitted(item, tree, depth, room)
             room -= item.num_rows - 1
-        self._budget.observe_wait(waited, asked=len(awaiting), arrived=arrived, levels=levels)
+        self._wait = _Wait(waited, len(awaiting), arrived, levels)
 
     def _fitted(self, item: ScheduledRows, tree: TokenTree, depth: int, room: int) -> TokenTree | None:
         """What of a tree of that depth fits its request, the pages, and `room` nodes; None if nothing does."""
@@ -106,7 +117,13 @@ class Drafting:
         return cut(tree, max_nodes=rows, max_depth=allowed)
 
     def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
-        """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`)."""
+        """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`).
+
+        Also the last wait for trees, which is not looked at while the device has nothing to do.
+        """
+        if self._wait is not None:
+            wait, self._wait = self._wait, None
+            self._budget.observe_wait(wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels)
         for decision in decisions:
             tree = decision.item.tree
             if tree is not None:

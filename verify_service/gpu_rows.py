@@ -51,8 +51,7 @@ class GpuRows:
         logit_rows = np.empty(spans.logits, dtype=np.int32)
         deciding = np.empty((len(spans.deciding), 4), dtype=np.int32)
         scratch = self._first_scratch_slot
-        lay_rows(items, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
-        places[:decodes, 3] += 1  # a decoding span is known by its prefix length
+        lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         return PassPlan(
             token_ids=np.array(spans.token_ids, dtype=np.int32),
             positions=rows[0],

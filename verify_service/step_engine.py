@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
@@ -12,8 +12,7 @@ from verify_service.scheduler import ScheduledRows
 from verify_service.verifier import Walk
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Tokens that a step decided for a request, not yet cut to its limits.
 
     `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow.

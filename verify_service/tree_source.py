@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.request import FinishReason, RequestKey, SamplingParams
@@ -29,8 +29,7 @@ class Opening:
     cached_length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """Tokens that a verify step added to a request, which now has `total_length` of them, prompt included.
 
     The last one is the root of the next tree. `max_nodes` counts the root, so that 1 asks for no tree;

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream_kernels.token_tree import TokenTree
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(NamedTuple):
     """The accepted path below the root, `nodes` in order, and the tokens decided along it.
 
     `tokens` has one entry more than `nodes`: `tokens[i]` was sampled at the row of `nodes[i - 1]`, the first one at

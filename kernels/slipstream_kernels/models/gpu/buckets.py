@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream_kernels.models.gpu.limits import GpuLimits
 
@@ -12,8 +12,7 @@ _LEAST_PREFILL = 64
 _FEW_LOGITS, _SOME_LOGITS = 16, 128
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Bucket:
+class Bucket(NamedTuple):
     """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode."""
 
     rows: int

@@ -11,20 +11,14 @@ import numpy as np
 from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
-from slipstream_kernels.models.gpu.plan_kernels import COMMITTED, pack_segments, pad
+from slipstream_kernels.models.gpu.plan_kernels import COMMITTED, pack_segments, pad, pad_rows
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
-_ROW_FIELDS = {
-    "token_ids": 0,
-    "positions": 0,
-    "write_slots": -1,
-    "lines": 0,
-    "prefix_lengths": 0,
-    "parents": COMMITTED,
-}
-"""Fields of one entry a row, and what padding rows have there."""
+_ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
+_ROW_PADDING = (0, 0, -1, 0, 0, COMMITTED)
+"""What padding rows have there."""
 _SEGMENTS = (16, 128, 1024, 8192, 65536, 2**20)
 """How many segments a layout has room for: few sizes, as `prefix_attention` is compiled for each."""
 _FREE_UPDATES = 256
@@ -75,7 +69,6 @@ class PlanLayout:
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
-        self._own_rows = np.arange(bucket.rows, dtype=np.int32)
         rows = (bucket.rows,)
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
             "logit_rows": (bucket.logits,),
@@ -104,11 +97,9 @@ class PlanLayout:
 
     def pack(self, plan: PassPlan, host: PlanArrays[Int32]) -> None:
         """Fill all arrays of `host` but the updates. The plan is `in_order`."""
-        rows = plan.rows
-        for name, padding in _ROW_FIELDS.items():
-            pad(getattr(plan, name), getattr(host, name), padding)
-        host.root_rows[:rows] = plan.root_rows
-        host.root_rows[rows:] = self._own_rows[rows:]
+        values = (plan.token_ids, plan.positions, plan.write_slots, plan.lines, plan.prefix_lengths, plan.parents)
+        targets = (host.token_ids, host.positions, host.write_slots, host.lines, host.prefix_lengths, host.parents)
+        pad_rows(values, targets, _ROW_PADDING, plan.root_rows, host.root_rows)
         pad(plan.logit_rows, host.logit_rows, -1)
         pad(plan.deciding, host.deciding, 0)
         pack_segments(

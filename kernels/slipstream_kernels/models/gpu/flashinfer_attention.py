@@ -213,6 +213,7 @@ class PrefillAttention:
         self._shape = shape
         self._rows = rows
         self._requests = requests
+        self._planned = rows
         self._workspace = workspace
         self._items = _Items(requests, workspace)
         self._wrapper = load_flashinfer().BatchPrefillWithPagedKVCacheWrapper(
@@ -237,11 +238,11 @@ class PrefillAttention:
 
         All [requests]: number of rows, line of the page table, positions the last row reads. Raises FlashInferError.
         """
-        shape = self._shape
+        shape, self._planned = self._shape, int(rows.sum())
         padded = np.zeros(self._requests, np.int32)
         padded[: len(lengths)] = lengths
         starts, last = shape.spans(padded)
-        row_starts = np.full(self._requests + 1, rows.sum(), np.int32)
+        row_starts = np.full(self._requests + 1, self._planned, np.int32)
         row_starts[0] = 0
         np.cumsum(rows, out=row_starts[1 : len(rows) + 1])
         with self._workspace.planning():
@@ -266,4 +267,5 @@ class PrefillAttention:
 
     def run(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
         """bfloat16 q and out [rows, heads, head_dim]; a layer's keys and values [kv_heads, slots, head_dim]."""
-        self._wrapper.run(q, (self._shape.paged(keys), self._shape.paged(values)), out=out)
+        planned = self._planned  # outside of a graph the library wants no row beyond
+        self._wrapper.run(q[:planned], (self._shape.paged(keys), self._shape.paged(values)), out=out[:planned])

@@ -24,6 +24,7 @@ from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, kv_bytes_per_token, plan_memory
+from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool, attention_columns
 from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
@@ -72,6 +73,7 @@ class GpuModel:
         if device.type == "cuda":
             self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
+            self._on_own_stream = OnStream(self._stream)
         self._buckets = Buckets(limits, plain_prefill=attention == FLASHINFER)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
@@ -259,7 +261,7 @@ class GpuModel:
         """Queue what follows on a stream, the model's own unless another is given."""
         if self._stream is None:
             return nullcontext()
-        return torch.cuda.stream(stream or self._stream)
+        return self._on_own_stream if stream is None else torch.cuda.stream(stream)
 
     def _allocate_kv(self) -> KVStore:
         limits, shard = self.limits, self._weights.shard
@@ -290,14 +292,14 @@ class GpuModel:
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
         layout = self._layout(bucket)
-        arrays, memory = buffer.laid_out(layout)
+        arrays, memory, on_device = buffer.laid_out(layout, self._plan)
         layout.pack(plan, arrays)
         changes = self._tables.take_changes(len(arrays.updates))
         arrays.updates[: len(changes)] = changes
         arrays.updates[len(changes) :] = -1
         if self._plain is not None and not bucket.has_trees:
             self._plain.plan(bucket, plan)
-        self._plan[: layout.words].copy_(memory, non_blocking=True)
+        on_device.copy_(memory, non_blocking=True)
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
         """Queue the copy of a pass's results to the host."""

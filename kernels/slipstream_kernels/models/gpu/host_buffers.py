@@ -29,12 +29,18 @@ class HostBuffer:
     """Comes when the pass's results are here."""
     ticket: Ticket | None = None
     """Of the last pass."""
-    views: dict[Bucket, tuple[PlanArrays[Int32], torch.Tensor]] = field(default_factory=dict)
+    views: dict[Bucket, tuple[PlanArrays[Int32], torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def laid_out(self, layout: PlanLayout) -> tuple[PlanArrays[Int32], torch.Tensor]:
-        """The plan's arrays in the layout of a bucket, and the memory that they lie in."""
+    def laid_out(
+        self, layout: PlanLayout, target: torch.Tensor
+    ) -> tuple[PlanArrays[Int32], torch.Tensor, torch.Tensor]:
+        """The plan's arrays in the layout of a bucket, the memory that they lie in, and its place in `target`.
+
+        `target` int32 [words or more] is the same at every call.
+        """
         if layout.bucket not in self.views:
-            self.views[layout.bucket] = layout.views(self.words), self.plan[: layout.words]
+            words = layout.words
+            self.views[layout.bucket] = layout.views(self.words), self.plan[:words], target[:words]
         return self.views[layout.bucket]
 
 

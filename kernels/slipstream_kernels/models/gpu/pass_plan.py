@@ -16,7 +16,7 @@ def _no_spans() -> Int32:
     return np.zeros((0, 4), np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PassPlan:
     """Rows (tokens) of any requests for one pass. All arrays are int32, C-contiguous and without padding.
 

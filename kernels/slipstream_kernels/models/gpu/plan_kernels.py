@@ -16,6 +16,7 @@ COMMITTED = -2
 @kernel
 def lay_rows(
     items: Int32,
+    decodes: int,
     parents: Int32,
     page_table: Int32,
     page_size: int,
@@ -27,18 +28,19 @@ def lay_rows(
 ) -> None:
     """Rows of consecutive items: their committed tokens, then the nodes that hang below the last of them.
 
-    `items` [items, 5]: line, first position, committed tokens (1 or more), nodes, whether it decides. `parents` [nodes
-    of all items]: index of a node's parent among its item's nodes, less than its own, or -1. `page_table` [lines,
-    pages]. Nothing is checked.
+    `items` [items, 5]: line, first position, committed tokens, nodes, whether it decides. Each has 1 committed token or
+    more; the first `decodes` items have 1. `parents` [nodes of all items]: index of a node's parent among its item's
+    nodes, less than its own, or -1. `page_table` [lines, pages]. Nothing is checked.
 
     Writes `rows` [6, rows]: positions, write slots, lines, prefix lengths, parents and root rows of `PassPlan`; `spans`
-    [items, 4]: first row, rows, line, first position; `logit_rows` and `deciding` of `PassPlan`. Nodes take scratch
-    slots from the first one on.
+    [items, 4]: those of `decodes` and `prefills`; `logit_rows` and `deciding`. Nodes take scratch slots from the first
+    one on.
     """
     row = logit = decided = node = 0
     for item in range(len(items)):
         line, position, count, nodes = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-        spans[item, 0], spans[item, 1], spans[item, 2], spans[item, 3] = row, count + nodes, line, position
+        spans[item, 0], spans[item, 1], spans[item, 2] = row, count + nodes, line
+        spans[item, 3] = position + 1 if item < decodes else position
         for _ in range(count):
             rows[0, row] = position
             rows[1, row] = page_table[line, position // page_size] * page_size + position % page_size
@@ -81,6 +83,27 @@ def in_order(decodes: Int32, prefills: Int32) -> bool:
             return False
         end += prefills[span, 1]
     return True
+
+
+@kernel
+def pad_rows(
+    values: tuple[Int32, ...],
+    targets: tuple[Int32, ...],
+    paddings: tuple[int, ...],
+    root_rows: Int32,
+    root_target: Int32,
+) -> None:
+    """Copy each of `values` [rows] to the start of its target, and fill the rest with its padding.
+
+    Padding rows are their own roots: in the target of `root_rows` they have their own numbers.
+    """
+    for index in range(len(values)):
+        source, out = values[index], targets[index]
+        out[: len(source)] = source
+        out[len(source) :] = paddings[index]
+    root_target[: len(root_rows)] = root_rows
+    for row in range(len(root_rows), len(root_target)):
+        root_target[row] = row
 
 
 @kernel

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.gpu.plan_kernels import in_order, lay_rows, pack_segments, pad
+from slipstream_kernels.models.gpu.plan_kernels import in_order, lay_rows, pack_segments, pad, pad_rows
 
 
 def int32(*values: object) -> np.ndarray:
@@ -11,21 +11,21 @@ def int32(*values: object) -> np.ndarray:
 
 
 def test_nodes_stand_below_their_parents() -> None:
-    """A prompt of three tokens that decides nothing, a root with five nodes, and one without."""
-    items = int32((1, 4, 3, 0, 0), (0, 6, 1, 5, 1), (2, 1, 1, 0, 1))
+    """A root with five nodes, one without, and a prompt of three tokens that decides nothing."""
+    items = int32((0, 6, 1, 5, 1), (2, 1, 1, 0, 1), (1, 4, 3, 0, 0))
     pages = int32((7, 3), (5, 2), (9, 9))
     rows, spans = np.full((6, 10), 99, np.int32), np.full((3, 4), 99, np.int32)
     logit_rows, deciding = np.full(7, 99, np.int32), np.full((2, 4), 99, np.int32)
-    lay_rows(items, int32(-1, 0, 0, -1, 2), pages, 4, 50, rows, spans, logit_rows, deciding)
+    lay_rows(items, 2, int32(-1, 0, 0, -1, 2), pages, 4, 50, rows, spans, logit_rows, deciding)
     positions, slots, lines, prefixes, parents, roots = rows.tolist()
-    assert positions == [4, 5, 6, 6, 7, 8, 8, 7, 9, 1]
-    assert slots == [8, 9, 10, 14, 50, 51, 52, 53, 54, 37]
-    assert lines == [1] * 3 + [0] * 6 + [2]
-    assert prefixes == [5, 6, 7] + [7] * 6 + [2]
-    assert parents == [-2, -2, -2, -2, -1, 0, 0, -1, 2, -2]
-    assert roots == [0, 1, 2] + [3] * 6 + [9]
-    assert spans.tolist() == [[0, 3, 1, 4], [3, 6, 0, 6], [9, 1, 2, 1]]
-    assert logit_rows.tolist() == list(range(3, 10))
+    assert positions == [6, 7, 8, 8, 7, 9, 1, 4, 5, 6]
+    assert slots == [14, 50, 51, 52, 53, 54, 37, 8, 9, 10]
+    assert lines == [0] * 6 + [2] + [1] * 3
+    assert prefixes == [7] * 6 + [2, 5, 6, 7]
+    assert parents == [-2, -1, 0, 0, -1, 2, -2, -2, -2, -2]
+    assert roots == [0] * 6 + [6, 7, 8, 9]
+    assert spans.tolist() == [[0, 6, 0, 7], [6, 1, 2, 2], [7, 3, 1, 4]]
+    assert logit_rows.tolist() == list(range(7))
     assert deciding.tolist() == [[0, 6, 0, 7], [6, 1, 2, 2]]
 
 
@@ -42,6 +42,13 @@ def test_padding_fills_what_is_left() -> None:
     assert target.tolist() == [[1, 2], [-1, -1], [-1, -1]]
     with pytest.raises(ValueError, match="cannot assign slice"):
         pad(int32(*range(7)), target, 0)
+
+
+def test_padding_rows_are_their_own_roots() -> None:
+    targets, roots = tuple(np.full(4, 99, np.int32) for _ in range(2)), np.full(4, 99, np.int32)
+    pad_rows((int32(1, 2), int32(3, 4)), targets, (-1, 7), int32(0, 0), roots)
+    assert [target.tolist() for target in targets] == [[1, 2, -1, -1], [3, 4, 7, 7]]
+    assert roots.tolist() == [0, 0, 2, 3]
 
 
 def test_spans_are_cut_into_segments() -> None:
