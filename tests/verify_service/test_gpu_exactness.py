@@ -60,7 +60,7 @@ def test_a_prefix_from_the_cache_and_a_resumed_stream(
     requests, expected = reference
     cut = 3
     later = [
-        replace(one, key=replace(one.key, session_id=1), output_token_ids=tokens[:cut])
+        replace(one, key=one.key._replace(session_id=1), output_token_ids=tokens[:cut])
         for one, (tokens, _, _) in zip(requests, expected, strict=True)
     ]
     with running_loop(twins, WIDE) as runner:
