@@ -22,6 +22,10 @@ from verify_service.verifier import cut
 _log = logging.getLogger(__name__)
 
 
+_NOTICEABLE = 2e-4
+"""Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
+
+
 class _Wait(NamedTuple):
     """How long trees were waited for: `arrived` of `asked` came, the deepest with `levels` levels."""
 
@@ -40,6 +44,7 @@ class Drafting:
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._wait: _Wait | None = None
+        self._slow = True
         self._crowded = False
         self._adaptive_pays = True
 
@@ -84,6 +89,10 @@ class Drafting:
             _log.exception("the tree source failed to say what it expects")
             return False
 
+    def leaves_time(self, running: Iterable[RequestState]) -> bool:
+        """Whether trees will be waited for, judged by the last ones, so that other work may go before the next step."""
+        return self._slow and any(state.wants_tree for state in running)
+
     def attach_trees(self, items: Sequence[ScheduledRows]) -> None:
         """Give each item whose request awaits a tree the one that arrived, cut to what fits.
 
@@ -95,6 +104,7 @@ class Drafting:
         begun = time.perf_counter()
         trees = self._collect([item.state.key for item in awaiting])
         waited = time.perf_counter() - begun
+        self._slow = waited > _NOTICEABLE
         room, arrived, levels = self._step_nodes, 0, 1
         for item, tree in zip(awaiting, trees, strict=True):
             item.state.wants_tree = False

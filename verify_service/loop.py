@@ -138,8 +138,8 @@ class VerifyLoop:
     def _step(self) -> None:
         """Keep the engine supplied, then take what its oldest step decided.
 
-        Clients are told while the engine works: of a step's tokens after the next launch, or at once where another
-        step is under way.
+        Clients are told while the engine works, or a drafter: of a step's tokens after the next launch, or at once
+        where another step is under way.
         """
         while self._pipeline.open and self._launch():
             self._deliver()
@@ -153,6 +153,8 @@ class VerifyLoop:
         """Schedule, draft, and start to verify. False where no step can be started now."""
         items: list[ScheduledRows] | None = None
         try:
+            if self._drafting.leaves_time(self._scheduler.running):
+                self._deliver()
             items = self._schedule()
             if items:
                 self._drafting.attach_trees(items)

@@ -196,3 +196,17 @@ def test_nothing_is_expected_where_requests_outnumber_nodes() -> None:
     for running, expected in ((4, True), (5, False), (2, True)):
         drafting.report([(state, (1,))], running)
         assert drafting.expects_trees([ScheduledRows(state, 1)]) == expected
+
+
+@pytest.mark.parametrize(("seconds", "slow"), [(1e-5, False), (1e-3, True)])
+def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatch, seconds: float, slow: bool) -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory, trees = KVMemory(config, 512), Fixed(None)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    clock = iter((1.0, 1.0 + seconds))
+    monkeypatch.setattr("verify_service.drafting.time.perf_counter", lambda: next(clock))
+    drafting.attach_trees([ScheduledRows(state, 1)])
+    assert not drafting.leaves_time([state])
+    state.wants_tree = True
+    assert drafting.leaves_time([state]) == slow
+    assert not drafting.leaves_time([])

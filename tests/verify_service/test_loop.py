@@ -174,6 +174,13 @@ class PausedTrees(ScriptedTrees):
             self._go.set()
 
 
+def test_a_token_is_told_before_the_wait_for_the_next_tree(target: Target) -> None:
+    trees, one = PausedTrees(), request(sampling=replace(ENDLESS, max_tokens=9))
+    with running_loop(target, CONFIG, trees) as runner, trees.pause(runner, one):
+        runner.wait_for(lambda: one.key in runner.answers)
+        assert len(runner.answers[one.key].token_ids) == 1
+
+
 def test_a_key_in_use_is_refused(target: Target) -> None:
     trees, one = PausedTrees(), request(sampling=ENDLESS)
     with running_loop(target, CONFIG, trees) as runner:
