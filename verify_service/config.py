@@ -90,8 +90,8 @@ class VerifySettings(ServiceSettings):
     )
     attention: Literal["auto", "triton", "flashinfer"] = Field(
         default="auto",
-        description="Kernels of attention for passes without trees, on cuda; flashinfer: only in mode fast, without "
-        "tensor parallelism; auto: triton",
+        description="Attention of passes without trees, on cuda; flashinfer: only in mode fast on one GPU, compiles "
+        "for minutes at its first start; auto: flashinfer where it may be used and is installed, else triton",
     )
     tensor_parallel_size: int = Field(
         default=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_missing_triton_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
         loading.load(settings(tiny_model, device="cuda"))
     with pytest.raises(FailedPreconditionError, match=r"--tensor-parallel-size 2 needs the package triton: install"):
         loading.load(settings(tiny_model, tensor_parallel_size=2))
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="FlashInfer is installed")
+def test_missing_flashinfer_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_check_cuda", lambda settings: None)
+    message = r"needs the package flashinfer-python .* install 'slipstream-server\[gpu\]', or choose --attention triton"
+    with pytest.raises(FailedPreconditionError, match=message):
+        loading.load(settings(tiny_model, device="cuda", mode="fast", attention="flashinfer"))
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cuda", 3), ("cuda:1", 4)])
