@@ -41,7 +41,14 @@ async def serve(settings: DraftSettings) -> None:
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
     identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version())
-    link = VerifyLink(settings.verify, worker, identity, token=settings.attach_token, transports=settings.transports)
+    link = VerifyLink(
+        settings.verify,
+        worker,
+        identity,
+        token=settings.attach_token,
+        transports=settings.transports,
+        share=settings.share,
+    )
     server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
     port = await server.start()
     link.identify(f"{settings.host}:{port}")

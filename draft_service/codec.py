@@ -9,8 +9,20 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from draft_service.proposers.base import Opening, Proposer, Sampling, Target
-from draft_service.records import Close, Commit, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp, TreeReply
-from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
+from draft_service.records import (
+    Close,
+    Commit,
+    Gap,
+    NackReply,
+    Open,
+    Record,
+    Reply,
+    ResumeReply,
+    ShareReply,
+    Stamp,
+    TreeReply,
+)
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 
 PROTOCOL_VERSION = 1
@@ -98,7 +110,7 @@ def decode_transports(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> tup
 
 
 def encode_attach(
-    identity: Identity, proposers: Sequence[Proposer], token: str, transports: Sequence[str]
+    identity: Identity, proposers: Sequence[Proposer], token: str, transports: Sequence[str], share: float | None
 ) -> draft_pb2.AttachRequest:
     fingerprints = [p.tokenizer_fingerprint for p in proposers if p.tokenizer_fingerprint]
     return draft_pb2.AttachRequest(
@@ -112,6 +124,7 @@ def encode_attach(
         name=identity.name,
         address=identity.address,
         process_id=identity.process_id,
+        share=share,
     )
 
 
@@ -166,7 +179,24 @@ def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
 
 
 def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
-    return draft_pb2.ExchangeRequest(replies=[_encode_reply(reply) for reply in replies])
+    message = draft_pb2.ExchangeRequest()
+    for reply in replies:
+        if isinstance(reply, ShareReply):
+            message.share = reply.share
+        else:
+            message.replies.append(_encode_reply(reply))
+    return message
+
+
+def decode_share(message: draft_pb2.SetShareRequest) -> float:
+    """Raises InvalidArgumentError unless it is from 0 to 1."""
+    if not 0.0 <= message.share <= 1.0:
+        raise InvalidArgumentError(f"share must be from 0 to 1, got {message.share}", field="share")
+    return message.share
+
+
+def encode_share_set() -> draft_pb2.SetShareResponse:
+    return draft_pb2.SetShareResponse()
 
 
 def encode_admin(state: AdminState, identity: Identity) -> draft_pb2.DraftAdminServiceGetInfoResponse:
@@ -243,7 +273,7 @@ def _sendable(reason: str) -> str:
     return reason[:MAX_REASON].encode(errors="replace").decode()
 
 
-def _encode_reply(reply: Reply) -> draft_pb2.DraftReply:
+def _encode_reply(reply: TreeReply | ResumeReply | NackReply) -> draft_pb2.DraftReply:
     stamp = _encode_stamp(reply.stamp)
     match reply:
         case TreeReply(tree=tree):

@@ -60,6 +60,13 @@ class DraftSettings(ServiceSettings):
         description="Ways to exchange records with verify that may be taken: shm (on this host), grpc; verify's order "
         "of preference counts",
     )
+    share: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="Part of the requests to draft for, where others offer the same proposers; default: all",
+    )
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")

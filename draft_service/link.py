@@ -17,7 +17,7 @@ from draft_service import codec
 from draft_service.codec import Attachment, Identity
 from draft_service.outbox import Outbox
 from draft_service.proposers.base import Proposer
-from draft_service.records import Reply
+from draft_service.records import Reply, ShareReply
 from draft_service.shm_exchange import ShmExchange
 from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
@@ -69,6 +69,7 @@ class VerifyLink:
         "_backoff",
         "_identity",
         "_reported",
+        "_share",
         "_token",
         "_transport",
         "_transport_reason",
@@ -84,12 +85,14 @@ class VerifyLink:
         *,
         token: str = "",
         transports: Sequence[str] = codec.TRANSPORTS,
+        share: float | None = None,
     ) -> None:
         self._address = address
         self._worker = worker
         self._identity = identity
         self._token = token
         self._transports = tuple(transports)
+        self._share = share
         self._avoided: dict[str, str] = {}
         self._backoff = Backoff()
         self._attachment: Attachment | None = None
@@ -99,6 +102,12 @@ class VerifyLink:
     def identify(self, address: str) -> None:
         """Tell verify from now on that this service's own server listens at `address`."""
         self._identity = replace(self._identity, address=address)
+
+    def set_share(self, share: float) -> None:
+        """Take this part of the requests, from now on and at each later attachment."""
+        self._share = share
+        if self._attachment is not None:
+            self._worker.say(ShareReply(share))
 
     @property
     def address(self) -> str:
@@ -147,7 +156,7 @@ class VerifyLink:
             proposers = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
             if not proposers:
                 raise FailedPreconditionError(f"no proposer fits the model served at {self._address}")
-            request = codec.encode_attach(self._identity, proposers, self._token, self._transports)
+            request = codec.encode_attach(self._identity, proposers, self._token, self._transports, self._share)
             answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
             attachment = codec.decode_attachment(answer, self._transports)
             common = [name for name in codec.decode_transports(info) if name in self._transports]

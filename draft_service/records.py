@@ -82,6 +82,13 @@ class NackReply:
     reason: str
 
 
-Reply = TreeReply | ResumeReply | NackReply
+@dataclass(frozen=True, slots=True)
+class ShareReply:
+    """The part of the requests that is wanted from now on."""
+
+    share: float
+
+
+Reply = TreeReply | ResumeReply | NackReply | ShareReply
 EMPTY_TREE = TokenTree((), ())
 """Says: decode this step plainly."""

@@ -10,7 +10,8 @@ from draft_service import codec
 from draft_service.codec import AdminState, Identity
 from draft_service.link import VerifyLink
 from draft_service.worker import Worker
-from slipstream.rpc.server import GrpcServer
+from slipstream.rpc.errors import SlipstreamError
+from slipstream.rpc.server import GrpcServer, abort
 from slipstream.v1 import draft_pb2_grpc
 
 ADMIN_SERVICE = "slipstream.v1.DraftAdminService"
@@ -37,6 +38,13 @@ class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
             transport_reason=self._link.transport_reason,
         )
         return codec.encode_admin(state, self._identity)
+
+    async def SetShare(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802 (fixed by gRPC)
+        try:
+            self._link.set_share(codec.decode_share(request))
+        except SlipstreamError as error:
+            await abort(context, error)
+        return codec.encode_share_set()
 
 
 def make_server(host: str, port: int, admin: DraftAdmin) -> GrpcServer:

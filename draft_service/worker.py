@@ -83,11 +83,16 @@ class _Bind:
 
 
 @dataclass(frozen=True, slots=True)
+class _Say:
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
-_Item = Sequence[Record] | _Attach | _Detach | _Bind | _Stop
+_Item = Sequence[Record] | _Attach | _Detach | _Bind | _Say | _Stop
 
 
 @dataclass(slots=True)
@@ -135,6 +140,10 @@ class Worker:
     def detach(self, epoch: int) -> None:
         """End an attachment; its sessions are closed."""
         self._post(_Detach(epoch))
+
+    def say(self, reply: Reply) -> None:
+        """Send a reply that answers no record; dropped while nothing is attached."""
+        self._post(_Say(reply))
 
     def put(self, records: Sequence[Record]) -> None:
         """Hand over records in the order of their arrival."""
@@ -204,6 +213,8 @@ class Worker:
                 self._vocab_size = target.vocab_size
                 if done.set_running_or_notify_cancel():
                     done.set_result([proposer for proposer in self.proposers if _fits(proposer, target)])
+            case _Say(said):
+                return [said]
             case _Stop():
                 pass
             case records if self._table is not None:

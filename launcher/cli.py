@@ -175,6 +175,26 @@ def info(
 
 
 @app.command()
+def swap_draft(
+    draft: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Draft service that takes requests over.")],
+    *,
+    share: Annotated[float, typer.Option(help="Part of the requests it takes; 1 takes all.", min=0.0, max=1.0)] = 1.0,
+    verify: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Verify service. [default: where the draft service is attached]")
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="How long to wait.", min=0.0)] = 60.0,
+) -> None:
+    """Have a running draft service take requests over from others with the same proposers, and wait until it has.
+
+    A draft service that is started takes all requests over by itself, unless it has --share. Exit status 1 if the
+    requests have not moved in time.
+    """
+    from launcher.swap import run
+
+    raise typer.Exit(run(draft, verify, share=share, seconds=seconds))
+
+
+@app.command()
 def probe(address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")]) -> None:
     """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers."""
     from launcher.readiness import is_serving

@@ -44,6 +44,8 @@ class Attachment:
     transport_reason: str = ""
     """Why it is not the best one, in the drafter's words."""
     patience: Patience = field(default_factory=Patience)
+    share: float = field(init=False)
+    """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.share`."""
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
     tallies: tuple[Tally, ...] = field(init=False)
@@ -51,6 +53,7 @@ class Attachment:
 
     def __post_init__(self) -> None:
         self.tallies = tuple(Tally() for _ in self.request.offers)
+        self.share = 1.0 if self.request.share is None else self.request.share
 
     @property
     def live(self) -> bool:
@@ -97,6 +100,8 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             field="min_version",
         )
     _check_offers(request.offers)
+    if request.share is not None:
+        check_share(request.share)
     if request.tokenizer_fingerprint and request.tokenizer_fingerprint != facts.tokenizer_fingerprint:
         raise FailedPreconditionError(
             f"tokenizer_fingerprint {request.tokenizer_fingerprint!r} differs from the target's, "
@@ -113,6 +118,12 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             f"transports {list(request.transports)} offered, {list(transports)} spoken here", field="transports"
         )
     return min(request.max_version, MAX_VERSION), common
+
+
+def check_share(share: float) -> None:
+    """InvalidArgumentError unless it is a part of a whole."""
+    if not 0.0 <= share <= 1.0:
+        raise InvalidArgumentError(f"share must be from 0 to 1, got {share}", field="share")
 
 
 def _check_offers(offers: tuple[Offer, ...]) -> None:

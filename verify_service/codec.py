@@ -247,6 +247,8 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         transport=state.transport,
         proposer=state.proposer,
         requests=state.requests,
+        share=state.share,
+        catching_up=state.catching_up,
         hits=state.tally.hits,
         misses=state.tally.misses,
         late=state.tally.late,

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from slipstream.rpc.errors import InvalidArgumentError
-from slipstream.v1 import draft_pb2, tree_pb2
+from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.codec import FINISH_REASONS, encode_sampling
@@ -27,9 +27,11 @@ from verify_service.draft_records import (
     Reply,
     Resume,
     RingAddress,
+    Share,
     Stamp,
     TreeReply,
 )
+from verify_service.request import FinishReason
 
 REPLIES_PER_SLOT = 4
 """Replies of one message, for each slot of the attachment. One pass of a drafter makes one a slot."""
@@ -75,6 +77,7 @@ def decode_attach(data: bytes) -> AttachRequest:
         name=message.name,
         address=message.address,
         process_id=message.process_id,
+        share=message.share if message.HasField("share") else None,
     )
 
 
@@ -115,12 +118,14 @@ def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
         raise InvalidArgumentError(
             f"a message of {len(data)} bytes, the limit with {num_slots} slots is {message_limit(num_slots)}"
         )
-    replies = _parse(draft_pb2.ExchangeRequest, data).replies
+    message = _parse(draft_pb2.ExchangeRequest, data)
+    replies = message.replies
     if len(replies) > most:
         raise InvalidArgumentError(
             f"a message of {len(replies)} replies, the limit with {num_slots} slots is {most}", field="replies"
         )
-    return [_reply(reply) for reply in replies]
+    share = [Share(message.share)] if message.HasField("share") else []
+    return [*map(_reply, replies), *share]
 
 
 def _reply(message: draft_pb2.DraftReply) -> Reply:
@@ -173,9 +178,13 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
         case Open():
             return draft_pb2.DraftCommand(open=_open(stamp, record))
         case Close():
-            return draft_pb2.DraftCommand(close=draft_pb2.Close(stamp=stamp, reason=FINISH_REASONS[record.reason]))
+            return draft_pb2.DraftCommand(close=draft_pb2.Close(stamp=stamp, reason=_finish_reason(record.reason)))
         case Gap():
             return draft_pb2.DraftCommand(gap=draft_pb2.Gap(stamp=stamp, dropped=record.dropped))
+
+
+def _finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason:
+    return sampling_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
 
 
 def _open(stamp: tree_pb2.Stamp, record: Open) -> draft_pb2.Open:

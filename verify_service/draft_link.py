@@ -93,6 +93,8 @@ class DraftLink:
         """Tell each attachment what this step added, in one message."""
         with self._changed:
             self._deadline.step_ends(self._clock())
+            for attachment in {each.epoch: each for each in self._bindings.catching_up}.values():
+                self._take_in(attachment)
             self._bindings.commit(commits)
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
@@ -176,7 +178,7 @@ class DraftLink:
             attachment.transport = self._make_transport(attachment, transport, wake)
             attachment.transport_reason = reason
             self._rings.pop(epoch, None)
-            self._bindings.bind_all()
+            self._bindings.rebalance()
         level = logging.WARNING if reason else logging.INFO
         _log.log(level, "epoch %d exchanges by %s%s", epoch, attachment.transport.name, reason and f": {reason!r}")
         return attachment
@@ -234,7 +236,8 @@ class DraftLink:
         """Counters of the moment."""
         with self._changed:
             live = len(self._bindings.live)
-            drafters = tuple(state for attachment in self._bindings.live for state in drafter_states(attachment))
+            live_ones, behind = self._bindings.live, self._bindings.catching_up
+            drafters = tuple(state for each in live_ones for state in drafter_states(each, behind.count(each)))
             return LinkState(
                 live, self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps,
                 self._deadline.seconds, drafters,

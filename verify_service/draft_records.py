@@ -44,8 +44,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Close:
+    """`reason` is None where the request goes on with another drafter."""
+
     stamp: Stamp
-    reason: FinishReason
+    reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,14 @@ class Nack:
     reason: str
 
 
-Reply = TreeReply | Resume | Nack
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the requests that the drafter takes from now on; it belongs to no slot."""
+
+    share: float
+
+
+Reply = TreeReply | Resume | Nack | Share
 """Draft to verify."""
 
 
@@ -105,6 +114,7 @@ class AttachRequest:
     name: str
     address: str
     process_id: int
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import InvalidTreeError
-from verify_service.attachments import Attachment
+from verify_service.attachments import Attachment, check_share
 from verify_service.bindings import Bindings
-from verify_service.draft_records import Nack, Reply, Resume, TreeReply
+from verify_service.draft_records import Nack, Reply, Resume, Share, TreeReply
 from verify_service.slots import Slot
 
 _log = logging.getLogger(__name__)
+
+SHARE_COST = 5
+"""Replies that a change of the share counts as, for each slot: it may open and close as many on all sides."""
 
 
 class Intake:
@@ -30,6 +33,9 @@ class Intake:
         attachment.allowance.spend(len(replies), size)
         resumed: set[int] = set()
         for reply in replies:
+            if isinstance(reply, Share):
+                self._take_share(attachment, reply.share)
+                continue
             slot = attachment.slots.matching(reply.stamp)
             if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
                 self.stale += 1
@@ -41,8 +47,16 @@ class Intake:
             else:
                 _refuse(slot, reply)
 
+    def _take_share(self, attachment: Attachment, share: float) -> None:
+        check_share(share)
+        if share != attachment.share:
+            attachment.allowance.spend(SHARE_COST * attachment.slots.size, 0)
+            attachment.share = share
+            self._bindings.rebalance()
+
     def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
         slot.caught_up = True
+        slot.answered = max(slot.answered, reply.stamp.base_length)
         if reply.stamp != slot.stamp:
             self.stale += 1
             slot.tally.late += reply.stamp.base_length < slot.base_length

@@ -33,7 +33,11 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class DrafterState:
-    """One proposer of one live attachment: `requests` drafted for now, and a copy of its counters."""
+    """One proposer of one live attachment: `requests` drafted for now, and a copy of its counters.
+
+    `share` is the part of all requests that the attachment is due, `catching_up` those that it has yet to take over,
+    whatever their proposer.
+    """
 
     epoch: int
     name: str
@@ -42,6 +46,8 @@ class DrafterState:
     transport: str
     proposer: str
     requests: int
+    share: float
+    catching_up: int
     tally: Tally
 
 
@@ -64,8 +70,8 @@ class LinkState:
     drafters: tuple[DrafterState, ...] = ()
 
 
-def drafter_states(attachment: Attachment) -> list[DrafterState]:
-    """One state for each proposer of a live attachment."""
+def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterState]:
+    """One state for each proposer of a live attachment, which has so many requests yet to take over."""
     assert attachment.transport is not None
     request, taken = attachment.request, attachment.slots.taken()
     return [
@@ -77,6 +83,8 @@ def drafter_states(attachment: Attachment) -> list[DrafterState]:
             attachment.transport.name,
             offer.name,
             sum(slot.tally is tally for slot in taken),
+            attachment.share,
+            catching_up,
             replace(tally),
         )
         for offer, tally in zip(request.offers, attachment.tallies, strict=True)

@@ -122,10 +122,15 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
     """The counters of each proposer of each live attachment."""
     names = ("epoch", "drafter", "proposer", "transport")
     labels = [(str(state.epoch), state.name, state.proposer, state.transport) for state in drafters]
-    requests = GaugeMetricFamily("slipstream_drafter_requests", "Requests drafted for.", labels=names)
-    for state, label in zip(drafters, labels, strict=True):
-        requests.add_metric(label, state.requests)
-    yield requests
+    for field, text in (
+        ("requests", "Requests drafted for, those included that it has yet to take over."),
+        ("catching_up", "Requests that the draft service has yet to take over."),
+        ("share", "Part of all requests that the draft service is due."),
+    ):
+        gauge = GaugeMetricFamily(f"slipstream_drafter_{field}", text, labels=names)
+        for state, label in zip(drafters, labels, strict=True):
+            gauge.add_metric(label, getattr(state, field))
+        yield gauge
     for field, text in (
         ("hits", "Trees that were there when a step asked for them."),
         ("misses", "Trees that a step waited for in vain."),

@@ -11,6 +11,9 @@ from verify_service.draft_records import Offer, Stamp
 from verify_service.request import RequestKey
 from verify_service.tally import Tally
 
+NEAR_TOKENS = 32
+"""A drafter that has answered a state so few tokens ago has caught up: one pass brings it to the newest one."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -39,6 +42,8 @@ class Slot:
     """Whether an Open of this request was queued, so that the drafter may hold something for it."""
     caught_up: bool = False
     """Whether waiting makes sense: not while the drafter works through tokens that were there before it."""
+    answered: int = 0
+    """Tokens that the drafter has shown to know, by answering the state after them."""
     refused: bool = False
     """The drafter will make no trees for this request."""
 
@@ -57,12 +62,19 @@ class Slot:
         """Whether the drafter makes trees for this request when asked, or works towards it."""
         return self.key is not None and self.fed and not self.refused
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether a request that another drafter has until now may go on with this one without missing its trees."""
+        near = self.max_nodes <= 1 or (self.answered > 0 and self.base_length - self.answered <= NEAR_TOKENS)
+        return self.drafted_for and near
+
     def open(self, key: RequestKey, tally: Tally, *, caught_up: bool) -> None:
         """Take a request under a new generation."""
         self.generation += 1
         self.key = key
         self.tally = tally
         self.tree = self.given = None
+        self.answered = 0
         self.fed = self.refused = False
         self.caught_up = caught_up
 

@@ -392,3 +392,21 @@ def test_backoff_doubles_to_its_limit_and_starts_anew() -> None:
         assert nominal / 2 <= wait <= nominal
     backoff.reset()
     assert backoff.take() <= 0.1
+
+
+def test_a_share_is_told_at_attachment_and_while_it_lasts() -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [ngram()]) as (link, _, _):
+            await peer.next_epoch()
+            assert not (await peer.attachments.get()).HasField("share")
+            link.set_share(0.25)
+            async with asyncio.timeout(10):
+                while not peer.shares:  # noqa: ASYNC110 (the peer tells nobody)
+                    await asyncio.sleep(0.005)
+            assert peer.shares == [0.25]
+            peer.drop_exchange()
+            await peer.next_epoch()
+            assert (await peer.attachments.get()).share == 0.25
+
+    asyncio.run(scenario())

@@ -24,6 +24,7 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
         self.replies: asyncio.Queue[pb.DraftReply] = asyncio.Queue()
         self.messages = 0
         self.most_replies = 0
+        self.shares: list[float] = []
         self.refuse_attach: grpc.StatusCode | None = None
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self._epochs = count(1)
@@ -66,6 +67,8 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
     async def _read(self, request_iterator) -> None:
         async for message in request_iterator:
             self.messages += 1
+            if message.HasField("share"):
+                self.shares.append(message.share)
             self.most_replies = max(self.most_replies, len(message.replies))
             for reply in message.replies:
                 self.replies.put_nowait(reply)

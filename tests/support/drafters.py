@@ -85,7 +85,9 @@ class WireDrafter:
             return  # this end has half-closed and has nothing to answer any more
 
     async def send(self, *replies: draft_pb2.DraftReply) -> None:
-        message = draft_pb2.ExchangeRequest(replies=replies)
+        await self.send_message(draft_pb2.ExchangeRequest(replies=replies))
+
+    async def send_message(self, message: draft_pb2.ExchangeRequest) -> None:
         if self.rings is None:
             await self.call.write(message)
             return

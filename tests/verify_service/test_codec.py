@@ -160,7 +160,7 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention) == ("", "fast", "triton")
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, Tally(5, 6, 7, 8, 9))
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, Tally(5, 6, 7, 8, 9))
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
@@ -171,4 +171,4 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
-    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9]
+    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10]

@@ -431,19 +431,6 @@ def test_requests_move_to_another_attachment_that_offers_their_proposer() -> Non
     run(scenario())
 
 
-def test_requests_stay_with_their_attachment_when_another_comes() -> None:
-    async def scenario() -> None:
-        async with served() as (link, address), wire_drafter(address, "p", answer=chains) as older:
-            link.begin(opening())
-            await older.wait_for("open")
-            async with wire_drafter(address, "p", answer=chains) as newer:
-                link.commit([committed(4, 10)])
-                assert (await collect(link))[0] == [TokenTree((11, 12), (-1, 0))]
-                assert newer.records == []
-
-    run(scenario())
-
-
 def test_resume_opens_the_slot_again_under_a_new_generation() -> None:
     async def scenario() -> None:
         async with served() as (link, address), wire_drafter(address, "p") as drafter:

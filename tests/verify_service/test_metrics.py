@@ -27,7 +27,7 @@ LOOP = LoopState(
 )
 
 
-DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, Tally(1, 2, 3, 40, 30))
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, 0.5, 8, Tally(1, 2, 3, 40, 30))
 
 
 def test_steps_and_ends_are_counted() -> None:
@@ -69,9 +69,18 @@ def test_steps_and_ends_are_counted() -> None:
     found = {name: registry.get_sample_value(f"slipstream_{name}") for name in expected}
     assert found == expected
     labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm"}
-    names = ("requests", "hits_total", "misses_total", "late_total", "drafted_total", "accepted_total")
+    names = (
+        "requests",
+        "share",
+        "catching_up",
+        "hits_total",
+        "misses_total",
+        "late_total",
+        "drafted_total",
+        "accepted_total",
+    )
     values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
-    assert values == [9, 1, 2, 3, 40, 30]
+    assert values == [9, 0.5, 8, 1, 2, 3, 40, 30]
     ends = {
         reason: registry.get_sample_value("slipstream_request_success_total", {"finished_reason": reason})
         for reason in ("length", "error")
