@@ -79,7 +79,7 @@ class LLM:
             draft=draft,
             verify_args=(*quiet, *verify_args),
             draft_args=(*quiet, *draft_args),
-            gateway_args=quiet,
+            gateway_args=(*quiet, "--resume-seconds", "0"),  # nobody starts a service again
         )
         self._client: Client | None = None
         self._cluster.__enter__()

@@ -172,29 +172,18 @@ def test_a_stream_waits_for_its_own_model_while_another_is_served(tokenizer_fold
         assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
 
 
-def test_a_request_that_breaks_every_session_fails_alone(
-    tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]
-) -> None:
-    first, second = two
-    with (
-        GatewayProcess(tokenizer_folder, f"{first.address},{second.address}") as gateway,
-        Client(gateway.grpc_address) as client,
-    ):
-        prompts = [list(client.tokenize(text)) for text in ("poison", "Hello", "abc", "def", "x y")]
-        for verify in two:
-            verify.reset(poison=prompts[0][0])
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            culprit, *others = [
-                pool.submit(client.generate, token_ids=prompt, max_tokens=8, timeout=60) for prompt in prompts
-            ]
-            with pytest.raises(InternalError, match="3 times before a token"):
-                culprit.result()
-            answers = [other.result() for other in others]
-        submits = [submit for verify in two for submit in verify.seen.submits]
-        poisonous = [submit for submit in submits if list(submit.prompt_token_ids) == prompts[0]]
-        assert len(poisonous) == MAX_FRUITLESS_LOSSES
-        for prompt, answer in zip(prompts[1:], answers, strict=True):
-            assert answer.token_ids == tuple((prompt * 8)[:8])
+def test_a_request_that_breaks_every_session_fails_alone(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    with Client(gateway.grpc_address) as client, ThreadPoolExecutor(5) as pool:
+        poison, *prompts = [list(client.tokenize(text)) for text in ("poison", "Hello", "abc", "def", "x y")]
+        verify.reset(poison=poison[0], first_seconds=0.3)  # none gets a token while the culprit is there
+        others = [pool.submit(client.generate, token_ids=prompt, max_tokens=8, timeout=60) for prompt in prompts]
+        verify.wait_for(lambda seen: len(seen.submits) == len(prompts))
+        with pytest.raises(InternalError, match="3 times before a token"):
+            client.generate(token_ids=poison, max_tokens=8, timeout=60)
+        answers = [other.result() for other in others]
+    assert sum(list(submit.prompt_token_ids) == poison for submit in verify.seen.submits) == MAX_FRUITLESS_LOSSES
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == tuple((prompt * 8)[:8])
 
 
 def test_losses_between_tokens_do_not_add_up(tokenizer_folder: Path) -> None:

@@ -26,6 +26,7 @@ class Script:
     tokens: Sequence[int] = ()
     tokens_per_step: int = 1
     step_seconds: float = 0.0
+    first_seconds: float = 0.0  # before the first output
     error: SlipstreamError | None = None  # refuses the request
     resumed_errors: list[SlipstreamError] = field(default_factory=list)  # refuse requests with output, each once
     breaks: list[int] = field(default_factory=list)  # break the whole session before these output tokens, each once
@@ -193,6 +194,7 @@ class FakeVerify:
             )
             outbox.put_nowait(_refusal(submit.request_id, InvalidArgumentError(reason, field="speculation.proposer")))
             return
+        await asyncio.sleep(script.first_seconds)
         tokens = self._tokens(submit)
         for step, begin in enumerate(range(len(submit.output_token_ids), len(tokens), script.tokens_per_step)):
             if script.stall_after == step:
