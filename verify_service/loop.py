@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 Sink = Callable[[list[StepOutput]], None]
 
+THREAD_NAME = "verify-loop"
+
 
 @dataclass(slots=True)
 class _Counters:
@@ -76,7 +78,7 @@ class VerifyLoop:
         self._counters = _Counters()
         self._draining = False
         self._state = self._snapshot()
-        self._thread = threading.Thread(target=self._run, name="verify-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

@@ -23,9 +23,10 @@ from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import DraftLinkServicer
 from verify_service.facts import VerifyFacts
 from verify_service.loading import Loaded, load
-from verify_service.loop import VerifyLoop
+from verify_service.loop import THREAD_NAME, VerifyLoop
 from verify_service.metrics import VerifyMetrics
 from verify_service.service import Backend, VerifyServicer
+from verify_service.thread_guard import end_with_thread
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ def _start(settings: VerifySettings, loaded: Loaded, verify: VerifyServicer, met
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
     loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink)
     metrics.watch(loop.state, link.state)
+    end_with_thread(THREAD_NAME)
     loop.start()
     return Backend(_facts(settings, loaded), loop, link)
 
