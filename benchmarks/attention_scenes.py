@@ -17,7 +17,7 @@ from slipstream_kernels.ops.gpu import prefill_attention as prefill
 from slipstream_kernels.ops.gpu import prefix_attention as prefix
 from slipstream_kernels.ops.gpu import tail_attention as tail
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
-from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
+from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
 from slipstream_kernels.token_tree import MAX_ROWS
 
 Tokens = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ class Pass:
             for first, rows, line, length in self.spans
             for start in range(0, rows, most)
         ]
-        items = [num_splits(length // BLOCK * BLOCK) for *_, length in cut] + [0] * padding
+        items = [num_splits(own_block(length)) for *_, length in cut] + [0] * padding
         table = np.array([*cut, *[(0, 0, 0, 0)] * padding], np.int32).reshape(-1, 4)
         offsets = np.concatenate([[0], np.cumsum(items)]).astype(np.int32)
         return self._on_device(table), self._on_device(offsets)
@@ -116,11 +116,12 @@ class Pass:
         out = torch.full_like(self.q, torch.nan)
         kv = (self.q, self.keys, self.values, self.page_table, self.page_size)
         if self.spans:
-            partials = self.partials()
-            run = prefix.prefix_attention_reference if twins else prefix.prefix_attention
-            run(*kv, *self.segments(columns, padding), partials, columns=columns)
-            last = tail.tail_attention_reference if twins else tail.tail_attention
+            # The second kernel reads before it waits for the first: nothing may be launched between them.
             rows = torch.cat([self.decode_rows, self.decode_rows.new_full((padding,), -1)])
+            segments, partials = self.segments(columns, padding), self.partials()
+            run = prefix.prefix_attention_reference if twins else prefix.prefix_attention
+            last = tail.tail_attention_reference if twins else tail.tail_attention
+            run(*kv, *segments, partials, columns=columns)
             last(
                 *kv, self.lines, self.prefix_lengths, self.paths, self.depths, self.write_slots, rows, partials, out
             )  # fmt: skip

@@ -24,20 +24,22 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 CACHE_BYTES = 400 << 20
 """KV that a graph reads before it comes to the same bytes again: several times any L2 cache."""
 REPLAYS = 15
-VARIANTS = ((5, 132), (5, 264), (5, 528), (3, 264), (3, 396), (3, 528))
-"""(stages, programs) of `prefix_attention` that are tried."""
+VARIANTS = ((64, 5, 132), (64, 5, 264), (64, 3, 264), (64, 3, 528), (128, 3, 132), (128, 3, 264), (128, 5, 132))
+"""(columns, stages, programs) of `prefix_attention` that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
     """Times of one layer in microseconds."""
 
-    HEADER: ClassVar[Sequence[str]] = ("case", "us", "prefix", "tail", "TB/s", "TFLOP/s", "torch TFLOP/s")
+    HEADER: ClassVar[Sequence[str]] = ("case", "us", "prefix", "tail", "as tiles", "TB/s", "TFLOP/s", "torch TFLOP/s")
 
     name: str
     both: float
     prefix: float | None = None
     tail: float | None = None
+    tiles: float | None = None
+    """Decode rows served by `prefill_attention`, a tile each"""
     bandwidth: float | None = None
     """TB/s of keys and values"""
     rate: float | None = None
@@ -47,7 +49,7 @@ class SpeedRow:
     variants: dict[str, float] = field(default_factory=dict)
 
     def cells(self) -> list[object]:
-        return [self.name, self.both, self.prefix, self.tail, self.bandwidth, self.rate, self.torch_rate]
+        return [self.name, self.both, self.prefix, self.tail, self.tiles, self.bandwidth, self.rate, self.torch_rate]
 
 
 def graph_time(run: Callable[[], None]) -> float:
@@ -105,16 +107,14 @@ def random_passes(batch: int, context: int, *, nodes: int = 0, prompt: bool = Fa
 def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variants: bool = False) -> SpeedRow:
     """Both kernels of a decode step or a tree, together and each alone."""
     passes = random_passes(batch, context, nodes=nodes)
-    columns = 64 if nodes else 16
+    columns = 64
     out = torch.empty_like(passes[0].q)
     partials = passes[0].partials()
-    segments, offsets = passes[0].segments(columns)
+    cuts = {width: passes[0].segments(width) for width in (64, 128)}
 
-    def prefix(stages: int = STAGES, programs: int = PROGRAMS) -> None:
+    def prefix(width: int = columns, stages: int = STAGES, programs: int = PROGRAMS) -> None:
         for one in passes:
-            prefix_attention(
-                *_kv(one), segments, offsets, partials, columns=columns, programs=programs, stages=stages
-            )  # fmt: skip
+            prefix_attention(*_kv(one), *cuts[width], partials, columns=width, programs=programs, stages=stages)
 
     def tail() -> None:
         for one in passes:
@@ -122,13 +122,21 @@ def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variant
 
     def both() -> None:
         for one in passes:
-            prefix_attention(*_kv(one), segments, offsets, partials, columns=columns)
+            prefix_attention(*_kv(one), *cuts[columns], partials, columns=columns)
             _tail(one, partials, out)
+
+    single = torch.tensor([(i, 1, i, context - 1) for i in range(batch)], dtype=torch.int32, device=DEVICE)
+
+    def as_tiles() -> None:
+        for one in passes:
+            prefill_attention(*_kv(one), single, out)
 
     layer = 1e6 / len(passes)
     tried = {
-        f"{name}, stages {stages}, programs {programs}": graph_time(partial(prefix, stages, programs)) * layer
-        for stages, programs in (VARIANTS if variants else ())
+        f"{name}, {width} columns, stages {stages}, programs {programs}": round(
+            graph_time(partial(prefix, width, stages, programs)) * layer, 1
+        )
+        for width, stages, programs in (VARIANTS if variants else ())
     }
     seconds = graph_time(both) / len(passes)
     moved = 2 * batch * context * KV_HEADS * HEAD_DIM * 2
@@ -137,6 +145,7 @@ def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variant
         seconds * 1e6,
         graph_time(prefix) * layer,
         graph_time(tail) * layer,
+        None if nodes else graph_time(as_tiles) * layer,
         moved / seconds / 1e12,
         variants=tried,
     )
@@ -146,18 +155,21 @@ def prefill_speed(name: str, context: int) -> SpeedRow:
     """A whole prompt."""
     passes = random_passes(1, context, prompt=True)[:4]
     out = torch.empty_like(passes[0].q)
-    tiles = passes[0].tiles(PREFILL_COLUMNS)
+    tiles = {columns: passes[0].tiles(columns) for columns in (64, 128)}
 
-    def run(stages: int = PREFILL_STAGES) -> None:
+    def run(stages: int = PREFILL_STAGES, columns: int = PREFILL_COLUMNS) -> None:
         for one in passes:
-            prefill_attention(*_kv(one), tiles, out, stages=stages)
+            prefill_attention(*_kv(one), tiles[columns], out, stages=stages, columns=columns)
 
     def library() -> None:
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     work = 2 * HEADS * HEAD_DIM * context * (context + 1)
     layer = 1e6 / len(passes)
-    tried = {f"{name}, stages {stages}": graph_time(partial(run, stages)) * layer for stages in (2, 5)}
+    tried = {
+        f"{name}, {columns} columns, stages {stages}": round(graph_time(partial(run, stages, columns)) * layer, 1)
+        for columns, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 5), (128, 7))
+    }
     q = passes[0].q.transpose(0, 1)[None]
     k, v = (tensor[None, :, :context] for tensor in (passes[0].keys, passes[0].values))
     seconds = graph_time(run) / len(passes)
@@ -173,7 +185,10 @@ def measure_speed() -> list[SpeedRow]:
         decode_speed("1 row at 128k", 1, 131_000),
         decode_speed("64 rows at 1k", 64, 1000, variants=True),
         decode_speed("256 rows at 1k", 256, 1000),
+        decode_speed("tree of 16 at 1k", 1, 1000, nodes=15, variants=True),
         decode_speed("tree of 64 at 1k", 1, 1000, nodes=63, variants=True),
+        decode_speed("4 trees of 16 at 1k", 4, 1000, nodes=15),
+        decode_speed("tree of 64 at 32k", 1, 32000, nodes=63),
         prefill_speed("prefill of 4k", 4096),
         prefill_speed("prefill of 16k", 16384),
     ]

@@ -27,7 +27,7 @@ from benchmarks.attention_scenes import Scene, Vectors, relative_error
 from benchmarks.attention_speed import SpeedRow, measure_speed
 from benchmarks.report import markdown_table, write_json
 
-BOUNDS = (1, 63, 64, 65, 127, 128, 129, 2047, 2048, 2049, 16383, 16384)
+BOUNDS = (1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 4095, 4096, 4097, 16383, 32768)
 RANDOM_CONTEXTS = 4
 DEVICE = "cuda"
 TOKENS = 4096
@@ -43,14 +43,14 @@ class Case:
     kv_heads: int
     group: int
     page_size: int
-    widths: tuple[int, ...] = (16, 64)
+    widths: tuple[int, ...] = (64, 128)
     """Columns with which prefixes are read."""
-    tile_widths: tuple[int, ...] = (64,)
+    tile_widths: tuple[int, ...] = (128, 64)
     """Columns with which prompts are prefilled."""
 
 
 CASES = (
-    Case(128, 8, 4, 16, (16, 32, 64, 128), (16, 32, 64, 128)),
+    Case(128, 8, 4, 16),
     Case(128, 1, 3, 1),
     Case(128, 2, 1, 64),
     Case(128, 2, 8, 16),

@@ -33,7 +33,7 @@ from slipstream_kernels.models.gpu.flashinfer_attention import (
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
-from slipstream_kernels.ops.gpu.prefix_attention import prefix_attention
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS, prefix_attention
 from slipstream_kernels.ops.gpu.rms_norm import rms_norm
 from slipstream_kernels.ops.gpu.tail_attention import tail_attention
 
@@ -187,12 +187,12 @@ def int32(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
 def our_decode(passes: Sequence[Pass], out: torch.Tensor) -> Callable[[], None]:
     first = passes[0]
     partials = first.partials()
-    segments, offsets = first.segments(16)
+    segments, offsets = first.segments(PREFIX_COLUMNS)
 
     def run() -> None:
         for one in passes:
             kv = (one.q, one.keys, one.values, one.page_table, one.page_size)
-            prefix_attention(*kv, segments, offsets, partials, columns=16)
+            prefix_attention(*kv, segments, offsets, partials, columns=PREFIX_COLUMNS)
             rows = (one.lines, one.prefix_lengths, one.paths, one.depths, one.write_slots, one.decode_rows)
             tail_attention(*kv, *rows, partials, out)
 

@@ -7,12 +7,14 @@ from math import prod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plan_kernels import COMMITTED, pack_segments, pad, pad_rows
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
+from slipstream_kernels.ops.gpu.prefill_attention import PROGRAMS
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
@@ -45,13 +47,13 @@ class PlanArrays(Generic[A]):
     logit_rows: A
     deciding: A
     decode_rows: A
-    """[decode rows], rows that decode"""
+    """[decode rows], rows that decode and have no tile"""
     segments: A
     """[segments, 4], of `prefix_attention`; as many as decode rows or more"""
     item_offsets: A
     """[segments + 1], of `prefix_attention`"""
     tiles: A
-    """[tiles, 4], of `prefill_attention`"""
+    """[tiles, 4], of `prefill_attention`; of decoding rows too, where rows enough do to fill the device"""
     updates: A
     """[updates, 2], of `write_words`"""
 
@@ -59,7 +61,9 @@ class PlanArrays(Generic[A]):
 class PlanLayout:
     """Where the arrays of a bucket's passes lie, and how they are filled."""
 
-    def __init__(self, bucket: Bucket, limits: GpuLimits, *, columns: int, tile_rows: int, group: int) -> None:
+    def __init__(
+        self, bucket: Bucket, limits: GpuLimits, *, columns: int, tile_rows: int, group: int, kv_heads: int
+    ) -> None:
         """`columns` and `group` (query heads of a KV head) say how many rows share a segment: columns // group."""
         self.bucket = bucket
         self._segment_rows = columns // group
@@ -68,6 +72,10 @@ class PlanLayout:
         self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
+        self._kv_heads = kv_heads
+        self._has_tiles = bucket.has_prefill or (not bucket.has_trees and bucket.rows * kv_heads >= PROGRAMS)
+        if self._has_tiles:
+            tiles += decode_rows
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
         rows = (bucket.rows,)
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
@@ -102,12 +110,29 @@ class PlanLayout:
         pad_rows(values, targets, _ROW_PADDING, plan.root_rows, host.root_rows)
         pad(plan.logit_rows, host.logit_rows, -1)
         pad(plan.deciding, host.deciding, 0)
-        pack_segments(
-            plan.decodes, self._segment_rows, self._splits, BLOCK, host.decode_rows, host.segments, host.item_offsets
-        )
-        if self.bucket.has_prefill:
+        decodes = plan.decodes
+        if self._has_tiles:
             tiles = _tiles(plan.prefills, self._tile_rows)
+            alone = _fit_a_tile(decodes, tiles, self._kv_heads)
+            own = decodes[alone]
+            own[:, 3] -= 1  # a tile's first position, of a span's prefix length
+            tiles = np.concatenate([tiles, own])
+            decodes = decodes[~alone]
             pad(tiles[np.argsort(-tiles[:, 3], kind="stable")], host.tiles, 0)  # the costliest tiles first
+        pack_segments(
+            decodes, self._segment_rows, self._splits, BLOCK, host.decode_rows, host.segments, host.item_offsets
+        )
+
+
+def _fit_a_tile(decodes: Int32, tiles: Int32, kv_heads: int) -> npt.NDArray[np.bool_]:
+    """Which spans (first row, rows, line, prefix length) are one row that is best served as a tile beside `tiles`.
+
+    A program then reads all its blocks, so that these must be no more than its share of all blocks.
+    """
+    blocks = decodes[:, 3] // BLOCK
+    total = int(blocks.sum()) + int((tiles[:, 3] // BLOCK).sum())
+    fit: npt.NDArray[np.bool_] = (decodes[:, 1] == 1) & (blocks * PROGRAMS <= total * kv_heads)
+    return fit
 
 
 def _most_tiles(rows: int, spans: int, tile_rows: int) -> int:

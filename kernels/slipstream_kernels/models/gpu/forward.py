@@ -115,7 +115,7 @@ class GpuForward:
             partials,
             out,
         )
-        if bucket.has_prefill:
+        if len(plan.tiles):
             ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
 
     def _add(self, x: torch.Tensor, weight: torch.Tensor, b: PassBuffers) -> None:

@@ -26,7 +26,7 @@ from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, kv_bytes_per_token, plan_memory
 from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
-from slipstream_kernels.models.gpu.pass_buffers import BufferPool, attention_columns
+from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
@@ -35,6 +35,7 @@ from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.ticket import Ticket
 from slipstream_kernels.models.gpu.weights import GpuWeights
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import rotary_table
 
@@ -276,9 +277,10 @@ class GpuModel:
             self._layouts[bucket] = PlanLayout(
                 bucket,
                 self.limits,
-                columns=attention_columns(bucket, group),
+                columns=PREFIX_COLUMNS,
                 tile_rows=PREFILL_COLUMNS // group,
                 group=group,
+                kv_heads=self._weights.shard.kv_heads,
             )
         return self._layouts[bucket]
 

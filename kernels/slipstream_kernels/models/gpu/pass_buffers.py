@@ -12,16 +12,10 @@ from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
 from slipstream_kernels.ops.gpu.position_splits import num_splits
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.sampling import SamplingWorkspace, sampling_workspace
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.token_tree import MAX_ROWS
-
-_NARROW_COLUMNS, _WIDE_COLUMNS = 16, 64
-
-
-def attention_columns(bucket: Bucket, group: int) -> int:
-    """Query rows and heads that share the reading of a prefix: few where no rows share one, or there are few."""
-    return _WIDE_COLUMNS if bucket.has_trees and bucket.rows * group > _NARROW_COLUMNS else _NARROW_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,7 @@ class BufferPool:
             **views,
             partials=AttentionPartials(states.m[:rows], states.l[:rows], states.o[:rows]),
             workspace=self._workspace,
-            columns=attention_columns(bucket, self._shard.group),
+            columns=PREFIX_COLUMNS,
         )
 
     def _shapes(self, bucket: Bucket) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

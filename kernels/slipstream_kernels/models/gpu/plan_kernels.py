@@ -126,8 +126,8 @@ def pack_segments(
 ) -> None:
     """Cut spans (first row, rows, line, prefix length) into `segments` of at most `segment_rows` rows.
 
-    The spans lie end to end from row 0 on. `splits[n]`: splits of n full blocks of `block` positions. See `PlanArrays`
-    for what is written. Raises ValueError for more rows than `decode_rows` has room for.
+    `splits[n]`: splits of n full blocks of `block` positions. See `PlanArrays` for what is written. Raises ValueError
+    for more rows than `decode_rows` has room for.
     """
     decode_rows[:] = -1
     segments[:] = 0
@@ -142,7 +142,7 @@ def pack_segments(
         while rows > 0:
             part = min(rows, segment_rows)
             segments[count, 0], segments[count, 1], segments[count, 2], segments[count, 3] = first, part, line, prefix
-            item_offsets[count + 1] = item_offsets[count] + splits[prefix // block]
+            item_offsets[count + 1] = item_offsets[count] + splits[max(prefix - 1, 0) // block]
             count += 1
             first += part
             rows -= part

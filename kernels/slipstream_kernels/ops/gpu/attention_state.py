@@ -1,10 +1,13 @@
 """The arithmetic that every attention kernel shares: one recurrence over blocks, one fold over splits.
 
-A state is the softmax of the positions seen so far, transposed: a column is one query row and head. `peak` [columns]
-is the largest score, `weight` [columns] the sum of exp2(score - peak), `sums` [head_dim, columns] the values weighted
-so; scores are in units of log2. All float32. Positions and head_dim lie on the 64-row side of every product, columns
-on the other, so that a column's bits do not depend on how many there are; four warps share a block's 64 positions,
-which fixes the order in which `weight` is summed. Whatever computes a row must call these functions alone.
+A state is the softmax of the positions seen so far; its rows, here called columns of a tile, are pairs of a query row
+and a head. `peak` [columns] is the largest score rounded up to an integer, `weight` [columns] the sum of
+exp2(score - peak), `sums` [columns, head_dim] the values weighted so; scores are in units of log2. All float32.
+Peaks are integers so that moving a state to a higher one multiplies by a power of two, which rounds nothing: sums
+depend on the order of their terms alone.
+
+Columns lie on the 64-row side of every product, 16 to a warp, so that all sums over a column's positions are taken by
+the same threads in the same order, whatever a tile's size. Whatever computes a column must call these functions alone.
 """
 
 from __future__ import annotations
@@ -19,8 +22,16 @@ import triton.language as tl
 from slipstream_kernels.ops.gpu.launch import dot
 from slipstream_kernels.ops.gpu.rounding import rounded
 
-WARPS = 4
-"""Warps of every attention program."""
+_COLUMNS_OF_A_WARP = 16
+
+NO_PEAK = tl.constexpr(-1e30)
+"""Peak of a state that has seen no position: below any other, and finite, so that differences are numbers."""
+
+
+def warps_of(columns: int) -> int:
+    """Warps of a program whose tile has so many columns, 64 or 128."""
+    assert columns in {64, 128}, columns
+    return columns // _COLUMNS_OF_A_WARP
 
 
 def score_scale(head_dim: int) -> float:
@@ -30,10 +41,10 @@ def score_scale(head_dim: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPartials:
-    """States of splits by row, query head and split, float32; only splits that hold a full block are written."""
+    """States of splits by row, query head and split, float32; only splits below the own block are written."""
 
     m: torch.Tensor
-    """[rows, heads, splits] largest score in units of log2"""
+    """[rows, heads, splits] largest score in units of log2, rounded up to an integer"""
     l: torch.Tensor
     """[rows, heads, splits] sum of weights"""
     o: torch.Tensor
@@ -63,31 +74,57 @@ def check_layout(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, page
 
 
 @triton.jit
-def empty_state(HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state that has seen no position."""
-    peak = tl.full((COLUMNS,), float("-inf"), tl.float32)
-    return peak, tl.zeros((COLUMNS,), tl.float32), tl.zeros((HEAD_DIM, COLUMNS), tl.float32)
+def power_of_two(exponent: tl.tensor) -> tl.tensor:
+    """float32 2 ** `exponent` for integers of 0 and below, exactly; 0 below -126."""
+    shifted = tl.maximum(exponent, -127.0).to(tl.int32) + 127
+    return (shifted << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def block_scores(key: tl.tensor, query: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
-    """Scores float32 [BLOCK, columns] of bf16 key [BLOCK, head_dim] and query [columns, head_dim]."""
-    zero = tl.zeros((key.shape[0], query.shape[0]), tl.float32)
-    return dot(key, tl.trans(query), zero) * SCALE
+def empty_state(COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The state that has seen no position."""
+    peak = tl.full((COLUMNS,), NO_PEAK, tl.float32)
+    return peak, tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS, HEAD_DIM), tl.float32)
+
+
+@triton.jit
+def block_products(query: tl.tensor, key: tl.tensor) -> tl.tensor:
+    """float32 [columns, BLOCK]: products of bf16 query [columns, head_dim] and key [BLOCK, head_dim]."""
+    return dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
+
+
+@triton.jit
+def block_peak(products: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
+    """float32 [columns]: peak of a block whose products are [columns, BLOCK]."""
+    return tl.ceil(tl.max(products, 1) * SCALE)
+
+
+@triton.jit
+def raised(
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, higher: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The state with `higher` as its peak, where that is no lower than its own."""
+    shrink = power_of_two(peak - higher)
+    return higher, weight * shrink, sums * shrink[:, None]
+
+
+@triton.jit
+def add_block(
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, products: tl.tensor, value: tl.tensor, SCALE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Weight and sums with one more block, whose peak is no higher than the state's; operands as of `absorb_block`."""
+    p = tl.exp2(tl.fma(products, SCALE, -peak[:, None]))
+    return weight + tl.sum(p, 1), dot(rounded(p, tl.bfloat16), value, sums)
 
 
 @triton.jit
 def absorb_block(
-    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, scores: tl.tensor, value: tl.tensor
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, products: tl.tensor, value: tl.tensor, SCALE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state after one more block: scores [BLOCK, columns], -inf where masked, and bf16 value [BLOCK, head_dim]."""
-    higher = tl.maximum(peak, tl.max(scores, 0))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(peak - base)
-    p = tl.exp2(scores - base[None, :])
-    weight = weight * shrink + tl.sum(p, 0)
-    sums = dot(tl.trans(value), rounded(p, tl.bfloat16), sums * shrink[None, :])
-    return higher, weight, sums
+    """The state after one more block: products [columns, BLOCK], -inf where masked, bf16 value [BLOCK, head_dim]."""
+    peak, weight, sums = raised(peak, weight, sums, tl.maximum(peak, block_peak(products, SCALE)))
+    weight, sums = add_block(peak, weight, sums, products, value, SCALE)
+    return peak, weight, sums
 
 
 @triton.jit
@@ -99,31 +136,53 @@ def fold(
     split_weight: tl.tensor,
     split_sums: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state of all splits up to the one given; an empty split leaves it as it is."""
+    """The state of all splits up to the one given. As both factors are powers of two, only the sum rounds."""
     higher = tl.maximum(peak, split_peak)
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    own, other = tl.exp2(peak - base), tl.exp2(split_peak - base)
-    unseen = split_peak == float("-inf")
-    weight = tl.where(unseen, weight, weight * own + split_weight * other)
-    sums = tl.where(unseen[None, :], sums, sums * own[None, :] + split_sums * other[None, :])
+    own, other = power_of_two(peak - higher), power_of_two(split_peak - higher)
+    weight = weight * own + split_weight * other
+    sums = tl.fma(split_sums, other[:, None], sums * own[:, None])
     return higher, weight, sums
 
 
 @triton.jit
 def paged_slots(
-    pages: tl.tensor, positions: tl.tensor, PAGE_SIZE: tl.constexpr, seen: tl.tensor | None = None
+    pages: tl.tensor,
+    positions: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
 ) -> tl.tensor:
-    """int64 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0."""
+    """int64 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0.
+
+    FRESH ones, of `seen` positions, are read past the L1 cache.
+    """
     entries = pages + positions // PAGE_SIZE
-    page = tl.load(entries) if seen is None else tl.load(entries, mask=seen, other=0)
+    if seen is None:
+        page = tl.load(entries)
+    elif FRESH:
+        page = tl.load(entries, mask=seen, other=0, cache_modifier=".cg")
+    else:
+        page = tl.load(entries, mask=seen, other=0)
     return page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
 
 
 @triton.jit
-def load_rows(base: tl.tensor, slots: tl.tensor, HEAD_DIM: tl.constexpr, seen: tl.tensor | None = None) -> tl.tensor:
-    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`."""
+def load_rows(
+    base: tl.tensor,
+    slots: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+) -> tl.tensor:
+    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above."""
     addresses = base + slots[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    return tl.load(addresses) if seen is None else tl.load(addresses, mask=seen[:, None], other=0.0)
+    if seen is None:
+        rows = tl.load(addresses)
+    elif FRESH:
+        rows = tl.load(addresses, mask=seen[:, None], other=0.0, cache_modifier=".cg")
+    else:
+        rows = tl.load(addresses, mask=seen[:, None], other=0.0)
+    return rows
 
 
 @triton.jit

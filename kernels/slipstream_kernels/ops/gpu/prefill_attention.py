@@ -11,26 +11,32 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    WARPS,
     absorb_block,
-    block_scores,
+    add_block,
+    block_peak,
+    block_products,
     check_layout,
     empty_state,
     fold,
     load_columns,
     load_rows,
     paged_slots,
+    raised,
     score_scale,
+    warps_of,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
 from slipstream_kernels.ops.gpu.rounding import rounded
 
 PREFILL_COLUMNS = 64
-"""Width of a program's products: query rows of a tile times heads of a group, at most."""
+"""Query rows of a program's tile times heads of a group, at most."""
 
-STAGES = 3
-"""Of Triton's pipeline: one block and the pages of the next are on their way while one is computed."""
+STAGES = 5
+"""Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
+
+PROGRAMS = 256
+"""About as many as an H200 runs at a time."""
 
 _BLOCK = tl.constexpr(BLOCK)
 
@@ -67,30 +73,38 @@ def _prefill_attention(
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-    m, l, o = empty_state(HEAD_DIM, COLUMNS)
-    total_m, total_l, total_o = empty_state(HEAD_DIM, COLUMNS)
+    m, l, o = empty_state(COLUMNS, HEAD_DIM)
+    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
     full = first_position // _BLOCK * _BLOCK
     for start in tl.range(0, full, _BLOCK, num_stages=STAGES):
         slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
-        m, l, o = absorb_block(m, l, o, block_scores(key, query, SCALE), value)
-        if is_split_bound(start + _BLOCK):
+        products = block_products(query, key)
+        peak = block_peak(products, SCALE)
+        # The branch needs the products, so that the last block's values are still being summed while they are computed.
+        if is_split_bound(start):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            m, l, o = empty_state(HEAD_DIM, COLUMNS)
+            m, l, o = peak, tl.zeros_like(l), tl.zeros_like(o)
+        else:
+            m, l, o = raised(m, l, o, tl.maximum(m, peak))
+        l, o = add_block(m, l, o, products, value, SCALE)
+    if full > 0:
+        total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     position = full + tl.arange(0, _BLOCK)
     seen = position < first_position + rows
     slots = paged_slots(pages, position, PAGE_SIZE, seen)
     key = load_rows(keys, slots, HEAD_DIM, seen)
     value = load_rows(values, slots, HEAD_DIM, seen)
     own = first_position + tl.arange(0, COLUMNS) // GROUP
-    scores = tl.where(position[:, None] <= own[None, :], block_scores(key, query, SCALE), float("-inf"))
-    m, l, o = absorb_block(m, l, o, scores, value)
+    products = tl.where(position[None, :] <= own[:, None], block_products(query, key), float("-inf"))
+    m, l, o = empty_state(COLUMNS, HEAD_DIM)
+    m, l, o = absorb_block(m, l, o, products, value, SCALE)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
-    elements = offset[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
-    result = rounded(total_o / total_l[None, :], tl.bfloat16)
-    tl.store(out + first + elements, result, mask=used[None, :])
+    elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    result = rounded(total_o / total_l[:, None], tl.bfloat16)
+    tl.store(out + first + elements, result, mask=used[:, None])
 
 
 def prefill_tiles(
@@ -151,7 +165,7 @@ def prefill_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim),
         STAGES=stages,
-        warps=WARPS,
+        warps=warps_of(columns),
     )
 
 

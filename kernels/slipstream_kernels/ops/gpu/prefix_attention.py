@@ -1,4 +1,4 @@
-"""Attention to the blocks of a prefix that are full: one state for each split, by row and query head.
+"""Attention to the blocks of a prefix below the one where it ends: a state for each split, by row and query head.
 
 Rows that share a prefix (the nodes of a tree and its root) share the reading of it.
 """
@@ -11,19 +11,29 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.attention_reference import committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    WARPS,
     AttentionPartials,
     absorb_block,
-    block_scores,
+    block_products,
     check_layout,
     empty_state,
     load_columns,
     load_rows,
     paged_slots,
     score_scale,
+    warps_of,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits, split_bounds, start_of_split
+from slipstream_kernels.ops.gpu.position_splits import (
+    BLOCK,
+    num_splits,
+    own_block,
+    split_bounds,
+    start_of_own_block,
+    start_of_split,
+)
+
+PREFIX_COLUMNS = 64
+"""Rows of a segment times heads of a group, at most."""
 
 PROGRAMS = 132 * 2
 """Programs that share a launch's items: as many as an H200 holds at a time."""
@@ -33,6 +43,31 @@ STAGES = 5
 
 _BLOCK = tl.constexpr(BLOCK)
 _NO_ITEM = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def _item(
+    index: tl.tensor,
+    work: tl.tensor,
+    ends: tl.tensor,
+    segments: tl.tensor,
+    item_offsets: tl.tensor,
+    KV_HEADS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """KV head, first row, rows, line, split and end of the full blocks of the `index`-th item from the last.
+
+    A context's last splits are its widest: they come first.
+    """
+    place = work - 1 - index
+    item = place // KV_HEADS
+    segment = tl.sum((ends <= item).to(tl.int32), 0)
+    split = item - tl.load(item_offsets + segment, cache_modifier=".cg")
+    entry = segments + segment * 4
+    first_row = tl.load(entry, cache_modifier=".cg")
+    rows = tl.load(entry + 1, cache_modifier=".cg")
+    line = tl.load(entry + 2, cache_modifier=".cg")
+    full = start_of_own_block(tl.load(entry + 3, cache_modifier=".cg"))
+    return place % KV_HEADS, first_row, rows, line, split, full
 
 
 @triton.jit
@@ -59,38 +94,35 @@ def _prefix_attention(
     SCALE: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Works off items and KV heads from the last item to the first, a program every num_programs-th."""
-    wait_for_previous()
-    release_next()
+    """Works off items and KV heads, a program every num_programs-th.
+
+    Waits before it releases: `tail_attention` begins to read when all programs have waited.
+    """
     listed = tl.arange(0, SEGMENTS)
-    ends = tl.load(item_offsets + 1 + listed, mask=listed < num_segments, other=_NO_ITEM)
-    work = tl.load(item_offsets + num_segments) * KV_HEADS
-    for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
-        # A context's last splits are its widest: they come first.
-        item = (work - 1 - index) // KV_HEADS
-        kv_head = (work - 1 - index) % KV_HEADS
-        segment = tl.sum((ends <= item).to(tl.int32), 0)
-        split = item - tl.load(item_offsets + segment)
-        first_row = tl.load(segments + segment * 4)
-        rows = tl.load(segments + segment * 4 + 1)
-        pages = page_table + tl.load(segments + segment * 4 + 2).to(tl.int64) * pages_stride
-        full = tl.load(segments + segment * 4 + 3) // _BLOCK * _BLOCK
+    ends = tl.load(item_offsets + 1 + listed, mask=listed < num_segments, other=_NO_ITEM, cache_modifier=".cg")
+    work = tl.load(item_offsets + num_segments, cache_modifier=".cg") * KV_HEADS
+    for index in range(tl.program_id(0), work, tl.num_programs(0)):
+        # Read for each item anew: Triton 3.6 takes bounds of the inner loop that the outer one carries from its start.
+        kv_head, first_row, rows, line, split, full = _item(index, work, ends, segments, item_offsets, KV_HEADS)
+        wait_for_previous()
+        release_next()
+        pages = page_table + line.to(tl.int64) * pages_stride
         head_offset = kv_head.to(tl.int64) * head_stride
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-        m, l, o = empty_state(HEAD_DIM, COLUMNS)
-        stop = tl.minimum(start_of_split(split + 1), full)
-        begin = start_of_split(split)
+        m, l, o = empty_state(COLUMNS, HEAD_DIM)
+        begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), full)
         for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
             slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
             key = load_rows(keys + head_offset, slots, HEAD_DIM)
             value = load_rows(values + head_offset, slots, HEAD_DIM)
-            m, l, o = absorb_block(m, l, o, block_scores(key, query, SCALE), value)
+            m, l, o = absorb_block(m, l, o, block_products(query, key), value, SCALE)
         first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
         column = offset * splits_stride
         tl.store(m_out + first + column, m, mask=used)
         tl.store(l_out + first + column, l, mask=used)
-        elements = column[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
-        tl.store(o_out + first * HEAD_DIM + elements, o, mask=used[None, :])
+        elements = column[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+        tl.store(o_out + first * HEAD_DIM + elements, o, mask=used[:, None])
+    wait_for_previous()
 
 
 def prefix_attention(
@@ -107,13 +139,14 @@ def prefix_attention(
     programs: int = PROGRAMS,
     stages: int = STAGES,
 ) -> None:
-    """Write the states of all splits of the segments' full blocks into `partials`, the last split's perhaps in part.
+    """Write the states of the splits below the block where each segment's prefix ends, the last perhaps in part.
 
     bfloat16 q [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer; int32 page_table
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
     has at most columns // (heads // kv_heads) rows. int32 item_offsets [S + 1]: cumulative number of splits that hold
-    a full block. `columns`, 16 or more, is the width of a program's products; it changes no bit, nor do `programs` and
-    `stages`. head_dim is 64 or 128.
+    a block below the prefix's last. `columns`, 64 or 128, is the width of a program's products; it changes no bit, nor
+    do `programs` and `stages`. head_dim is 64 or 128. No kernel of the same pass writes segments and offsets: they are
+    read while those may still run.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -143,7 +176,7 @@ def prefix_attention(
         SEGMENTS=max(triton.next_power_of_2(len(segments)), 2),
         SCALE=score_scale(head_dim),
         STAGES=stages,
-        warps=WARPS,
+        warps=warps_of(columns),
     )
 
 
@@ -166,14 +199,14 @@ def prefix_attention_reference(
     items = item_offsets.diff().tolist()
     for (first, rows, line, prefix_length), splits in zip(segments.tolist(), items, strict=True):
         assert rows * (q.shape[1] // kv_heads) <= columns
-        full = prefix_length // BLOCK * BLOCK
+        full = own_block(prefix_length)
         assert splits == (num_splits(full) if rows else 0)
         query = q[first : first + rows].double().unflatten(1, (kv_heads, -1))
         for split in range(splits):
             begin, end = split_bounds(split)
             slots = committed_slots(page_table, page_size, line, begin, min(end, full))
             scores = torch.einsum("rkgd,kpd->rkgp", query, keys[:, slots].double()) * score_scale(head_dim)
-            peak = scores.amax(-1)
+            peak = scores.amax(-1).ceil()
             weights = torch.exp2(scores - peak[..., None])
             target = (slice(first, first + rows), slice(None), split)
             partials.m[target] = peak.flatten(1).float()

@@ -1,7 +1,8 @@
-"""Attention of decode rows and tree nodes: the last blocks of each, then all splits folded in order.
+"""Attention of decode rows and tree nodes: the own block of each, folded behind the splits of its prefix.
 
-A row's last blocks begin where the full blocks of its prefix end. A node's hold the rest of the prefix, read through
-the page table, and its ancestors at their absolute positions, read from the slots that their rows wrote.
+A row's own block holds the row's position. A node's may hold the rest of the prefix, read through the page table, and
+holds its ancestors at their absolute positions, read from the slots that their rows wrote. Where a node's own block
+lies behind the one where the prefix ends, that one is read for each node too, and goes on with the last split.
 """
 
 from __future__ import annotations
@@ -12,46 +13,32 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    WARPS,
+    NO_PEAK,
     AttentionPartials,
     absorb_block,
-    block_scores,
+    block_products,
     check_layout,
     empty_state,
     fold,
-    load_columns,
     load_rows,
     paged_slots,
+    power_of_two,
     score_scale,
+    warps_of,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound, splits_below, start_of_split
+from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
 from slipstream_kernels.ops.gpu.rounding import rounded
 
 _BLOCK = tl.constexpr(BLOCK)
-_TOGETHER = tl.constexpr(8)
+_COLUMNS = tl.constexpr(64)
+"""Columns of a product: the heads of the row's group, over and over."""
+_TOGETHER = tl.constexpr(16)
 """Splits whose states are read side by side."""
 
 
 @triton.jit
-def _split_state(
-    m_in: tl.tensor,
-    l_in: tl.tensor,
-    o_in: tl.tensor,
-    column: tl.tensor,
-    split: tl.tensor,
-    used: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The stored state of a split; the empty one for columns not `used`."""
-    m = tl.load(m_in + column + split, mask=used, other=float("-inf"))
-    l = tl.load(l_in + column + split, mask=used, other=0.0)
-    elements = (column + split)[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
-    return m, l, tl.load(o_in + elements, mask=used[None, :], other=0.0)
-
-
-@triton.jit
-def _tail_slots(
+def _row_slots(
     pages: tl.tensor,
     path: tl.tensor,
     write_slots: tl.tensor,
@@ -63,9 +50,55 @@ def _tail_slots(
     """int64 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
     committed = position < prefix_length
     drafted = (position < end) & (position >= prefix_length)
-    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0)
-    own = tl.load(write_slots + ancestor, mask=drafted, other=0)
-    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed), own.to(tl.int64))
+    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
+    own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
+    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own.to(tl.int64))
+
+
+@triton.jit
+def _distinct(
+    m: tl.tensor, l: tl.tensor, o: tl.tensor, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """States [HEADS] and [HEADS, head_dim] of columns that hold the heads over and over."""
+    m = tl.max(tl.reshape(m, (_COLUMNS // HEADS, HEADS)), 0)
+    l = tl.max(tl.reshape(l, (_COLUMNS // HEADS, HEADS)), 0)
+    return m, l, tl.max(tl.reshape(o, (_COLUMNS // HEADS, HEADS, HEAD_DIM)), 0)
+
+
+@triton.jit
+def _fold_stored(
+    m_in: tl.tensor,
+    l_in: tl.tensor,
+    o_in: tl.tensor,
+    splits: tl.tensor,
+    splits_stride: int,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The state of a row's first `splits` splits, [HEADS] and [HEADS, head_dim], of the stored ones.
+
+    `fold` after `fold`; a common peak for many leaves the sums as they are.
+    """
+    head = tl.arange(0, HEADS)
+    own = head < GROUP
+    m, l, o = empty_state(HEADS, HEAD_DIM)
+    side = tl.arange(0, _TOGETHER)
+    for first in range(0, splits, _TOGETHER):
+        listed = head[:, None] * splits_stride + first + side[None, :]
+        held = own[:, None] & (first + side < splits)[None, :]
+        peaks = tl.load(m_in + listed, mask=held, other=NO_PEAK)
+        higher = tl.maximum(m, tl.max(peaks, 1))
+        shrink = power_of_two(m - higher)
+        m, l, o = higher, l * shrink, o * shrink[:, None]
+        for i in tl.static_range(_TOGETHER):
+            column = head * splits_stride + first + i
+            used = own & (first + i < splits)
+            scale = power_of_two(tl.load(m_in + column, mask=used, other=NO_PEAK) - higher)
+            elements = column[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+            l += tl.load(l_in + column, mask=used, other=0.0) * scale
+            o = tl.fma(tl.load(o_in + elements, mask=used[:, None], other=0.0), scale[:, None], o)
+    return m, l, o
 
 
 @triton.jit
@@ -89,59 +122,72 @@ def _tail_attention(
     splits_stride: int,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
     PATH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
 ) -> None:
-    """One row's heads of one KV head a program."""
-    wait_for_previous()
+    """One row's heads of one KV head a program.
+
+    Its own block needs nothing of `prefix_attention`, so it comes first: that kernel's programs have all waited when
+    this one begins, and all before it has ended. What is read before waiting passes by the L1 cache.
+    """
     release_next()
-    row = tl.load(decode_rows + tl.program_id(0)).to(tl.int64)
+    row = tl.load(decode_rows + tl.program_id(0), cache_modifier=".cg").to(tl.int64)
     kv_head = tl.program_id(1)
     if row < 0:
+        wait_for_previous()
         return
-    prefix_length = tl.load(prefix_lengths + row)
-    end = prefix_length + tl.load(depths + row)
-    pages = page_table + tl.load(lines + row).to(tl.int64) * pages_stride
+    prefix_length = tl.load(prefix_lengths + row, cache_modifier=".cg")
+    end = prefix_length + tl.load(depths + row, cache_modifier=".cg")
+    pages = page_table + tl.load(lines + row, cache_modifier=".cg").to(tl.int64) * pages_stride
     path = paths + row * PATH
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
-    begin = prefix_length // _BLOCK * _BLOCK
-    position = begin + tl.arange(0, _BLOCK)
-    slots = _tail_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-    key = load_rows(keys, slots, HEAD_DIM, position < end)
-    value = load_rows(values, slots, HEAD_DIM, position < end)
-    query, offset, used = load_columns(q, row, 1, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-
+    begin = start_of_own_block(prefix_length)
+    own_begin = start_of_own_block(end)
     first = (row * KV_HEADS + kv_head) * GROUP
+    copied = tl.minimum(tl.arange(0, _COLUMNS) % HEADS, GROUP - 1)
+    dims = tl.arange(0, HEAD_DIM)
+    query = tl.load(q + (first + copied)[:, None] * HEAD_DIM + dims[None, :], cache_modifier=".cg")
+
+    position = own_begin + tl.arange(0, _BLOCK)
+    slots = _row_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
+    key = load_rows(keys, slots, HEAD_DIM, position < end, True)
+    value = load_rows(values, slots, HEAD_DIM, position < end, True)
+    products = tl.where((position < end)[None, :], block_products(query, key), float("-inf"))
+    m, l, o = empty_state(_COLUMNS, HEAD_DIM)
+    m, l, o = absorb_block(m, l, o, products, value, SCALE)
+    own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
+
+    wait_for_previous()
     m_in += first * splits_stride
     l_in += first * splits_stride
     o_in += first * splits_stride * HEAD_DIM
-    column = offset * splits_stride
     split = splits_below(begin)
-    total_m, total_l, total_o = empty_state(HEAD_DIM, COLUMNS)
-    for below in range(0, split, _TOGETHER):
-        for i in tl.static_range(_TOGETHER):
-            m, l, o = _split_state(m_in, l_in, o_in, column, below + i, used & (below + i < split), HEAD_DIM)
-            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-    stored = used & (begin > start_of_split(split))
-    m, l, o = _split_state(m_in, l_in, o_in, column, split, stored, HEAD_DIM)
-    for start in range(begin, end, _BLOCK):
-        if (start > begin) & is_split_bound(start):
-            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            m, l, o = empty_state(HEAD_DIM, COLUMNS)
-        scores = tl.where((position < end)[:, None], block_scores(key, query, SCALE), float("-inf"))
-        m, l, o = absorb_block(m, l, o, scores, value)
-        position += _BLOCK
-        slots = _tail_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-        key = load_rows(keys, slots, HEAD_DIM, position < end)
-        value = load_rows(values, slots, HEAD_DIM, position < end)
-    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-    elements = offset[None, :] * HEAD_DIM + tl.arange(0, HEAD_DIM)[:, None]
-    result = rounded(total_o / tl.where(used, total_l, 1.0)[None, :], tl.bfloat16)
-    tl.store(out + first * HEAD_DIM + elements, result, mask=used[None, :])
+    stored = begin > start_of_split(split)
+    crossed = own_begin > begin
+    splits = split + (stored & (own_begin == begin)).to(tl.int32)
+    total_m, total_l, total_o = _fold_stored(m_in, l_in, o_in, splits, splits_stride, GROUP, HEADS, HEAD_DIM)
+    if crossed:
+        # The block where the prefix ends is full in this row's sequence: it goes on with the split that holds it.
+        column = copied * splits_stride + split
+        seen = stored & (column >= 0)
+        m = tl.load(m_in + column, mask=seen, other=NO_PEAK)
+        l = tl.load(l_in + column, mask=seen, other=0.0)
+        o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None], other=0.0)
+        position = begin + tl.arange(0, _BLOCK)
+        slots = _row_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
+        key = load_rows(keys, slots, HEAD_DIM)
+        value = load_rows(values, slots, HEAD_DIM)
+        m, l, o = absorb_block(m, l, o, block_products(query, key), value, SCALE)
+        last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
+        total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
+    total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
+    head = tl.arange(0, HEADS)
+    elements = (first + head)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out + elements, rounded(total_o / total_l[:, None], tl.bfloat16), mask=(head < GROUP)[:, None])
 
 
 def tail_attention(
@@ -159,19 +205,21 @@ def tail_attention(
     partials: AttentionPartials,
     out: torch.Tensor,
 ) -> None:
-    """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own last blocks.
+    """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own blocks.
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows. All else int32: page_table [lines, pages]; by row the line, the prefix length (positions read through the
     page table), `paths` [rows, P] and `depths` (row indices of the ancestors from the root's child to the row itself,
     at the positions from the prefix length on; depth 0 for committed rows) and the slots written; decode_rows [n] the
-    rows to serve, -1 for padding. `partials` are what `prefix_attention` wrote for the same rows and prefix lengths.
+    rows to serve, -1 for padding. `partials` are what `prefix_attention` wrote for the same rows and prefix lengths: it
+    is the kernel launched in front of this one, and writes none of the other inputs, which are read while it runs.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     assert out.is_contiguous()
     assert paths.is_contiguous()
+    assert paths.shape[1] <= BLOCK
     assert partials.l.shape[:2] == (rows, heads)
     launch(
         _tail_attention,
@@ -195,12 +243,12 @@ def tail_attention(
         partials.l.shape[2],
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
+        HEADS=triton.next_power_of_2(heads // kv_heads),
         PATH=paths.shape[1],
         HEAD_DIM=head_dim,
-        COLUMNS=max(triton.next_power_of_2(heads // kv_heads), 16),
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim),
-        warps=WARPS,
+        warps=warps_of(_COLUMNS.value),
     )
 
 

@@ -7,7 +7,7 @@ from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
-from slipstream_kernels.ops.gpu.position_splits import num_splits
+from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import Span, pass_of
@@ -18,8 +18,8 @@ LIMITS = GpuLimits(
 TREE = TokenTree(tuple(range(40)), (-1, *range(39)))
 
 
-def packed(plan: PassPlan, bucket: Bucket, group: int = 3) -> dict[str, np.ndarray]:
-    layout = PlanLayout(bucket, LIMITS, columns=64, tile_rows=64 // group, group=group)
+def packed(plan: PassPlan, bucket: Bucket, group: int = 3, kv_heads: int = 1) -> dict[str, np.ndarray]:
+    layout = PlanLayout(bucket, LIMITS, columns=64, tile_rows=64 // group, group=group, kv_heads=kv_heads)
     host = layout.views(np.full(layout.words, 12345, np.int32))
     layout.pack(plan, host)
     return {name: getattr(host, name) for name in type(host).__slots__ if name != "updates"}
@@ -59,13 +59,29 @@ def test_every_row_is_served_once(prefill: bool, drafted: bool) -> None:
     for first, rows, line, prefix in segments:
         assert (plan.lines[first : first + rows] == line).all()
         assert (plan.prefix_lengths[first : first + rows] == prefix).all()
-    splits = [num_splits(prefix // 64 * 64) if rows else 0 for _, rows, _, prefix in host["segments"]]
+    splits = [num_splits(own_block(prefix)) if rows else 0 for _, rows, _, prefix in host["segments"]]
     assert np.array_equal(host["item_offsets"], [0, *np.cumsum(splits)])
 
     tiles = host["tiles"][host["tiles"][:, 1] > 0]
     expected = [tile for span in plan.prefills for tile in prefill_tiles(*span.tolist(), group=3)]
     assert sorted(map(tuple, tiles.tolist())) == sorted(expected)
     assert (np.diff(tiles[:, 3]) <= 0).all()
+
+
+def test_rows_enough_to_fill_the_device_are_tiles_but_for_the_longest() -> None:
+    """Eight rows of 32 heads: a row may have as many blocks as all of them have on average."""
+    starts = (700, 700, 700, 700, 700, 700, 2000, 700)
+    made = [Span(line, [line], start, range(256), TokenTree((), ())) for line, start in enumerate(starts)]
+    plan = pass_of(LIMITS, made).reordered()
+    host = packed(plan, Bucket(8, 8, has_trees=False, has_prefill=False), kv_heads=32)
+    tiles = host["tiles"][host["tiles"][:, 1] > 0]
+    longest = int(np.argmax(plan.positions))
+    assert sorted(tiles[:, 0].tolist()) == [row for row in range(8) if row != longest]
+    for row, rows, line, position in tiles:
+        assert (rows, line, position) == (1, plan.lines[row], plan.positions[row])
+    assert host["decode_rows"][host["decode_rows"] >= 0].tolist() == [longest]
+    segments = host["segments"][host["segments"][:, 1] > 0]
+    assert segments.tolist() == [[longest, 1, plan.lines[longest], plan.prefix_lengths[longest]]]
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])

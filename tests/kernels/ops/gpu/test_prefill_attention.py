@@ -11,7 +11,7 @@ from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 TOKENS = 512
 
 
-def check(chunks, *, kv_heads=1, group=4, head_dim=64, page_size=16, columns=64, device="cpu"):
+def check(chunks, *, kv_heads=1, group=4, head_dim=64, page_size=16, columns=128, device="cpu"):
     """`chunks`: (first position, position behind the last) of prompts."""
     rng = np.random.default_rng(page_size)
     scene = Scene(Vectors.random(TOKENS, kv_heads, group, head_dim, 1, device), page_size)
@@ -20,7 +20,7 @@ def check(chunks, *, kv_heads=1, group=4, head_dim=64, page_size=16, columns=64,
     attention = scene.build(padding=2)
     expected = torch.stack([scene.vectors.expected(own) for own in scene.sequences])
     for twins, limit in ((False, 4e-3), (True, 3e-3)):
-        out = attention.attend(columns=16, prefill_columns=columns, twins=twins, padding=2)
+        out = attention.attend(columns=64, prefill_columns=columns, twins=twins, padding=2)
         for row in range(len(expected)):
             assert relative_error(out[row], expected[row]) < limit, (row, len(scene.sequences[row]))
         assert out[len(expected) :].isnan().all(), "a padding row was written"
@@ -49,7 +49,7 @@ def test_tiles_hold_every_row_once_and_stay_in_a_block(group):
     tiles = prefill_tiles(5, 300, 2, 37, group)
     assert sorted(row for first, rows, *_ in tiles for row in range(first, first + rows)) == list(range(5, 305))
     for first, rows, line, position in tiles:
-        assert 0 < rows <= 64 // group
+        assert 0 < rows <= 128 // group
         assert (line, position) == (2, 37 + first - 5)
         assert position // BLOCK == (position + rows - 1) // BLOCK
     assert [tile[3] for tile in tiles] == sorted((tile[3] for tile in tiles), reverse=True)

@@ -23,7 +23,7 @@ def random_tree(rng, nodes):
     return [int(rng.integers(-1, node)) for node in range(nodes)]
 
 
-def check(scene: Scene, columns: int = 16) -> None:
+def check(scene: Scene, columns: int = 64) -> None:
     attention: Pass = scene.build(padding=2)
     expected = torch.stack([scene.vectors.expected(own) for own in scene.sequences])
     for twins, limit in ((False, ROUNDING), (True, 3e-3)):
@@ -74,7 +74,7 @@ def test_twins_of_decode_and_prefill_agree_bit_for_bit(device):
     chain = sequence(rng, 3)
     root = scene.tree(tokens, [-1, 0, 1], chain)
     whole = scene.prefill(np.concatenate([tokens, chain]), 85)
-    out = scene.build().attend(columns=16, twins=True)
+    out = scene.build().attend(columns=64, twins=True)
     assert torch.equal(out[root : root + 4], out[whole + 4 : whole + 8])
 
 
