@@ -26,15 +26,15 @@ from slipstream_kernels.ops.gpu.attention_state import (
     score_scale,
     warps_of,
 )
-from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.launch import INTERPRETED, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
 from slipstream_kernels.ops.gpu.rounding import rounded
 
 _BLOCK = tl.constexpr(BLOCK)
 _COLUMNS = tl.constexpr(64)
 """Columns of a product: the heads of the row's group, over and over."""
-_TOGETHER = tl.constexpr(16)
-"""Splits whose states are read side by side."""
+_TOGETHER = tl.constexpr(2 if INTERPRETED else 16)
+"""Splits whose states are read side by side; any number gives the same sums."""
 
 
 @triton.jit

@@ -67,6 +67,14 @@ def test_many_splits_and_a_bound_inside_the_tail(device):
     check(scene)
 
 
+def test_a_page_is_a_block(device):
+    rng = np.random.default_rng(8)
+    scene = new_scene(kv_heads=2, group=1, head_dim=128, page_size=64, device=device)
+    scene.tree(sequence(rng, 190), [-1, 0, 1, 0], sequence(rng, 4))
+    scene.decode(sequence(rng, 129))
+    check(scene, columns=128)
+
+
 def test_twins_of_decode_and_prefill_agree_bit_for_bit(device):
     rng = np.random.default_rng(6)
     scene = new_scene(kv_heads=2, group=2, device=device)
