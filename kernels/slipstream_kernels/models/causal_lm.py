@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.checkpoint import load_tensors
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.cpu_backend import CpuBackend
@@ -54,13 +55,14 @@ class CausalLM:
         """Bytes of keys and values of one slot."""
         return 8 * self.config.num_layers * self.config.kv_size
 
-    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
         """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), vocab_size].
 
+        `capture`, made for this model and as many rows, takes their states at boundaries; the logits stay the same.
         The logits' rows are contiguous but may lie further apart than vocab_size. Raises ValueError for a plan
         that points outside the vocabulary, the context, the page table or the cache; then nothing was written.
         """
-        return self._backend.forward(cache, rows)
+        return self._backend.forward(cache, rows, capture)
 
     def warm_up(self) -> None:
         """Compile, or read from the disk cache, every kernel of a pass."""

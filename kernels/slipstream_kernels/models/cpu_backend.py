@@ -15,6 +15,7 @@ import torch
 from slipstream_kernels.arrays import aligned, aligned_empty
 from slipstream_kernels.intrinsics import address_f32, address_i32, address_u8
 from slipstream_kernels.jit import kernel, tuple_type
+from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.cpu_forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
 from slipstream_kernels.models.row_batch import RowBatch
@@ -62,10 +63,11 @@ class CpuBackend:
         self._set(_sizes(config) | {name: array.ctypes.data for name, array in self._arrays.items()})
         self._args["eps"] = config.rms_norm_eps
 
-    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
         """See `CausalLM.forward`."""
         with self._lock:
             self._reserve(len(rows))
+            self._set_capture(capture, len(rows))
             logits = np.empty((len(rows.logit_rows), int(self._args["vocab_stride"][0])), np.float32)
             fault = _bind(
                 self._args,
@@ -102,6 +104,20 @@ class CpuBackend:
         self._buffers = {name: _bytes(capacity * width * 4) for name, width in widths.items()}
         self._buffers["scratch"] = _bytes(self.team.threads * room * 8)
         self._set({name: array.ctypes.data for name, array in self._buffers.items()})
+
+    def _set_capture(self, capture: Capture | None, rows: int) -> None:
+        if capture is None:
+            self._set({"states": 0})
+            return
+        if len(capture.rows) < rows:
+            raise ValueError(f"a capture of {len(capture.rows)} rows for a pass of {rows}")
+        self._set(
+            {
+                "states": capture.rows.ctypes.data,
+                "states_stride": capture.rows.shape[1],
+                "state_columns": capture.columns.ctypes.data,
+            }
+        )
 
     def _set(self, values: Mapping[str, int]) -> None:
         for name, value in values.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.intrinsics import pointer_f32, pointer_i32, pointer_u16, record_at, widened
+from slipstream_kernels.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
 from slipstream_kernels.jit import Job, kernel
 from slipstream_kernels.ops.linear import linear_task, linear_tasks
 from slipstream_kernels.ops.rms_norm import rms_norm_row
@@ -33,12 +33,17 @@ PLAN = (
     "ancestor_width", "num_ancestors", "page_table", "pages", "logit_rows", "num_logit_rows", "logits",
 )  # fmt: skip
 
-ARGS = np.dtype([(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + CACHE + PLAN] + [("eps", np.float64)])
+CAPTURE = ("states", "states_stride", "state_columns")
+"""Address of bfloat16 [rows, states_stride], 0 where no boundary's states are wanted, and of the columns of each."""
+
+ARGS = np.dtype(
+    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + CACHE + PLAN + CAPTURE] + [("eps", np.float64)]
+)
 """Arguments of the forward job."""
 
 PHASES_PER_LAYER = 9
-OTHER_PHASES = 4
-"""The tickets of the threads, the embedding, the final norm and the head."""
+OTHER_PHASES = 5
+"""The tickets of the threads, the embedding, the capture behind the last layer, the final norm and the head."""
 
 _args_at = record_at(ARGS)
 
@@ -60,9 +65,28 @@ def _embed(a: Any, phase: int) -> None:
 
 
 @kernel
-def _norm(a: Any, phase: int, weight: int) -> None:
+def _is_wanted(a: Any, boundary: int) -> bool:
+    return a.states != 0 and pointer_i32(a.state_columns)[boundary] >= 0
+
+
+@kernel
+def _capture(a: Any, row: int, boundary: int, source: int) -> None:
+    """Keep a row's state at a boundary that is wanted: the float32 row at `source`, rounded to bfloat16."""
+    bits = pointer_u32(source)
+    target = pointer_u16(a.states + (row * a.states_stride + pointer_i32(a.state_columns)[boundary]) * 2)
+    for i in range(a.hidden):
+        value = np.int64(bits[i])
+        target[i] = np.uint16((value + 0x7FFF + ((value >> 16) & 1)) >> 16)
+
+
+@kernel
+def _norm(a: Any, phase: int, weight: int, boundary: int) -> None:
+    """`boundary` is the one that the rows stand at, -1 in the midst of a layer."""
+    captured = boundary >= 0 and _is_wanted(a, boundary)
     row = claim(a.board, phase)
     while row < a.rows:
+        if captured:
+            _capture(a, row, boundary, a.x + row * a.hidden_stride * 4)
         rms_norm_row(a.x + row * a.hidden_stride * 4, weight, a.hidden, a.eps, a.normed + row * a.hidden * 4)
         finish(a.board, phase)
         row = claim(a.board, phase)
@@ -158,6 +182,25 @@ def _activate(a: Any, phase: int) -> None:
 
 
 @kernel
+def _capture_last(a: Any, phase: int) -> None:
+    """The boundaries behind the last layer, before and after the final norm, of all rows."""
+    before, after = _is_wanted(a, a.layers), _is_wanted(a, a.layers + 1)
+    if not before and not after:
+        return
+    row = claim(a.board, phase)
+    while row < a.rows:
+        x, normed = a.x + row * a.hidden_stride * 4, a.normed + row * a.hidden * 4
+        if before:
+            _capture(a, row, a.layers, x)
+        if after:
+            rms_norm_row(x, a.final_norm, a.hidden, a.eps, normed)
+            _capture(a, row, a.layers + 1, normed)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
 def _final_norm(a: Any, phase: int) -> None:
     """Normalised rows whose logits are wanted, in the order wanted."""
     wanted = pointer_i32(a.logit_rows)
@@ -179,12 +222,12 @@ def _layer(a: Any, phase: int, layer: int, scratch: int) -> None:
     down = a.down + layer * a.hidden_stride * a.intermediate * 2
     bias = a.qkv_bias + layer * a.qkv_stride * 4 if a.qkv_bias != 0 else a.zeros
 
-    _norm(a, phase, a.input_norm + layer * hidden * 4)
+    _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
     _linear(a, phase + 1, a.normed, a.rows, hidden, qkv, a.qkv_out, a.qkv_stride, bias, 0)
     _place(a, phase + 2, layer)
     _attention(a, phase + 3, layer, scratch)
     _linear(a, phase + 4, a.attended, a.rows, q_size, o, a.x, a.hidden_stride, a.x, a.hidden_stride)
-    _norm(a, phase + 5, a.post_norm + layer * hidden * 4)
+    _norm(a, phase + 5, a.post_norm + layer * hidden * 4, -1)
     _linear(a, phase + 6, a.normed, a.rows, hidden, gate_up, a.gate_up_out, a.gate_up_stride, a.zeros, 0)
     _activate(a, phase + 7)
     _linear(a, phase + 8, a.activated, a.rows, a.intermediate, down, a.x, a.hidden_stride, a.x, a.hidden_stride)
@@ -198,8 +241,9 @@ def _forward(args: int) -> None:
     for layer in range(a.layers):
         _layer(a, phase, layer, scratch)
         phase += PHASES_PER_LAYER
-    _final_norm(a, phase)
-    _linear(a, phase + 1, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0)
+    _capture_last(a, phase)
+    _final_norm(a, phase + 1)
+    _linear(a, phase + 2, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0)
 
 
 forward_job = Job(_forward)
