@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from draft_service import codec
@@ -10,7 +11,7 @@ from draft_service.codec import Attachment
 from draft_service.outbox import Outbox
 from draft_service.records import Record, Reply
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
-from slipstream_kernels.exchange.byte_ring import RingError, open_ring, reader, writer
+from slipstream_kernels.exchange.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
 from slipstream_kernels.exchange.segment import SegmentError
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ MESSAGES_PER_LOOK = 256
 class ShmExchange:
     """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
 
-    __slots__ = ("_fail", "_failed", "_incoming", "_most", "_outbox", "_outgoing", "_unsent")
+    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_unsent")
 
     def __init__(self, attachment: Attachment, fail: Callable[[SlipstreamError], None]) -> None:
         """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
@@ -35,16 +36,16 @@ class ShmExchange:
         if memory is None:
             raise FailedPreconditionError("verify named no shared memory")
         try:
-            self._incoming = reader(open_ring(*memory.to_draft, memory.nonce))
-            self._outgoing = writer(open_ring(*memory.to_verify, memory.nonce))
-            self._outgoing.write(memory.nonce)
+            incoming = reader(open_ring(*memory.to_draft, memory.nonce))
+            outgoing = writer(open_ring(*memory.to_verify, memory.nonce))
+            outgoing.write(memory.nonce)
         except (SegmentError, RingError) as error:
             raise FailedPreconditionError(str(error)) from error
+        self._ends: tuple[RingReader, RingWriter] | None = (incoming, outgoing)
         self._fail = fail
-        self._failed = False
         self._outbox = Outbox(MAX_UNSENT)
         self._unsent = b""
-        self._most = max(1, min(attachment.replies_per_message, self._outgoing.limit // codec.BYTES_PER_REPLY))
+        self._most = max(1, min(attachment.replies_per_message, outgoing.limit // codec.BYTES_PER_REPLY))
 
     def receive(self) -> list[Record]:
         """What has arrived, in order; also sends what found no room before."""
@@ -52,7 +53,7 @@ class ShmExchange:
         records: list[Record] = []
         try:
             for _ in range(MESSAGES_PER_LOOK):
-                message = None if self._failed else self._incoming.read(self._incoming.limit)
+                message = None if self._ends is None else self._ends[0].read(self._ends[0].limit)
                 if message is None:
                     break
                 records.extend(codec.decode_command_bytes(message))
@@ -67,27 +68,36 @@ class ShmExchange:
 
     def wait(self, seconds: float) -> None:
         """Return when something may have arrived, when poked, or after `seconds`."""
-        self._incoming.wait(seconds)
+        if self._ends is None:
+            time.sleep(seconds)
+        else:
+            self._ends[0].wait(seconds)
 
     def poke(self) -> None:
         """End a wait; one that is just about to begin may be missed. For any thread."""
-        self._incoming.ring()
+        ends = self._ends
+        if ends is not None:
+            ends[0].ring()
+
+    def close(self) -> None:
+        """Let the memory go; nothing is received or sent any more."""
+        self._ends = None
 
     def _flush(self) -> None:
         try:
-            while not self._failed:
+            while self._ends is not None:
                 if not self._unsent:
                     replies = self._outbox.take_now(self._most)
                     if not replies:
                         return
                     self._unsent = codec.encode_replies(replies).SerializeToString()
-                if not self._outgoing.write(self._unsent):
+                if not self._ends[1].write(self._unsent):
                     return
                 self._unsent = b""
         except Exception as error:  # noqa: BLE001 (as over a stream: replies that cannot be sent end the attachment)
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._failed = True
+        self.close()
         _log.error("the exchange through shared memory failed: %s", error)
         self._fail(UnavailableError(f"shared memory: {error}"))

@@ -51,6 +51,10 @@ class Feed(Protocol):
         """End a wait. For any thread."""
         ...
 
+    def close(self) -> None:
+        """Let go of what is held; the attachment is over."""
+        ...
+
 
 @dataclass(slots=True)
 class WorkerStats:
@@ -299,6 +303,8 @@ class Worker:
     def _leave(self) -> None:
         if self._table is not None:
             self._table.close_all()
+        if self._feed is not None:
+            self._feed.close()
         self._table = self._send = self._feed = None
         self.stats.sessions = 0
 

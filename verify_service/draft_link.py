@@ -291,7 +291,7 @@ class DraftLink:
         self._rings.pop(attachment.epoch, None)
         self._bindings.forget(attachment)
         if attachment.transport is not None:
-            attachment.transport.interrupt()
+            attachment.transport.close()
         self._changed.notify_all()
         _log.info("detached epoch %d: %s: %s", attachment.epoch, _named(attachment.request), reason.message)
 

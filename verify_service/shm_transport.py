@@ -57,7 +57,7 @@ class SharedRings:
 class ShmTransport:
     """Both ends' rings, once the drafter has shown that it reaches them."""
 
-    __slots__ = ("_fault", "_incoming", "_num_slots", "_outgoing", "_unsent", "_wake")
+    __slots__ = ("_ends", "_fault", "_num_slots", "_unsent", "_wake")
 
     name = "shm"
     polled = True
@@ -67,12 +67,12 @@ class ShmTransport:
         rings.hide()
         self._wake = wake
         self._num_slots = num_slots
-        self._outgoing: RingWriter = writer(rings.to_draft)
-        self._incoming: RingReader = reader(rings.to_verify)
+        incoming = reader(rings.to_verify)
+        self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
         self._unsent = b""
         self._fault: RingError | ResourceExhaustedError | None = None
         try:
-            echo = self._incoming.read(NONCE_BYTES)
+            echo = incoming.read(NONCE_BYTES)
         except RingError as error:
             raise FailedPreconditionError(f"the rings were written to by mistake: {error}") from error
         if echo != rings.nonce:
@@ -80,6 +80,9 @@ class ShmTransport:
 
     def send(self, outbox: Outbox) -> None:
         """What finds no room stays in the outbox, whose limit bounds it."""
+        if self._ends is None:
+            return
+        outgoing = self._ends[0]
         try:
             while self._fault is None:
                 if not self._unsent:
@@ -87,10 +90,10 @@ class ShmTransport:
                     if not records:
                         return
                     self._unsent = encode_commands(records)
-                if not self._outgoing.write(self._unsent):
-                    if len(self._unsent) > self._outgoing.limit:
+                if not outgoing.write(self._unsent):
+                    if len(self._unsent) > outgoing.limit:
                         self._fault = ResourceExhaustedError(
-                            f"records of {len(self._unsent)} bytes exceed the ring's {self._outgoing.limit}"
+                            f"records of {len(self._unsent)} bytes exceed the ring's {outgoing.limit}"
                         )
                     return
                 self._unsent = b""
@@ -103,9 +106,12 @@ class ShmTransport:
         if self._fault is not None:
             raise InvalidArgumentError(f"shared memory: {self._fault}")
         messages: list[tuple[list[Reply], int]] = []
+        if self._ends is None:
+            return messages
+        incoming = self._ends[1]
         try:
             for _ in range(MESSAGES_PER_POLL):
-                data = self._incoming.read(message_limit(self._num_slots))
+                data = incoming.read(message_limit(self._num_slots))
                 if data is None:
                     break
                 messages.append((decode_replies(data, self._num_slots), len(data)))
@@ -114,11 +120,14 @@ class ShmTransport:
         return messages
 
     def wait(self, seconds: float) -> None:
-        if self._fault is None:
-            self._incoming.wait(seconds, spin=SPIN_SECONDS)
+        ends = self._ends
+        if ends is not None and self._fault is None:
+            ends[1].wait(seconds, spin=SPIN_SECONDS)
 
-    def interrupt(self) -> None:
-        self._incoming.ring()
+    def close(self) -> None:
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends[1].ring()
         self._wake()
 
 

@@ -40,11 +40,11 @@ class Transport(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, after `interrupt`, or after `seconds`. Called without the lock."""
+        """Return when something may have arrived, after `close`, or after `seconds`. Called without the lock."""
         ...
 
-    def interrupt(self) -> None:
-        """End a wait, and tell the Exchange's task that the attachment's state has changed."""
+    def close(self) -> None:
+        """The attachment is over: end a wait, let go of what was held, and tell the Exchange's task."""
         ...
 
 
@@ -68,5 +68,5 @@ class StreamTransport:
     def wait(self, seconds: float) -> None:
         return None
 
-    def interrupt(self) -> None:
+    def close(self) -> None:
         self._wake()

@@ -38,6 +38,11 @@ MISDIRECTED = {
 }
 
 
+@pytest.fixture(params=["grpc", "shm"])
+def transport(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def cluster(tiny_model):
     arguments = ("--proposers", "hostile", "--default-proposer", "none", "--draft-deadline-ms", str(DEADLINE_MS))
@@ -50,14 +55,20 @@ def plain(cluster):
     return ask(cluster, jobs(4, tokens=TOKENS))
 
 
+def hostile(cluster, transport, answer, **fields):
+    return HostileDrafter(cluster.verify_address, answer, transport=transport, **fields)
+
+
 def drafted_jobs(**fields):
     return [replace(job, proposer="hostile", **fields) for job in jobs(4, tokens=TOKENS)]
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_tree_costs_the_sender_its_attachment(cluster, plain, kind):
+def test_malformed_tree_costs_the_sender_its_attachment(cluster, plain, transport, kind):
     before = state(cluster).malformed_records
-    with HostileDrafter(cluster.verify_address, lambda wanted: [MALFORMED[kind](wanted)]) as drafter:
+    with HostileDrafter(
+        cluster.verify_address, lambda wanted: [MALFORMED[kind](wanted)], transport=transport
+    ) as drafter:
         # A budget below the largest tree, so that one too large or too deep can be sent.
         answers = ask(cluster, drafted_jobs(max_nodes=8, max_depth=6))
         assert drafter.wait_ended() is grpc.StatusCode.INVALID_ARGUMENT
@@ -67,9 +78,11 @@ def test_malformed_tree_costs_the_sender_its_attachment(cluster, plain, kind):
 
 
 @pytest.mark.parametrize("kind", MISDIRECTED)
-def test_misdirected_tree_is_dropped_and_counted(cluster, plain, kind):
+def test_misdirected_tree_is_dropped_and_counted(cluster, plain, transport, kind):
     before = state(cluster)
-    with HostileDrafter(cluster.verify_address, lambda wanted: [MISDIRECTED[kind](wanted)]) as drafter:
+    with HostileDrafter(
+        cluster.verify_address, lambda wanted: [MISDIRECTED[kind](wanted)], transport=transport
+    ) as drafter:
         answers = ask(cluster, drafted_jobs())
         assert drafter.status is None
         assert drafter.wishes > 0
@@ -80,9 +93,9 @@ def test_misdirected_tree_is_dropped_and_counted(cluster, plain, kind):
     assert after.drafted_tokens == before.drafted_tokens
 
 
-def test_drafter_that_never_answers_delays_by_its_deadline_at_most(cluster, plain):
+def test_drafter_that_never_answers_delays_by_its_deadline_at_most(cluster, plain, transport):
     before = state(cluster)
-    with HostileDrafter(cluster.verify_address, lambda wanted: []) as drafter:
+    with hostile(cluster, transport, lambda wanted: []) as drafter:
         start = time.monotonic()
         answers = ask(cluster, drafted_jobs())
         seconds = time.monotonic() - start
@@ -97,10 +110,10 @@ def test_drafter_that_never_answers_delays_by_its_deadline_at_most(cluster, plai
     assert seconds < waits * DEADLINE_MS / 1000 + max(answer.total for answer in plain) + 2 * NOISE_SECONDS
 
 
-def test_late_trees_are_stale(cluster, plain):
+def test_late_trees_are_stale(cluster, plain, transport):
     before = state(cluster)
-    late = HostileDrafter(cluster.verify_address, lambda wanted: [wanted.tree([5], [-1])], delay=2 * DEADLINE_MS / 1000)
-    with late as drafter:
+    delay = 2 * DEADLINE_MS / 1000
+    with hostile(cluster, transport, lambda wanted: [wanted.tree([5], [-1])], delay=delay) as drafter:
         answers = ask(cluster, drafted_jobs())
         assert drafter.status is None
     after = state(cluster)
@@ -109,9 +122,11 @@ def test_late_trees_are_stale(cluster, plain):
     assert max(answer.longest_pause for answer in answers) < DEADLINE_MS / 1000 + NOISE_SECONDS
 
 
-def test_wrong_but_well_formed_trees_are_verified_and_refused(cluster, plain):
+def test_wrong_but_well_formed_trees_are_verified_and_refused(cluster, plain, transport):
     before = state(cluster)
-    with HostileDrafter(cluster.verify_address, lambda wanted: [wanted.tree([1] * 63, [-1] * 63)]) as drafter:
+    with HostileDrafter(
+        cluster.verify_address, lambda wanted: [wanted.tree([1] * 63, [-1] * 63)], transport=transport
+    ) as drafter:
         answers = ask(cluster, drafted_jobs())
         assert drafter.status is None
     assert tokens_of(answers) == tokens_of(plain)

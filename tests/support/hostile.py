@@ -1,4 +1,4 @@
-"""A draft service that misbehaves as it is told, written against slipstream/v1/draft.proto alone."""
+"""A draft service that misbehaves as it is told, written against slipstream/v1/draft.proto and docs/protocol alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
+from slipstream_kernels.exchange.byte_ring import RingError
+from support.drafters import shake_hands
 
 
 class Wanted:
@@ -34,22 +36,38 @@ class Wanted:
 
 
 class HostileDrafter:
-    """Attaches as proposer `name` and answers each wish with `answer(wanted)`: a list of trees.
+    """Attaches as proposer `name` and answers each wish with `answer(wanted)`: a list of trees, or bytes as they are.
 
     `delay` seconds pass before each answer. Use as a context manager; `status` holds the code that ended the exchange.
+    Over `shm` the rings are in `rings`, the one it reads first.
     """
 
     def __init__(
-        self, verify_address: str, answer: Callable[[Wanted], list], *, name: str = "hostile", delay: float = 0.0
+        self,
+        verify_address: str,
+        answer: Callable[[Wanted], list | bytes],
+        *,
+        name: str = "hostile",
+        delay: float = 0.0,
+        transport: str = "grpc",
     ):
         self.name = name
         self.wishes = 0
+        self.epoch = 0
         self.status: grpc.StatusCode | None = None
         self.details = ""
+        self.rings = None
+        self._transport = transport
         self._answer = answer
         self._delay = delay
         self._replies: queue.SimpleQueue = queue.SimpleQueue()
+        self._over = threading.Event()
         self._channel = grpc.insecure_channel(verify_address, options=(("grpc.use_local_subchannel_pool", 1),))
+        # Messages to verify go out as bytes, so that they may be anything.
+        self._exchange = self._channel.stream_stream(
+            "/slipstream.v1.DraftLinkService/Exchange",
+            response_deserializer=draft_pb2.ExchangeResponse.FromString,
+        )
         self._link = draft_pb2_grpc.DraftLinkServiceStub(self._channel)
         self._verify = verify_pb2_grpc.VerifyServiceStub(self._channel)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -64,12 +82,15 @@ class HostileDrafter:
                 proposers=[draft_pb2.ProposerOffer(name=self.name, max_nodes=64, max_depth=63)],
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
                 vocab_size=info.vocab_size,
-                transports=["grpc"],
+                transports=[self._transport],
                 name="hostile",
             ),
             timeout=5,
         )
-        self._call = self._link.Exchange(self._outgoing(), metadata=(("slipstream-epoch", str(attached.epoch)),))
+        self.epoch = attached.epoch
+        if self._transport == "shm":
+            self.rings = shake_hands(attached)
+        self._call = self.exchange_again()
         self._thread.start()
         deadline = time.monotonic() + 10
         while not self._attached():
@@ -78,10 +99,23 @@ class HostileDrafter:
         return self
 
     def __exit__(self, *_):
+        self._over.set()
         self._replies.put(None)
         self._call.cancel()
         self._thread.join(10)
         self._channel.close()
+
+    def exchange_again(self):
+        """Open the exchange of this epoch, perhaps not for the first time."""
+        outgoing = self._outgoing() if self._transport == "grpc" else self._silence()
+        return self._exchange(outgoing, metadata=(("slipstream-epoch", str(self.epoch)),))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes on their own."""
+        if self.rings is None:
+            self._replies.put(data)
+        else:
+            self._write(data)
 
     def wait_ended(self, timeout: float = 10.0) -> grpc.StatusCode | None:
         """The status that ended the exchange, None if it goes on."""
@@ -92,29 +126,62 @@ class HostileDrafter:
         info = self._verify.GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
         return any(proposer.name == self.name and proposer.attached for proposer in info.proposers)
 
-    def _outgoing(self) -> Iterator[draft_pb2.ExchangeRequest]:
-        while (replies := self._replies.get()) is not None:
-            yield draft_pb2.ExchangeRequest(replies=replies)
+    def _outgoing(self) -> Iterator[bytes]:
+        while (data := self._replies.get()) is not None:
+            yield data
+
+    def _silence(self) -> Iterator[bytes]:
+        self._over.wait()
+        yield from ()
 
     def _run(self) -> None:
+        picker = threading.Thread(target=self._pick_up, daemon=True)
+        if self.rings is not None:
+            picker.start()
         try:
             for response in self._call:
-                for command in response.commands:
-                    self._take(command)
+                self._take(response)
         except grpc.RpcError as error:
             self.status, self.details = error.code(), error.details()
         finally:
+            self._over.set()
             self._replies.put(None)
+            if self.rings is not None:
+                picker.join(10)
 
-    def _take(self, command: draft_pb2.DraftCommand) -> None:
-        kind = command.WhichOneof("kind")
-        if kind not in ("open", "commit"):
-            return
-        record = getattr(command, kind)
+    def _pick_up(self) -> None:
+        """Read the ring until the exchange is over."""
+        while not self._over.is_set():
+            try:
+                data = self.rings[0].read(1 << 24)
+            except RingError:
+                return  # its own scribbles
+            if data is None:
+                self.rings[0].wait(0.02)
+            else:
+                self._take(draft_pb2.ExchangeResponse.FromString(data))
+
+    def _take(self, response: draft_pb2.ExchangeResponse) -> None:
+        for command in response.commands:
+            kind = command.WhichOneof("kind")
+            if kind in ("open", "commit"):
+                self._take_record(getattr(command, kind))
+
+    def _take_record(self, record) -> None:
         if record.max_nodes > 1:
             self.wishes += 1
             if self._delay:
                 time.sleep(self._delay)
-            trees = self._answer(Wanted(record.stamp, record.max_nodes, record.max_depth, self._vocab_size))
-            if trees:
-                self._replies.put([draft_pb2.DraftReply(tree=tree) for tree in trees])
+            answer = self._answer(Wanted(record.stamp, record.max_nodes, record.max_depth, self._vocab_size))
+            if isinstance(answer, bytes):
+                self.send(answer)
+            elif answer:
+                replies = [draft_pb2.DraftReply(tree=tree) for tree in answer]
+                self.send(draft_pb2.ExchangeRequest(replies=replies).SerializeToString())
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while not self._over.is_set() and not self.rings[1].write(data):
+                time.sleep(0.001)
+        except RingError:
+            return  # its own scribbles
