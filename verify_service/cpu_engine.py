@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.models.boundaries import Capture, boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
@@ -22,6 +23,7 @@ from verify_service.sampling_table import SamplingTable
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Launched
 from verify_service.step_logprobs import chosen_rows, logprob_entries
+from verify_service.step_states import StepStates, places_of
 from verify_service.verifier import Walk, walk
 
 FloatArray = NDArray[np.float32]
@@ -35,6 +37,7 @@ class CpuStep(Launched):
 
     decisions: list[Decision]
     logits: FloatArray
+    states: StepStates | None = None
 
 
 class CpuEngine:
@@ -51,6 +54,7 @@ class CpuEngine:
         self._page_size = config.page_size
         self._builder = RowBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
+        self._boundaries: tuple[int, ...] = ()
 
     def warm_up(self) -> None:
         """Compile the kernels that follow a forward pass, so that no request waits for that."""
@@ -76,17 +80,28 @@ class CpuEngine:
     def begin(self, state: RequestState) -> None:
         self._sampling.begin(state)
 
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        return boundaries_of(self._model.config.num_layers)
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        self._boundaries = boundaries
+
+    def states(self, launched: CpuStep) -> StepStates | None:
+        return launched.states
+
     def launch(self, items: Sequence[ScheduledRows]) -> CpuStep:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
-        logits = self._model.forward(self._cache, rows.batch)
+        capture = self._new_capture(len(rows.batch))
+        logits = self._model.forward(self._cache, rows.batch, capture)
         if not rows.deciding:
-            return CpuStep((), [], logits)
+            return CpuStep((), [], logits, self._states(capture, items, []))
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
         sampled = sample(logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
         self._compact(decisions, rows.node_slots)
-        return CpuStep(rows.deciding, decisions, logits)
+        return CpuStep(rows.deciding, decisions, logits, self._states(capture, items, decisions))
 
     def decide(self, launched: CpuStep) -> list[Decision]:
         return launched.decisions
@@ -106,6 +121,20 @@ class CpuEngine:
         begun = time.perf_counter()
         self._model.forward(self._cache, batch)
         return time.perf_counter() - begun
+
+    def _new_capture(self, rows: int) -> Capture | None:
+        config = self._model.config
+        if not self._boundaries:
+            return None
+        return Capture.of(self._boundaries, rows, num_layers=config.num_layers, hidden_size=config.hidden_size)
+
+    def _states(
+        self, capture: Capture | None, items: Sequence[ScheduledRows], decisions: Sequence[Decision]
+    ) -> StepStates | None:
+        if capture is None:
+            return None
+        places = places_of(items, {decision.item: decision.walk.nodes for decision in decisions})
+        return StepStates(self._boundaries, capture.rows, places)
 
     def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
         decisions: list[Decision] = []

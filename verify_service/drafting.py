@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
+from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import Bidder, NodeBudget
 from verify_service.request import FinishReason, RequestKey
@@ -48,7 +50,7 @@ class Drafting:
         self._crowded = False
         self._adaptive_pays = True
 
-    def begin(self, state: RequestState) -> None:
+    def begin(self, state: RequestState, history: FeatureHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
         request = state.request
         try:
@@ -63,6 +65,7 @@ class Drafting:
                     tenant=request.tenant,
                     adapter_id=request.adapter_id,
                     cached_length=state.computed,
+                    history=history,
                 )
             )
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
@@ -142,9 +145,15 @@ class Drafting:
         if rows:
             self._budget.costs.observe(rows, seconds)
 
-    def report(self, progressed: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> None:
+    def report(
+        self,
+        progressed: Sequence[tuple[RequestState, tuple[int, ...]]],
+        running: int,
+        features: Mapping[RequestKey, FeatureRows] = MappingProxyType({}),
+    ) -> None:
         """Tell the source what a step added to requests that go on, and which trees they want next.
 
+        `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
         `running` requests share the step's nodes. Those in the next step already, which is launched, ask for none.
         """
         self._crowded = self._step_nodes < running
@@ -157,7 +166,10 @@ class Drafting:
             depth = 0 if state.pending else depth
             state.wants_tree = depth > 0
             rows = min(state.max_nodes, nodes, 1 + self._width(state, depth)) if depth > 0 else 1
-            commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth))
+            states = features.get(state.key)
+            if states is not None:
+                states = states.of(states.first, states.first + len(tokens))
+            commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth, states))
         try:
             self._trees.commit(commits)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else

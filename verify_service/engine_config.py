@@ -18,7 +18,8 @@ class EngineConfig:
     each is granted an equal share of it. With `adaptive`, requests that leave speculation to the operator get as
     many of these nodes as pay off by measured time, down to none; requests that name a proposer, a budget or
     enable speculation get what they ask for. `max_context` bounds prompt and output of a request together; 0 leaves
-    that to the model.
+    that to the model. `feature_bytes` of hidden states are kept beside the KV pages at most, those of
+    `feature_boundaries` always, others while a drafter asks for them.
     """
 
     num_pages: int
@@ -31,6 +32,8 @@ class EngineConfig:
     prefix_cache: bool = True
     adaptive: bool = True
     max_context: int = 0
+    feature_bytes: int = 0
+    feature_boundaries: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check("num_pages", 1, 2**31 // (MAX_PAGE_SIZE * 2))
@@ -41,6 +44,7 @@ class EngineConfig:
         self._check("step_nodes", 0, 2**16)
         self._check("prefill_chunk", 1, 2**16)
         self._check("max_context", 0, 2**31 - 1)
+        self._check("feature_bytes", 0, 2**48)
 
     def _check(self, field: str, low: int, high: int) -> None:
         value = getattr(self, field)

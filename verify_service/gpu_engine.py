@@ -18,6 +18,7 @@ from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Launched
 from verify_service.step_logprobs import chosen_rows, logprob_entries
+from verify_service.step_states import StepStates
 from verify_service.verifier import Walk
 
 if TYPE_CHECKING:
@@ -80,6 +81,17 @@ class GpuEngine:
             bias=params.logit_bias or None,
             end_ids=sorted(ends) if ends else None,
         )
+
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        return ()
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        """There are none."""
+        assert not boundaries
+
+    def states(self, launched: GpuStep) -> StepStates | None:
+        return None
 
     def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
         for line, start, pages in self._page_table.take_changes():

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from slipstream_kernels.paged_kv import PagePool
 from verify_service.engine_config import EngineConfig
+from verify_service.feature_store import FeatureStore
 from verify_service.page_table import PageTable
 from verify_service.prefix_cache import PrefixCache
 from verify_service.request_state import RequestState
@@ -14,17 +15,24 @@ from verify_service.request_state import RequestState
 class KVMemory:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
+    `features` lie beside the pages, and are dropped as these change hands.
     Line `state.line` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache, or
     by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
     writes it after the step has read it.
     """
 
-    def __init__(self, config: EngineConfig, max_context: int) -> None:
+    def __init__(self, config: EngineConfig, max_context: int, hidden_size: int = 0) -> None:
         self._page_size = config.page_size
         self._caching = config.prefix_cache
         self._total = config.num_pages
         self._pool = PagePool(config.num_pages)
         self._cache = PrefixCache(self._pool, config.page_size)
+        self.features = FeatureStore(
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            hidden_size=hidden_size,
+            limit=config.feature_bytes,
+        )
         self.page_table = PageTable(config.max_running, -(-max_context // config.page_size))
 
     @property
@@ -87,6 +95,7 @@ class KVMemory:
                 return False
             self._cache.evict(short)
         pages = self._pool.allocate(missing)
+        self.features.forget(pages)
         self.page_table.write(state.line, held, pages)
         state.pages.extend(pages)
         return True

@@ -22,6 +22,7 @@ from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel, new_engine
 from verify_service.epilogue import Epilogue
+from verify_service.features import Features
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
@@ -32,7 +33,7 @@ from verify_service.request import FinishReason, GenerationRequest, RequestKey, 
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows, Scheduler
 from verify_service.step_engine import Decision
-from verify_service.tree_source import TreeSource
+from verify_service.tree_source import FeatureTaker, TreeSource
 
 _log = logging.getLogger(__name__)
 
@@ -55,17 +56,20 @@ class VerifyLoop:
     reason; the sink takes one list a step and must not wait. All public methods may be called from any thread.
     """
 
-    def __init__(self, model: TargetModel, config: EngineConfig, trees: TreeSource, sink: Sink) -> None:
+    def __init__(
+        self, model: TargetModel, config: EngineConfig, trees: TreeSource, sink: Sink, taker: FeatureTaker | None = None
+    ) -> None:
         max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._inbox = Inbox()
-        self._memory = KVMemory(config, max_context)
+        self._memory = KVMemory(config, max_context, model.config.hidden_size)
         self._scheduler = Scheduler(config, self._memory)
         self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
         budget = NodeBudget(RowCosts(self._engine.row_costs()))
         self._drafting = Drafting(trees, self._memory, config, budget)
         self._pipeline = Pipeline(self._engine, self._drafting)
+        self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(
             config,
             trees,
@@ -160,6 +164,7 @@ class VerifyLoop:
             items = self._schedule()
             if items:
                 self._drafting.attach_trees(items)
+                self._features.prepare()
                 self._pipeline.launch(items)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
@@ -183,7 +188,7 @@ class VerifyLoop:
             state.scheduled_at = now
             state.cached_tokens = min(state.computed, state.prompt_length)
             if state.proposer:
-                self._drafting.begin(state)
+                self._drafting.begin(state, self._features.history(state))
         return plan.rows
 
     def _settle(self, step: Step) -> None:
@@ -206,11 +211,12 @@ class VerifyLoop:
         self._epilogue.begin(step, seconds, now)
         for item in live:
             item.state.settled = item.base
+        features = self._features.take(step, live, [decision.item for decision in decisions])
         for decision in decisions:
             tokens = self._commit_one(decision, now)
             if tokens:
                 progressed.append((decision.item.state, tokens))
-        self._drafting.report(progressed, self._scheduler.num_running)
+        self._drafting.report(progressed, self._scheduler.num_running, features)
 
     def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""

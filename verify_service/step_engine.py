@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
+from verify_service.step_states import StepStates
 from verify_service.verifier import Walk
 
 
@@ -50,6 +51,19 @@ class StepEngine(Protocol[L]):
 
     def begin(self, state: RequestState) -> None:
         """A request takes line `state.line`, from the next step launched on."""
+        ...
+
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        """Boundaries whose states can be captured; see `slipstream_kernels.models.boundaries`."""
+        ...
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        """Keep the states of these boundaries from the next step launched on, of none if there are none."""
+        ...
+
+    def states(self, launched: L) -> StepStates | None:
+        """What a decided step has captured; None where nothing was asked for as it was launched."""
         ...
 
     def launch(self, items: Sequence[ScheduledRows]) -> L:

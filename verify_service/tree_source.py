@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 
 
@@ -27,13 +28,16 @@ class Opening:
     tenant: str
     adapter_id: str
     cached_length: int
+    history: FeatureHistory | None = None
+    """Hidden states of the request's positions, for the loop's thread; None where none are kept."""
 
 
 class Committed(NamedTuple):
     """Tokens that a verify step added to a request, which now has `total_length` of them, prompt included.
 
     The last one is the root of the next tree. `max_nodes` counts the root, so that 1 asks for no tree;
-    `max_depth` is the longest path below the root that could still be output.
+    `max_depth` is the longest path below the root that could still be output. `features` are the states that predicted
+    the tokens, those of positions total_length - len(token_ids) - 1 onwards; None where none were captured.
     """
 
     key: RequestKey
@@ -41,6 +45,14 @@ class Committed(NamedTuple):
     total_length: int
     max_nodes: int
     max_depth: int
+    features: FeatureRows | None = None
+
+
+class Extended(NamedTuple):
+    """States of tokens that a request had before, such as a chunk of its prompt."""
+
+    key: RequestKey
+    features: FeatureRows
 
 
 class TreeSource(Protocol):
@@ -79,6 +91,18 @@ class TreeSource(Protocol):
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """A request that began is over, whatever the reason."""
+        ...
+
+
+class FeatureTaker(Protocol):
+    """Whoever wants hidden states. Nothing raises or waits; used by the loop's thread."""
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
+        ...
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        """States that one step computed beside those in `Committed`; called before that step's `commit`."""
         ...
 
 

@@ -23,7 +23,7 @@ from verify_service.request import (
     StepOutput,
 )
 from verify_service.request_state import RequestState
-from verify_service.tree_source import Committed, NoTrees, Opening, TreeSource
+from verify_service.tree_source import Committed, FeatureTaker, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
 Target = CausalLM | Callable[[EngineConfig], Any]
@@ -56,11 +56,17 @@ class Answer:
 class LoopRunner:
     """A started verify loop and the answers it gave so far."""
 
-    def __init__(self, target: Target, config: EngineConfig, trees: TreeSource | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: EngineConfig,
+        trees: TreeSource | None = None,
+        taker: FeatureTaker | None = None,
+    ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take)
+        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -89,9 +95,11 @@ class LoopRunner:
 
 
 @contextmanager
-def running_loop(target: Target, config: EngineConfig, trees: TreeSource | None = None) -> Iterator[LoopRunner]:
+def running_loop(
+    target: Target, config: EngineConfig, trees: TreeSource | None = None, taker: FeatureTaker | None = None
+) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
-    runner = LoopRunner(target, config, trees)
+    runner = LoopRunner(target, config, trees, taker)
     runner.loop.start()
     try:
         yield runner

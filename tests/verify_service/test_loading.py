@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagedKV
@@ -26,8 +27,8 @@ class LastBitByCompany(CausalLM):
 
     __slots__ = ()
 
-    def forward(self, cache: PagedKV, rows: RowBatch) -> npt.NDArray[np.float32]:
-        logits = super().forward(cache, rows).copy()
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
+        logits = super().forward(cache, rows, capture).copy()
         if len(rows) == 1:
             logits[0, 7] = np.nextafter(logits[0, 7], np.float32(np.inf))
         return logits

@@ -18,6 +18,7 @@ from slipstream.rpc.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagedKV
@@ -270,10 +271,10 @@ class BrittleModel(CausalLM):
 
     __slots__ = ("poison",)
 
-    def forward(self, cache: PagedKV, rows: RowBatch) -> NDArray[np.float32]:
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> NDArray[np.float32]:
         if self.poison in rows.token_ids.tolist():
             raise RuntimeError("this pass fails")
-        return super().forward(cache, rows)
+        return super().forward(cache, rows, capture)
 
 
 def test_a_failing_step_ends_its_requests_and_leaks_nothing(

@@ -1,0 +1,210 @@
+"""A drafter in this process that wants hidden states gets those of every position, whatever becomes of a request.
+
+What it gets is compared, bit for bit, with the states of the same text computed in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from slipstream_kernels.models.boundaries import Bits, Capture
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.row_batch import RowBatch
+from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, running_loop
+from verify_service import features as module
+from verify_service.engine_config import EngineConfig
+from verify_service.feature_rows import FeatureHistory, FeatureRows
+from verify_service.feature_store import FeatureStore
+from verify_service.features import Features
+from verify_service.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.tree_source import Committed, Extended, Opening
+
+WANTED = (1, 3)
+
+
+def states_of(model: CausalLM, tokens: Sequence[int], boundaries: tuple[int, ...] = WANTED) -> Bits:
+    config = model.config
+    capture = Capture.of(boundaries, len(tokens), num_layers=config.num_layers, hidden_size=config.hidden_size)
+    cache = model.new_cache(num_pages=32, page_size=16, scratch_slots=0)
+    model.forward(cache, RowBatch.chunk(tokens, 0, range(32), 16), capture)
+    return capture.rows
+
+
+@dataclass
+class Received:
+    """States of one request, by position."""
+
+    tokens: list[int]
+    history: FeatureHistory | None
+    cached: int
+    rows: dict[int, Bits] = field(default_factory=dict)
+
+    def take(self, features: FeatureRows) -> None:
+        for offset, row in enumerate(features.at(WANTED)):
+            self.rows[features.first + offset] = row
+
+
+class Taker:
+    """Wraps a test drafter and takes states beside it."""
+
+    def __init__(self, trees: ScriptedTrees, wanted: tuple[int, ...] = WANTED) -> None:
+        self.trees = trees
+        self.wanted = wanted
+        self.received: dict[RequestKey, Received] = {}
+
+    def __getattr__(self, name: str):
+        return getattr(self.trees, name)
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        return self.wanted
+
+    def begin(self, opening: Opening) -> None:
+        self.trees.begin(opening)
+        received = Received(list(opening.token_ids), opening.history, opening.cached_length)
+        self.received[opening.key] = received
+        if opening.history is not None and opening.cached_length:
+            stored = opening.history.read(0, opening.cached_length)
+            if stored is not None:
+                received.take(stored)
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        for chunk in chunks:
+            self.received[chunk.key].take(chunk.features)
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        self.trees.commit(commits)
+        for committed in commits:
+            received = self.received[committed.key]
+            assert committed.features is not None
+            assert committed.features.first == len(received.tokens) - 1
+            assert len(committed.features.rows) == len(committed.token_ids)
+            received.take(committed.features)
+            received.tokens.extend(committed.token_ids)
+
+
+def request(number: int, prompt: Sequence[int], max_tokens: int = 24, temperature: float = 0.8) -> GenerationRequest:
+    params = SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, ignore_eos=True)
+    return GenerationRequest(RequestKey(0, number), tuple(prompt), arrival=0.0, sampling=params)
+
+
+def prompts(count: int, low: int = 5, high: int = 90) -> list[list[int]]:
+    random = np.random.default_rng(3)
+    return [random.integers(3, 512, random.integers(low, high)).tolist() for _ in range(count)]
+
+
+def check(model: CausalLM, taker: Taker, keys: Sequence[RequestKey], missing: int = 0) -> None:
+    """Every position's state was told but those of the last step, which ends the request, and `missing` first ones."""
+    for key in keys:
+        received = taker.received[key]
+        expected = states_of(model, received.tokens)
+        assert sorted(received.rows) == list(range(missing, len(received.tokens) - 1))
+        assert all(np.array_equal(row, expected[position]) for position, row in received.rows.items())
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_prompts_in_chunks_and_accepted_trees(model: CausalLM, page_size: int) -> None:
+    config = EngineConfig(
+        num_pages=2048 // page_size, page_size=page_size, prefill_chunk=32, max_nodes=16, adaptive=False
+    )
+    requests = [request(number, prompt) for number, prompt in enumerate(prompts(6))]
+    with running_loop(model, config) as runner:
+        plain = runner.run(requests)
+    texts = {r.key: [*r.prompt_token_ids, *a.token_ids] for r, a in zip(requests, plain, strict=True)}
+    taker = Taker(OracleTrees(texts, model.config.vocab_size))
+    with running_loop(model, config, taker, taker) as runner:
+        answers = runner.run(requests)
+        assert runner.loop.state().accepted_tokens > 20
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
+    check(model, taker, [r.key for r in requests])
+
+
+def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
+    config = EngineConfig(num_pages=128, feature_bytes=1 << 24)
+    taker = Taker(RandomTrees(model.config.vocab_size))
+    (prompt,) = prompts(1, 70, 71)
+    with running_loop(model, config, taker, taker) as runner:
+        runner.run([request(1, prompt)])
+        runner.run([request(2, [*prompt[:50], 7, 8, 9])])
+    assert taker.received[RequestKey(0, 2)].cached == 48
+    check(model, taker, list(taker.received))
+
+
+def test_without_room_beside_the_pages_a_hit_has_no_states(model: CausalLM) -> None:
+    taker = Taker(RandomTrees(model.config.vocab_size))
+    (prompt,) = prompts(1, 70, 71)
+    with running_loop(model, EngineConfig(num_pages=128), taker, taker) as runner:
+        runner.run([request(1, prompt)])
+        runner.run([request(2, [*prompt[:50], 7, 8, 9])])
+    check(model, taker, [RequestKey(0, 1)])
+    check(model, taker, [RequestKey(0, 2)], missing=48)
+
+
+def test_preempted_requests_miss_nothing(model: CausalLM) -> None:
+    config = EngineConfig(num_pages=14, page_size=8, feature_bytes=1 << 24, max_nodes=4, adaptive=False)
+    taker = Taker(RandomTrees(model.config.vocab_size))
+    requests = [request(number, prompt, max_tokens=40) for number, prompt in enumerate(prompts(3, 20, 30))]
+    with running_loop(model, config, taker, taker) as runner:
+        runner.run(requests)
+        assert runner.loop.state().preemptions > 0
+    check(model, taker, [r.key for r in requests])
+
+
+def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
+    class Failing(Taker):
+        def extend(self, chunks: Sequence[Extended]) -> None:
+            raise RuntimeError
+
+        def commit(self, commits: Sequence[Committed]) -> None:
+            self.trees.commit(commits)
+
+        def wanted_boundaries(self) -> tuple[int, ...]:
+            if self.received:
+                raise RuntimeError
+            return WANTED
+
+    config = EngineConfig(num_pages=64, prefill_chunk=16)
+    requests = [request(number, prompt) for number, prompt in enumerate(prompts(2))]
+    with running_loop(model, config) as runner:
+        plain = [answer.token_ids for answer in runner.run(requests)]
+    taker = Failing(RandomTrees(model.config.vocab_size))
+    with running_loop(model, config, taker, taker) as runner:
+        assert [answer.token_ids for answer in runner.run(requests)] == plain
+
+
+class Recorder:
+    """An engine that notes what it is to capture."""
+
+    def __init__(self) -> None:
+        self.captured: list[tuple[int, ...]] = []
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        self.captured.append(boundaries)
+
+
+def test_what_is_captured_follows_what_is_asked_for() -> None:
+    engine, taker, now = Recorder(), Taker(RandomTrees(8), ()), [0.0]
+    store = FeatureStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
+    features = Features(engine, store, taker, clock=lambda: now[0])
+
+    def after(seconds: float, *wanted: int) -> list[tuple[int, ...]]:
+        now[0] += seconds
+        taker.wanted = wanted
+        features.prepare()
+        told, engine.captured = engine.captured, []
+        assert not told or store.boundaries == told[-1]
+        return told
+
+    assert after(1) == []
+    assert after(1, 2, 5) == [(2, 5)]
+    assert after(1, 5) == []
+    assert after(module.LINGER_SECONDS + 1, 5) == [(5,)]
+    assert after(1, 3, 5) == [(3, 5)]
+    assert after(1) == []
+    assert after(1, 3, 5) == []
+    assert after(module.LINGER_SECONDS - 1) == []
+    assert after(2) == [()]
+    assert store.nbytes == 0

@@ -1,0 +1,112 @@
+"""Hidden states beside the KV pages: what drafters are brought up to date with."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream_kernels.models.boundaries import Bits
+from verify_service.feature_rows import FeatureRows
+
+
+class FeatureStore:
+    """A block of rows for each KV page that was written while states were captured.
+
+    It takes `limit` bytes of host memory at most, once there is a layout: where that is less than all pages need, the
+    page written longest ago gives its block up. Pages are known by their ids; a page that gets another owner must be
+    forgotten, before it is written.
+    """
+
+    def __init__(self, *, num_pages: int, page_size: int, hidden_size: int, limit: int) -> None:
+        self._num_pages = num_pages
+        self._page_size = page_size
+        self._hidden_size = hidden_size
+        self._limit = limit
+        self.boundaries: tuple[int, ...] = ()
+        self._rows: Bits = np.empty((0, 0), np.uint16)
+        self._written: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        self._free: list[int] = []
+
+    @property
+    def pages(self) -> int:
+        """Pages of which anything is kept."""
+        return len(self._blocks)
+
+    @property
+    def capacity(self) -> int:
+        """Pages that can be kept at once."""
+        return len(self._written) // self._page_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that can be kept; the machine's memory is taken as they are written."""
+        return self._rows.nbytes
+
+    def lay_out(self, boundaries: tuple[int, ...]) -> None:
+        """Keep the states of these boundaries from now on; what is kept is dropped. With none, the memory is freed."""
+        self.boundaries = boundaries
+        width = len(boundaries) * self._hidden_size
+        blocks = min(self._num_pages, self._limit // (2 * width * self._page_size)) if width else 0
+        self._rows = np.empty((blocks * self._page_size, width), np.uint16)
+        self._written = np.zeros(blocks * self._page_size, np.bool_)
+        self._blocks.clear()
+        self._free = list(range(blocks))[::-1]
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """These pages have a new owner."""
+        for page in pages:
+            block = self._blocks.pop(page, None)
+            if block is not None:
+                self._free.append(block)
+
+    def write(self, pages: Sequence[int], features: FeatureRows) -> None:
+        """Keep states, at the boundaries of the layout, of positions of a request that holds `pages`."""
+        size = self._page_size
+        if not self.capacity or not len(features.rows):
+            return
+        for number in range(features.first // size, (features.end - 1) // size + 1):
+            first, end = max(features.first, number * size), min(features.end, (number + 1) * size)
+            start = self._block(pages[number]) * size
+            places = slice(start + first % size, start + first % size + end - first)
+            self._rows[places] = features.rows[first - features.first : end - features.first]
+            self._written[places] = True
+
+    def read(self, pages: Sequence[int], first: int, end: int) -> FeatureRows | None:
+        """As `FeatureHistory.read`, of a request that holds `pages`. A copy."""
+        parts: list[Bits] = []
+        at = end
+        while at > first:
+            number = (at - 1) // self._page_size
+            low = max(first, number * self._page_size)
+            rows = self._tail(pages[number], low, at) if number < len(pages) else self._rows[:0]
+            if len(rows):
+                parts.append(rows)
+            at -= len(rows)
+            if at > low:
+                break
+        return FeatureRows(self.boundaries, at, np.concatenate(parts[::-1])) if parts else None
+
+    def _tail(self, page: int, first: int, end: int) -> Bits:
+        """Rows of the positions from `first` to `end` - 1, all within a page, without those before a hole."""
+        block = self._blocks.get(page)
+        if block is None:
+            return self._rows[:0]
+        start = block * self._page_size + first % self._page_size
+        stop = start + end - first
+        holes = np.flatnonzero(~self._written[start:stop])
+        return self._rows[start + (int(holes[-1]) + 1 if len(holes) else 0) : stop]
+
+    def _block(self, page: int) -> int:
+        """The block of a page; a page that has none gets one, of which nothing is written."""
+        block = self._blocks.get(page)
+        if block is None:
+            block = self._free.pop() if self._free else self._blocks.popitem(last=False)[1]
+            self._blocks[page] = block
+            self._written[block * self._page_size : (block + 1) * self._page_size] = False
+        else:
+            self._blocks.move_to_end(page)
+        return block

@@ -1,0 +1,130 @@
+"""Which hidden states steps capture, where they are kept, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verify_service.feature_rows import FeatureHistory, FeatureRows
+from verify_service.feature_store import FeatureStore
+from verify_service.pipeline import Step
+from verify_service.request import RequestKey
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import StepEngine
+from verify_service.tree_source import Extended, FeatureTaker
+
+_log = logging.getLogger(__name__)
+
+LINGER_SECONDS = 30.0
+"""How long states are captured that nobody asks for any more: a drafter that died is mostly back by then."""
+
+
+class Features:
+    """Captures what is asked for, from the next step on; nothing is captured or kept while nobody asks.
+
+    All boundaries are captured together: what a step keeps does for everybody who asks.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine[Any],
+        store: FeatureStore,
+        taker: FeatureTaker | None,
+        always: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`always` are boundaries that the operator wants to be kept, whether somebody asks or not."""
+        self._engine = engine
+        self._store = store
+        self._taker = taker
+        self._always = always
+        self._clock = clock
+        self._boundaries: tuple[int, ...] = ()
+        self._asked_at = float("-inf")
+
+    def prepare(self) -> None:
+        """Settle what the next step captures. To be called before each launch."""
+        if self._taker is None:
+            return
+        boundaries = self._settled(self._taker)
+        if boundaries != self._boundaries:
+            _log.info("states are captured at boundaries %s", list(boundaries) or "none")
+            self._boundaries = boundaries
+            self._engine.capture(boundaries)
+            self._store.lay_out(boundaries)
+
+    def take(
+        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
+    ) -> dict[RequestKey, FeatureRows]:
+        """Keep what a decided step has captured, and tell of the states of prompts; before the step's tokens are known.
+
+        `live` and `deciding` are those of its items whose requests go on. Returns the states of each root and of the
+        nodes accepted below it, which predicted what was decided. Whatever fails here, the step goes on.
+        """
+        try:
+            return self._take(step, live, deciding)
+        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+            _log.exception("a step's states are lost")
+            return {}
+
+    def history(self, state: RequestState) -> FeatureHistory | None:
+        """What is kept of a request."""
+        return None if self._taker is None else _History(self._store, state)
+
+    def _take(
+        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
+    ) -> dict[RequestKey, FeatureRows]:
+        states = self._engine.states(step.launched)
+        if states is None:
+            return {}
+        captured = states.of(live)
+        if states.boundaries == self._store.boundaries:
+            for item, features in captured:
+                self._store.write(item.state.pages, features)
+        roots = {item.state.key: item.base - 1 for item in deciding}
+        chunks: list[Extended] = []
+        decided: dict[RequestKey, FeatureRows] = {}
+        for item, features in captured:
+            key = item.state.key
+            if not item.state.proposer:
+                continue
+            root = roots.get(key, features.end)
+            if root > features.first:
+                chunks.append(Extended(key, features.of(features.first, root)))
+            if key in roots:
+                decided[key] = features.of(root, features.end)
+        if chunks and self._taker is not None:
+            self._taker.extend(chunks)
+        return decided
+
+    def _settled(self, taker: FeatureTaker) -> tuple[int, ...]:
+        """What is asked for, with what was asked for until recently: to begin anew costs all that is kept."""
+        try:
+            asked = {*self._always, *taker.wanted_boundaries()}
+        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
+            _log.exception("the taker of states failed to say what it wants")
+            asked = set(self._always)
+        now = self._clock()
+        if asked == set(self._boundaries):
+            self._asked_at = now
+            return self._boundaries
+        if asked < set(self._boundaries) and now - self._asked_at <= LINGER_SECONDS:
+            return self._boundaries
+        self._asked_at = now
+        return tuple(sorted(asked))
+
+
+class _History:
+    """A request's part of the store."""
+
+    __slots__ = ("_state", "_store")
+
+    def __init__(self, store: FeatureStore, state: RequestState) -> None:
+        self._store = store
+        self._state = state
+
+    def read(self, first: int, end: int) -> FeatureRows | None:
+        return self._store.read(self._state.pages, first, min(end, self._state.settled))
