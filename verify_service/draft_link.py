@@ -205,7 +205,7 @@ class DraftLink:
         """
         with self._changed:
             if attachment.ended is None:
-                self._intake.apply(attachment, replies, size)
+                self._apply(attachment, replies, size)
                 self._changed.notify_all()
 
     def drop(self, attachment: Attachment, reason: SlipstreamError) -> None:
@@ -279,9 +279,13 @@ class DraftLink:
             return
         try:
             for replies, size in attachment.transport.receive():
-                self._intake.apply(attachment, replies, size)
+                self._apply(attachment, replies, size)
         except SlipstreamError as error:
             self._end(attachment, error)
+
+    def _apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
+        self._intake.apply(attachment, replies, size)
+        attachment.patience.heard(self._clock())
 
     def _end(self, attachment: Attachment, reason: SlipstreamError) -> None:
         if attachment.ended is not None:

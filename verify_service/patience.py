@@ -7,6 +7,7 @@ from dataclasses import dataclass
 MAX_MISSES = 3
 FIRST_BACKOFF = 0.25
 LAST_BACKOFF = 5.0
+SILENCE = 1.0
 
 
 @dataclass(slots=True)
@@ -14,12 +15,14 @@ class Patience:
     """After `MAX_MISSES` waits in a row that ended without the trees, waiting is suspended, then probed once.
 
     The pause doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds while probes fail, so that a drafter too slow
-    costs plain decoding at most one deadline a pause. Times are time.monotonic() in seconds.
+    costs plain decoding at most one deadline a pause. One that is heard again after `SILENCE` seconds or more is waited
+    for as at first: it has hung and goes on. Times are time.monotonic() in seconds.
     """
 
     misses: int = 0
     backoff: float = 0.0
     resume_at: float = 0.0
+    heard_at: float = 0.0
 
     def waits(self, now: float) -> bool:
         """Whether a step may wait for this draft service now."""
@@ -29,6 +32,12 @@ class Patience:
         """All trees that were wanted were there in time."""
         self.misses = 0
         self.backoff = 0.0
+
+    def heard(self, now: float) -> None:
+        """Something has come, whatever it was."""
+        if now - self.heard_at >= SILENCE:
+            self.hit()
+        self.heard_at = now
 
     def miss(self, now: float) -> None:
         """A wait ended at its deadline."""

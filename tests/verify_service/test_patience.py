@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.patience import FIRST_BACKOFF, LAST_BACKOFF, MAX_MISSES, Patience
+from verify_service.patience import FIRST_BACKOFF, LAST_BACKOFF, MAX_MISSES, SILENCE, Patience
 
 
 def test_a_drafter_that_answers_is_always_waited_for() -> None:
@@ -39,3 +39,20 @@ def test_one_hit_restores_patience() -> None:
     patience.miss(0.0)
     patience.miss(0.0)
     assert patience.waits(0.0)
+
+
+def test_one_that_is_heard_after_a_silence_is_waited_for_again() -> None:
+    patience = Patience()
+    patience.heard(10.0)
+    for _ in range(6):
+        patience.miss(10.0)
+    patience.heard(10.0 + 0.9 * SILENCE)
+    assert not patience.waits(10.0)
+    patience.heard(10.0 + 1.8 * SILENCE)
+    assert not patience.waits(10.0), "it was never silent for so long"
+    patience.heard(10.0 + 2.8 * SILENCE)
+    assert patience.waits(10.0)
+    for _ in range(MAX_MISSES):
+        patience.miss(20.0)
+    assert not patience.waits(20.0)
+    assert patience.resume_at == 20.0 + FIRST_BACKOFF
