@@ -1,4 +1,4 @@
-"""A GPU that has failed under this process, by its own kernels or by those of another MPS client."""
+"""GPUs and ranks that this process has lost, after which it can compute nothing more."""
 
 from __future__ import annotations
 
@@ -6,32 +6,38 @@ import logging
 import os
 import sys
 
+from slipstream_kernels.models.gpu.rank_error import RankError
+
 _log = logging.getLogger(__name__)
 
 
 def device_lost() -> bool:
-    """Whether the GPU has become unusable for this process.
+    """Whether a GPU that this process has memory on has become unusable for it.
 
-    After a fault such as an illegal access every further call of the process fails, and nothing but its end helps.
-    Errors that pass, such as a lack of memory, leave the device answering.
+    After a fault such as an illegal access, by its own kernels or by those of another MPS client, every further call
+    of the process fails, and nothing but its end helps. Errors that pass, such as a lack of memory, leave the device
+    answering.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
     try:
-        torch.cuda.synchronize()
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):
+                torch.cuda.synchronize(index)
     except RuntimeError:
-        _log.exception("the GPU does not answer")
+        _log.exception("a GPU does not answer")
         return True
     return False
 
 
 def end_if_device_lost() -> None:
-    """End the process with status 1 where the GPU is lost, without a word to any client.
+    """End the process with status 1 where a GPU is lost, or another rank of the model, without a word to any client.
 
-    Gateways take up the requests of a session that breaks on the next process; an error they would pass on.
+    To be called while the error that may come of it is handled. Gateways take up the requests of a session that breaks
+    on the next process; an error they would pass on.
     """
-    if device_lost():
-        _log.critical("ending, to be started again")
+    if isinstance(sys.exception(), RankError) or device_lost():
+        _log.critical("ending, to be started again", exc_info=True)
         logging.shutdown()
         os._exit(1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.rpc.errors import InternalError
+from verify_service.device_fault import end_if_device_lost
 from verify_service.drafting import Drafting
 from verify_service.outputs import PLAIN_STEP, end_output, step_output
 from verify_service.pipeline import Step
@@ -70,6 +71,7 @@ class Epilogue:
                     self._outputs.append(self._output(each, decision, tokens, reason))
                 except Exception:  # noqa: BLE001 - the loop must outlive any step
                     _log.exception("the output of a verify step failed")
+                    end_if_device_lost()
                     failed.append(state)
                     error = InternalError("the verify step of this request failed")
                     self._outputs.append(end_output(state, FinishReason.ERROR, each.now, error))

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 
 import grpc
 import psutil
@@ -40,12 +39,13 @@ def test_a_killed_follower_ends_the_service(model):
                 await asyncio.to_thread(wait_until, lambda: state(cluster).committed_tokens > 3, "never running")
                 follower.send_signal(signal.SIGKILL)
                 with pytest.raises(grpc.RpcError) as raised:
-                    await asyncio.wait_for(stream, 30)
+                    await asyncio.wait_for(stream, 60)
             return raised.value.code()
 
-        assert asyncio.run(run()) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
-        assert cluster.processes["verify"].wait(30) == 1
-        assert "rank 1 of the model has ended with status -9" in cluster.logs("verify")
+        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE  # no error of this service: the stream could go on
+        assert cluster.processes["verify"].wait(60) == 1
+        log = cluster.logs("verify")
+        assert "rank 1 of the model has ended with status -9" in log or "RankError: rank 0 of 2" in log
 
 
 def test_a_follower_does_not_outlive_a_killed_service(model):
@@ -63,7 +63,5 @@ def test_a_follower_does_not_outlive_a_killed_service(model):
     ],
 )
 def test_a_size_that_does_not_divide_the_model_is_refused(model, size, reason):
-    begun = time.monotonic()
     with pytest.raises(StartupError, match=reason):
         Cluster(model, gateway=False, verify_args=("--tensor-parallel-size", size)).__enter__()
-    assert time.monotonic() - begun < 60

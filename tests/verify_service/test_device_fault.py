@@ -8,29 +8,48 @@ import sys
 import pytest
 
 PROGRAM = """
-import sys, types
+import logging, sys, types
+from slipstream_kernels.models.gpu.rank_error import RankError
+from verify_service.device_fault import end_if_device_lost
 
-def synchronize():
-    {synchronize}
+def synchronize(index):
+    if index == {faulty}:
+        raise RuntimeError('CUDA error: an illegal memory access was encountered')
+    assert index == 1, "a device that this process does not use"
 
 sys.modules["torch"] = types.SimpleNamespace(
-    cuda=types.SimpleNamespace(is_initialized=lambda: {initialized}, synchronize=synchronize)
+    cuda=types.SimpleNamespace(
+        is_initialized=lambda: {initialized},
+        device_count=lambda: 3,
+        memory_reserved=lambda index: 1000 * (index == 1),
+        synchronize=synchronize,
+    )
 )
-import logging
-from verify_service.device_fault import end_if_device_lost
 logging.basicConfig()
-end_if_device_lost()
+try:
+    raise {error}("the step failed")
+except RuntimeError:
+    end_if_device_lost()
 print("goes on")
 """
-FAULT = "raise RuntimeError('CUDA error: an illegal memory access was encountered')"
+
+
+def run(*, faulty: int | None, initialized: bool = True, error: str = "RuntimeError") -> subprocess.CompletedProcess:
+    program = PROGRAM.format(faulty=faulty, initialized=initialized, error=error)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize(
-    ("synchronize", "initialized", "status"), [(FAULT, True, 1), ("return", True, 0), (FAULT, False, 0)]
+    ("faulty", "initialized", "status"), [(1, True, 1), (None, True, 0), (0, True, 0), (1, False, 0)]
 )
-def test_only_a_lost_device_ends_the_process(synchronize, initialized, status):
-    program = PROGRAM.format(synchronize=synchronize, initialized=initialized)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert run.returncode == status, run.stderr
-    assert ("goes on" in run.stdout) == (status == 0)
-    assert ("illegal memory access" in run.stderr) == (status == 1)
+def test_only_a_lost_device_ends_the_process(faulty, initialized, status):
+    ended = run(faulty=faulty, initialized=initialized)
+    assert ended.returncode == status, ended.stderr
+    assert ("goes on" in ended.stdout) == (status == 0)
+    assert ("illegal memory access" in ended.stderr) == (status == 1)
+
+
+def test_a_lost_rank_ends_the_process():
+    ended = run(faulty=None, error="RankError")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "RankError: the step failed" in ended.stderr

@@ -83,6 +83,17 @@ def test_an_output_that_fails_ends_its_request_alone(caplog: pytest.LogCaptureFi
     assert good.token_ids == (8,)
 
 
+def test_a_request_whose_logprobs_went_with_the_device_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end() -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr("verify_service.epilogue.end_if_device_lost", end)
+    made, _ = epilogue(decision(9, (7,)))
+    with pytest.raises(SystemExit):
+        made.write()
+    assert not made.take()
+
+
 def test_nothing_is_learnt_about_rows_from_a_step_with_a_prompt() -> None:
     prompt = decision(1, (7,))
     prompt.item.count = 3

@@ -29,9 +29,9 @@ from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel, follow
 from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.rank_error import RankError
 from slipstream_kernels.models.gpu.rank_group import (
     DistributedRankGroup,
-    RankError,
     RankGroup,
     join_rendezvous,
     open_rendezvous,

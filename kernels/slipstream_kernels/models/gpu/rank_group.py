@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
+from slipstream_kernels.models.gpu.rank_error import RankError
+
 FIRST_BLOCK = 16384
 """Bytes of a message's first block, length included: a decode step's plan fits."""
 _LOOPBACK = "127.0.0.1"
@@ -22,10 +24,6 @@ _TIMEOUT = 300.0
 
 # Named anew in torch 2.13, where the former name warns.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-class RankError(RuntimeError):
-    """Another rank has ended or no longer answers; nothing more can be computed."""
 
 
 class RankGroup(Protocol):

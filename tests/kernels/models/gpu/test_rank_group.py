@@ -11,9 +11,8 @@ from slipstream_kernels.models.gpu.rank_group import FIRST_BLOCK
 PRELUDE = f"""
 import os, sys, time
 import torch
-from slipstream_kernels.models.gpu.rank_group import (
-    DistributedRankGroup, RankError, join_rendezvous, open_rendezvous
-)
+from slipstream_kernels.models.gpu.rank_error import RankError
+from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
 
 FIRST_BLOCK = {FIRST_BLOCK}
 rank, size = int(sys.argv[1]), int(sys.argv[2])
