@@ -50,11 +50,15 @@ class Features:
         if self._taker is None:
             return
         boundaries = self._settled(self._taker)
-        if boundaries != self._boundaries:
-            _log.info("states are captured at boundaries %s", list(boundaries) or "none")
-            self._boundaries = boundaries
+        if boundaries == self._boundaries:
+            return
+        self._boundaries = boundaries
+        try:
             self._engine.capture(boundaries)
             self._store.lay_out(boundaries)
+            _log.info("states are captured at boundaries %s", list(boundaries) or "none")
+        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+            _log.exception("states cannot be captured at boundaries %s", list(boundaries))
 
     def take(
         self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]

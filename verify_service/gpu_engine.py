@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.engine_config import EngineConfig
@@ -34,6 +35,8 @@ class GpuStep(Launched):
 
     first_rows: list[int]
     ticket: Ticket
+    items: Sequence[ScheduledRows]
+    boundaries: tuple[int, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
 
@@ -48,6 +51,7 @@ class GpuEngine:
         self._model = model
         self._page_table = page_table
         self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
+        self._boundaries: tuple[int, ...] = ()
 
     def warm_up(self) -> None:
         self._model.warm_up()
@@ -84,20 +88,24 @@ class GpuEngine:
 
     @property
     def feature_boundaries(self) -> Sequence[int]:
-        return ()
+        return boundaries_of(self._model.config.num_layers) if self._model.limits.boundaries else ()
 
     def capture(self, boundaries: tuple[int, ...]) -> None:
-        """There are none."""
-        assert not boundaries
+        self._model.capture(boundaries)
+        self._boundaries = boundaries
 
     def states(self, launched: GpuStep) -> StepStates | None:
-        return None
+        rows = launched.ticket.states() if launched.boundaries else None
+        if rows is None:
+            return None
+        accepted = {decision.item: decision.walk.nodes for decision in launched.decisions}
+        return StepStates(launched.boundaries, rows, self._rows.places(launched.items, accepted))
 
     def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
         plan, deciding = self._rows.build(items)
-        return GpuStep(deciding, plan.deciding[:, 0].tolist(), self._model.launch(plan))
+        return GpuStep(deciding, plan.deciding[:, 0].tolist(), self._model.launch(plan), items, self._boundaries)
 
     def decide(self, launched: GpuStep) -> list[Decision]:
         results = launched.ticket.results()[: len(launched.deciding)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,24 @@ class GpuRows:
             rooted = item.tree is not None  # the root and its tree are in a span of their own
             spans.add(item, item.first, item.count - rooted, None, decides=item.decides and not rooted)
         return self._laid_out(spans, len(decodes)), spans.deciding
+
+    @staticmethod
+    def places(
+        items: Sequence[ScheduledRows], accepted: Mapping[ScheduledRows, tuple[int, ...]]
+    ) -> dict[ScheduledRows, Sequence[int]]:
+        """The rows of `build`'s plan that hold each item's tokens, and behind them its accepted nodes."""
+        prefills = [item for item in items if item.count > 1]
+        places: dict[ScheduledRows, Sequence[int]] = {}
+        row = 0
+        for item in items:
+            if item.count == 1 or item.tree is not None:
+                places[item] = [row, *(row + 1 + node for node in accepted.get(item, ()))]
+                row += item.num_rows
+        for item in prefills:
+            count = item.count - (item.tree is not None)
+            places[item] = [*range(row, row + count), *places.get(item, ())]
+            row += count
+        return places
 
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
         """The plan of spans, of which the first ones decode."""

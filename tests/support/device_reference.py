@@ -40,6 +40,7 @@ def twin_target(folder: Path, ops: Callable[[], Ops] = twins) -> Callable[[Engin
             page_size=config.page_size,
             num_pages=config.num_pages,
             max_context=config.max_context,
+            boundaries=4,
         )
         return TwinModel.load(folder, limits, device="cpu", ops=ops(), progress=False)
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream_kernels.models.boundaries import Bits, Capture
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
-from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, running_loop
+from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service import features as module
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
@@ -32,6 +33,10 @@ def states_of(model: CausalLM, tokens: Sequence[int], boundaries: tuple[int, ...
     cache = model.new_cache(num_pages=32, page_size=16, scratch_slots=0)
     model.forward(cache, RowBatch.chunk(tokens, 0, range(32), 16), capture)
     return capture.rows
+
+
+def as_floats(bits: Bits) -> torch.Tensor:
+    return torch.from_numpy(bits.copy()).view(torch.bfloat16).float()
 
 
 @dataclass
@@ -120,6 +125,29 @@ def test_prompts_in_chunks_and_accepted_trees(model: CausalLM, page_size: int) -
         assert runner.loop.state().accepted_tokens > 20
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
     check(model, taker, [r.key for r in requests])
+
+
+def test_a_device_keeps_the_same_rows(model: CausalLM, twins: Target) -> None:
+    """Its arithmetic is another one: rows agree as far as bfloat16 does, and no two positions agree as well."""
+    config = EngineConfig(
+        num_pages=64, prefill_chunk=32, max_running=4, max_nodes=8, step_nodes=24, adaptive=False, max_context=160
+    )
+    requests = [request(number, prompt, temperature=0.0) for number, prompt in enumerate(prompts(4))]
+    with running_loop(twins, config) as runner:
+        plain = runner.run(requests)
+    texts = {r.key: [*r.prompt_token_ids, *a.token_ids] for r, a in zip(requests, plain, strict=True)}
+    taker = Taker(OracleTrees(texts, model.config.vocab_size))
+    with running_loop(twins, config, taker, taker) as runner:
+        answers = runner.run(requests)
+        assert runner.loop.state().accepted_tokens > 20
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
+    for received in taker.received.values():
+        expected = as_floats(states_of(model, received.tokens))
+        assert sorted(received.rows) == list(range(len(received.tokens) - 1))
+        for position, row in received.rows.items():
+            apart = torch.linalg.norm(as_floats(row) - expected, dim=1)
+            assert int(apart.argmin()) == position
+            assert apart[position] < 0.03 * torch.linalg.norm(expected[position])
 
 
 def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:

@@ -66,7 +66,7 @@ def _embed(a: Any, phase: int) -> None:
 
 @kernel
 def _is_wanted(a: Any, boundary: int) -> bool:
-    return a.states != 0 and pointer_i32(a.state_columns)[boundary] >= 0
+    return bool(a.states != 0 and pointer_i32(a.state_columns)[boundary] >= 0)
 
 
 @kernel

@@ -13,12 +13,21 @@ _FEW_LOGITS, _SOME_LOGITS = 16, 128
 
 
 class Bucket(NamedTuple):
-    """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode."""
+    """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode.
+
+    Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.boundaries`).
+    """
 
     rows: int
     logits: int
     has_trees: bool
     has_prefill: bool
+    boundaries: tuple[int, ...] = ()
+
+    @property
+    def without_states(self) -> Bucket:
+        """The bucket of the same passes that keep none."""
+        return self._replace(boundaries=())
 
 
 class Buckets:

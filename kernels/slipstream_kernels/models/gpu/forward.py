@@ -61,11 +61,26 @@ class GpuForward:
         if bucket.has_trees:
             ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
         elif self._plain is not None:
-            self._plain.of(bucket).gather()
+            self._plain.of(bucket.without_states).gather()
         for index, layer in enumerate(self._weights.layers):
+            self._keep(bucket, b, index)
             self._layer(bucket, plan, b, index, layer)
+        self._keep_last(bucket, b)
         if bucket.logits:
             self._decide(bucket, plan, b)
+
+    def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
+        """Keep the rows' states at a boundary, those in the residual stream unless others are given."""
+        if boundary in bucket.boundaries:
+            kept = b.states.unflatten(1, (len(bucket.boundaries), -1))
+            kept[:, bucket.boundaries.index(boundary)].copy_(b.x if state is None else state)
+
+    def _keep_last(self, bucket: Bucket, b: PassBuffers) -> None:
+        layers = len(self._weights.layers)
+        self._keep(bucket, b, layers)
+        if layers + 1 in bucket.boundaries:
+            self._ops.rms_norm(b.x, self._weights.final_norm, b.normed, self._config.rms_norm_eps)
+            self._keep(bucket, b, layers + 1, b.normed)
 
     def _layer(self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights) -> None:
         ops, config = self._ops, self._config
@@ -92,7 +107,7 @@ class GpuForward:
 
     def _attend(self, bucket: Bucket, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
         if self._plain is not None and not bucket.has_trees:
-            self._plain.of(bucket).run(b.q, keys, values, b.attended)
+            self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
             return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         # Rows that decode come first.

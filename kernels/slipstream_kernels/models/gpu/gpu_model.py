@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
@@ -100,6 +101,7 @@ class GpuModel:
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = PassGraphs(self._run)
         self._recent: deque[Ticket] = deque(maxlen=2)
+        self._boundaries: tuple[int, ...] = ()
 
     @classmethod
     def load(
@@ -204,13 +206,24 @@ class GpuModel:
         """A line's page table from entry `start` on, from the next pass on. Raises ValueError beyond its end."""
         self._tables.set_pages(line, start, pages)
 
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        """Keep the states of all rows at these boundaries, from the next pass on; with none, keep nothing.
+
+        Raises ValueError for more than the limits allow, or boundaries that the model has not.
+        """
+        limits, known = self.limits, boundaries_of(self.config.num_layers)
+        if len(boundaries) > limits.boundaries or not set(boundaries) <= set(known):
+            raise ValueError(f"boundaries are {boundaries}, must be at most {limits.boundaries} of 0 to {known[-1]}")
+        self._host.reserve_states(limits.max_rows * len(boundaries) * self.config.hidden_size)
+        self._boundaries = boundaries
+
     def launch(self, plan: PassPlan) -> Ticket:
         """Queue a pass. Raises ValueError for one that is larger than the limits; then nothing was queued."""
         if not plan.in_order:
             plan = plan.reordered()
         bucket = self._buckets.find(
             plan.rows, len(plan.logit_rows), has_trees=plan.has_trees, has_prefill=len(plan.prefills) > 0
-        )
+        )._replace(boundaries=self._boundaries)
         buffer = self._host.take()
         with self._on_stream():
             self._send(bucket, plan, buffer)
@@ -300,7 +313,7 @@ class GpuModel:
         arrays.updates[: len(changes)] = changes
         arrays.updates[len(changes) :] = -1
         if self._plain is not None and not bucket.has_trees:
-            self._plain.plan(bucket, plan)
+            self._plain.plan(bucket.without_states, plan)
         on_device.copy_(memory, non_blocking=True)
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
@@ -313,7 +326,17 @@ class GpuModel:
             buffer.event.record()
         logits = source.logits[: len(plan.logit_rows)]
         kept = self._kept_logits[: len(logits)] if plan.keep_logits else None
-        return Ticket(buffer.result.numpy(), items, logits, kept, buffer.event)
+        states = self._receive_states(source.states[: plan.rows], buffer) if bucket.boundaries else None
+        return Ticket(buffer.result.numpy(), items, logits, kept, buffer.event, states)
+
+    @staticmethod
+    def _receive_states(source: torch.Tensor, buffer: HostBuffer) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """Queue the copy of a pass's states to the host, behind that of its results."""
+        states = buffer.states[: source.numel()].view(source.shape)
+        states.copy_(source, non_blocking=True)
+        if buffer.states_event is not None:
+            buffer.states_event.record()
+        return states, buffer.states_event
 
 
 def _shard(config: ModelConfig, group: RankGroup | None) -> Shard:
@@ -339,6 +362,8 @@ def _planned(
     cuda = device.type == "cuda"
     plain = attention == FLASHINFER
     graphs = len(Buckets(limits, plain_prefill=plain).all()) if capture and cuda else 0
+    if limits.boundaries:
+        graphs *= 2  # those of passes that keep states are captured as they are met
     available = available_bytes(device, limits.memory_utilization) + held
     plan = partial(plan_memory, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=not cuda)
     memory = plan(limits)

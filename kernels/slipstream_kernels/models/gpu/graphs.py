@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,14 +12,21 @@ from tqdm import tqdm
 
 from slipstream_kernels.models.gpu.buckets import Bucket
 
+_log = logging.getLogger(__name__)
+
 
 class PassGraphs:
-    """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one."""
+    """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one.
+
+    Graphs are captured at start-up, and once some are, any other bucket's when it is used for the second time.
+    """
 
     def __init__(self, run: Callable[[Bucket], None]) -> None:
         """`run` queues all of a pass on the current stream. What it reads and writes stays where it is."""
         self._run = run
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._used_once: set[Bucket] = set()
+        self._pool: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -26,7 +34,10 @@ class PassGraphs:
     def run(self, bucket: Bucket) -> None:
         """Queue a pass on the current stream."""
         graph = self._graphs.get(bucket)
+        if graph is None and self._pool is not None and bucket in self._used_once:
+            graph = self._captured_late(bucket)
         if graph is None:
+            self._used_once.add(bucket)
             self._run(bucket)
         else:
             graph.replay()
@@ -37,21 +48,36 @@ class PassGraphs:
         `prepare` puts a plan of nothing but padding on the device. Graphs share one pool of memory: the largest bucket
         comes first.
         """
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
         with _no_collection(), tqdm(buckets, desc="capturing CUDA graphs", unit="graph", disable=not progress) as bar:
             for bucket in bar:
                 bar.set_postfix_str(f"{bucket.rows} rows")
                 prepare(bucket)
                 self._run(bucket)
                 torch.cuda.current_stream().synchronize()
-                graph = torch.cuda.CUDAGraph()
-                # Other threads, such as those that watch a group of ranks, may go on calling CUDA.
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    self._run(bucket)
-                finally:
-                    graph.capture_end()
-                self._graphs[bucket] = graph
+                self._capture(bucket)
+
+    def _captured_late(self, bucket: Bucket) -> torch.cuda.CUDAGraph | None:
+        """Where a capture fails, as for want of memory, this bucket and others like it go on without."""
+        try:
+            with _no_collection():
+                return self._capture(bucket)
+        except Exception:  # noqa: BLE001 - a pass runs without a graph too
+            _log.exception("no graph could be captured for passes of %s", bucket)
+            self._pool = None
+            return None
+
+    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+        """Record what has run before, so that it is compiled."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as those that watch a group of ranks, may go on calling CUDA.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            self._run(bucket)
+        finally:
+            graph.capture_end()
+        self._graphs[bucket] = graph
+        return graph
 
 
 @contextmanager

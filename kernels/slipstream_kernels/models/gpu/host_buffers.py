@@ -27,6 +27,10 @@ class HostBuffer:
     """int32 [items, RESULT_WIDTH]"""
     event: torch.cuda.Event | None
     """Comes when the pass's results are here."""
+    states: torch.Tensor
+    """bfloat16 [any], room for what a pass keeps at boundaries"""
+    states_event: torch.cuda.Event | None
+    """Comes when that is here."""
     ticket: Ticket | None = None
     """Of the last pass."""
     views: dict[Bucket, tuple[PlanArrays[Int32], torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -56,10 +60,19 @@ class HostBuffers:
                 words=plan.numpy(),
                 result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
                 event=torch.cuda.Event() if cuda else None,
+                states=torch.empty(0, dtype=torch.bfloat16),
+                states_event=torch.cuda.Event() if cuda else None,
             )
             for plan in plans
         ]
         self._next = 0
+        self._pinned = cuda
+
+    def reserve_states(self, size: int) -> None:
+        """Room for states of `size` numbers a pass; 0 frees it once the passes under way are through."""
+        for buffer in self._buffers:
+            if len(buffer.states) < size or not size:
+                buffer.states = torch.empty(size, dtype=torch.bfloat16, pin_memory=self._pinned and size > 0)
 
     def take(self) -> HostBuffer:
         """The buffer used longest ago; its pass's results are moved out of it first, which waits if they are due."""
@@ -67,5 +80,6 @@ class HostBuffers:
         self._next = (self._next + 1) % IN_FLIGHT
         if buffer.ticket is not None:
             buffer.ticket.results()
+            buffer.ticket.drop_states()
             buffer.ticket = None
         return buffer

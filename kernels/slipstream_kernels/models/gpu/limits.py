@@ -15,6 +15,7 @@ class GpuLimits:
 
     Fields are named as in the engine's configuration. `num_pages` 0 stands for as many as fit, `max_context` 0 for
     the model's own. `memory_utilization` is the share of the device's memory that everything together may take.
+    `boundaries` is at how many of them a pass can keep the states of its rows.
     """
 
     max_running: int = 64
@@ -25,6 +26,7 @@ class GpuLimits:
     num_pages: int = 0
     max_context: int = 0
     memory_utilization: float = 0.9
+    boundaries: int = 0
 
     def __post_init__(self) -> None:
         self._check("max_running", 1, 4096)
@@ -35,6 +37,7 @@ class GpuLimits:
         self._check("num_pages", 0, 2**31 // (MAX_PAGE_SIZE * 2))
         self._check("max_context", 0, 2**24)
         self._check("memory_utilization", 0.01, 1)
+        self._check("boundaries", 0, 64)
 
     @property
     def scratch_slots(self) -> int:

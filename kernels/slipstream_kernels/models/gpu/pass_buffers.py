@@ -48,6 +48,8 @@ class PassBuffers:
     """int32 [logits]"""
     result: torch.Tensor
     """int32 [items, RESULT_WIDTH]"""
+    states: torch.Tensor
+    """[rows, boundaries * hidden], what entered the bucket's boundaries, side by side"""
     part: torch.Tensor
     """float32 [rows, hidden], this rank's part of a layer's output; nothing where there is one rank"""
     parts: torch.Tensor
@@ -70,7 +72,8 @@ class BufferPool:
         """`library` adds what a vendor's library needs for gated layers."""
         self._shard = shard
         self._limits = limits
-        most = Bucket(limits.max_rows, limits.max_decode_rows, has_trees=True, has_prefill=True)
+        boundaries = tuple(range(limits.boundaries))
+        most = Bucket(limits.max_rows, limits.max_decode_rows, has_trees=True, has_prefill=True, boundaries=boundaries)
         self._storage = {
             name: torch.empty(prod(shape), dtype=dtype, device=device)
             for name, (shape, dtype) in self._shapes(most).items()
@@ -137,6 +140,7 @@ class BufferPool:
             "logits": ((logits, config.vocab_size), f32),
             "sampled": ((logits,), i32),
             "result": ((min(logits, self._limits.max_running), RESULT_WIDTH), i32),
+            "states": ((rows, len(bucket.boundaries) * hidden), bf16),
             "part": ((part_rows, hidden), f32),
             "parts": ((ranks, part_rows, hidden), f32),
             "logits_part": ((part_logits, shard.vocab_size), f32),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.models.gpu.pass_plan import Int32
 
 
 class Ticket:
     """Handed out by `GpuModel.launch`."""
 
-    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at")
+    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at", "_states")
 
     def __init__(
         self,
@@ -19,10 +20,12 @@ class Ticket:
         logits: torch.Tensor,
         kept: torch.Tensor | None,
         event: torch.cuda.Event | None,
+        states: tuple[torch.Tensor, torch.cuda.Event | None] | None = None,
     ) -> None:
         """`results_at` receives the results of `items` items once `event` has come; None if they are there already.
 
         `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
+        `states` bfloat16 [rows, any] are on the host once their event has come.
         """
         self._results_at: Int32 | None = results_at
         self._items = items
@@ -31,6 +34,7 @@ class Ticket:
         self._event = event
         self._results: Int32 | None = None
         self._moved: torch.cuda.Event | None = None
+        self._states = states
 
     def done(self) -> bool:
         """Whether `results` would not wait."""
@@ -45,6 +49,23 @@ class Ticket:
             self._results = self._results_at[: self._items].copy()
             self._results_at = None
         return self._results
+
+    def states(self) -> Bits | None:
+        """What the pass kept at the boundaries it was launched with: bits of bfloat16 [rows, boundaries * hidden].
+
+        In the order of the plan's rows. Waits for them. To be read before the second launch after the pass's own: the
+        memory is used again. None where nothing was asked for, or it is gone.
+        """
+        if self._states is None:
+            return None
+        rows, event = self._states
+        if event is not None:
+            event.synchronize()
+        return rows.view(torch.uint16).numpy()
+
+    def drop_states(self) -> None:
+        """Another pass takes their place."""
+        self._states = None
 
     @property
     def logits(self) -> torch.Tensor:
