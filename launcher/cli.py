@@ -202,6 +202,19 @@ def probe(address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC
     raise typer.Exit(0 if is_serving(address) else 1)
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="STAGE [OPTIONS]", show_default=False)] = None,
+) -> None:
+    """From prompts to a drafter in service, stage by stage; `slipstream train --help` lists the stages."""
+    from launcher.train import run
+
+    run(arguments or ["--help"])
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()

@@ -1,0 +1,205 @@
+"""The stage as a whole: the same bytes whatever happens on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.prompts.records import Turn
+from training.prompts.run import clean_prompts, is_heldout
+from training.prompts.settings import PromptSettings
+from training.prompts.store import MANIFEST, OUTPUTS, MismatchError, Store, remove_run
+
+WORDS = [f"word{number}" for number in range(900)]
+LIGHT = PromptSettings(kinds=("secret",))
+"""Needs no recogniser that takes seconds to load."""
+
+
+def text(seed):
+    return " ".join(random.Random(seed).choices(WORDS, k=30))
+
+
+def write_prompts(path, count, first=0):
+    lines = [
+        json.dumps({"prompt": text(number), "task": f"task {number % 3}"}) for number in range(first, first + count)
+    ]
+    lines[5 % count :: 40] = [json.dumps({"prompt": text(first)})] * len(lines[5 % count :: 40])
+    lines[7 % count :: 50] = [json.dumps({"prompt": text(first + 1) + " more"})] * len(lines[7 % count :: 50])
+    lines[9 % count :: 60] = ["{torn"] * len(lines[9 % count :: 60])
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def clean(inputs, folder, settings=LIGHT, workers=1):
+    return clean_prompts(inputs, folder, settings, workers=workers, progress=False)
+
+
+def test_each_line_is_kept_or_dropped_for_a_reason(tmp_path, demo_model):
+    lines = [
+        {"prompt": "Write to ann.lee@example.com about the weather in the north of the country, please."},
+        {"prompt": "Write to ann.lee@example.com about the weather in the north of the country, please."},
+        {"prompt": "Write to bob.ray@example.com about the weather in the north of the country, please!"},
+        {"prompt": "Was ist der Unterschied zwischen Wetter und Klima, und warum ist das so wichtig?"},
+        {"prompt": "word " * 400},
+        {"prompt": "Hi"},
+        {"answer": "none"},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = PromptSettings(model=demo_model, languages=("en",), min_tokens=3, max_tokens=200, heldout=0.0)
+    manifest = clean([tmp_path / "in.jsonl"], tmp_path / "out", settings)
+    assert [each["reason"] for each in records(tmp_path / "out" / "dropped.jsonl")] == [
+        "duplicate", "near-duplicate", "language", "too long", "too short", "malformed",
+    ]  # fmt: skip
+    (kept,) = records(tmp_path / "out" / "train.jsonl")
+    assert kept["messages"][0]["content"].startswith("Write to [EMAIL] about")
+    assert kept["origin"] == "in.jsonl:1"
+    assert manifest["personal_data"] == {"email": 2}
+    assert manifest["cleaned"] == 1
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "an*.***@*******.***" in report
+    assert "ann.lee" not in report + (tmp_path / "out" / MANIFEST).read_text()
+
+
+def test_personal_data_can_cost_the_prompt(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "password = \'hunter22x!\'"}\n{"prompt": "Something else."}\n')
+    manifest = clean([tmp_path / "in.jsonl"], tmp_path / "out", PromptSettings(kinds=("secret",), personal="drop"))
+    assert manifest["dropped"] == {"personal data": 1}
+    assert sum(manifest["kept"].values()) == 1
+
+
+def test_workers_and_compression_change_no_byte(tmp_path):
+    plain = write_prompts(tmp_path / "in.jsonl", 700)
+    clean([plain], tmp_path / "one")
+    clean([plain], tmp_path / "three", workers=3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+    (tmp_path / "zipped").mkdir()
+    zipped = tmp_path / "zipped" / "in.jsonl"
+    zipped = zipped.with_name("in.jsonl.gz")
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    clean([zipped], tmp_path / "of_zipped")
+    assert [each["id"] for each in records(tmp_path / "one" / "train.jsonl")] == [
+        each["id"] for each in records(tmp_path / "of_zipped" / "train.jsonl")
+    ]
+
+
+def test_a_text_never_changes_sides(tmp_path):
+    settings = PromptSettings(kinds=(), heldout=0.3)
+    first, second = write_prompts(tmp_path / "a.jsonl", 300), write_prompts(tmp_path / "b.jsonl", 300, first=1000)
+    clean([first], tmp_path / "few", settings)
+    clean([second, first], tmp_path / "many", settings)
+    for split in ("train", "heldout"):
+        few = {each["id"] for each in records(tmp_path / "few" / f"{split}.jsonl")}
+        many = {each["id"] for each in records(tmp_path / "many" / f"{split}.jsonl")}
+        assert few < many
+    share = sum(is_heldout([Turn("user", text(number))], 0.3) for number in range(2000)) / 2000
+    assert share == pytest.approx(0.3, abs=0.04)
+
+
+def start(inputs, folder):
+    command = [sys.executable, "-m", "training", "prompts", *map(str, inputs), "--out", str(folder)]
+    command += ["--kinds", "secret", "--workers", "2"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def written(folder):
+    part = folder / "train.jsonl.part"
+    return part.stat().st_size if part.exists() else 0
+
+
+def children(pid):
+    tasks = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in tasks.read_text().split()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="watches processes through /proc")
+def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(tmp_path):
+    inputs = [write_prompts(tmp_path / "a.jsonl", 1500), write_prompts(tmp_path / "b.jsonl", 1500, first=5000)]
+    clean(inputs, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    kills = 0
+    for share in (0.0, 0.3, 0.6):
+        process = start(inputs, folder)
+        goal = share * (tmp_path / "whole" / "train.jsonl").stat().st_size
+        while process.poll() is None and written(folder) <= goal:
+            time.sleep(0.005)
+        workers = children(process.pid) if process.poll() is None else []
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        deadline = time.monotonic() + 20
+        while any(map(alive, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(alive, workers)), "a worker outlived its parent"
+    assert kills == 3
+    assert not (folder / MANIFEST).exists()
+    last = start(inputs, folder)
+    errors = last.communicate(timeout=100)[1]
+    assert last.returncode == 0, errors
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_a_run_killed_while_it_named_its_outputs_goes_on(tmp_path):
+    inputs = [write_prompts(tmp_path / "in.jsonl", 300)]
+    manifest = clean(inputs, tmp_path / "whole")
+    for named in range(len(OUTPUTS) + 1):
+        folder = tmp_path / f"killed after {named}"
+        task = {name: manifest[name] for name in ("settings", "inputs")}
+        store = Store(folder, LIGHT, task)
+        for name in OUTPUTS:
+            store.write(name, {"some": "line"})
+        store.commit()
+        store.write("train.jsonl", {"line": "that does not count"})
+        store.close()
+        for name in OUTPUTS[:named]:
+            (folder / f"{name}.part").rename(folder / name)
+        again = Store(folder, LIGHT, task)
+        again.finish(task, "report")
+        assert {path.name for path in folder.iterdir()} == {*OUTPUTS, MANIFEST, "report.md"}
+        assert (folder / "train.jsonl").read_bytes() == b'{"some": "line"}\n'
+
+
+def test_a_finished_run_is_not_done_again_and_another_is_refused(tmp_path):
+    inputs = [write_prompts(tmp_path / "in.jsonl", 200)]
+    first = clean(inputs, tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert clean(inputs, tmp_path / "out") == first
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    with pytest.raises(MismatchError, match="of no run that can go on"):
+        clean(inputs, tmp_path / "out", PromptSettings(kinds=()))
+    remove_run(tmp_path / "out")
+    assert clean(inputs, tmp_path / "out", PromptSettings(kinds=()))["settings"]["kinds"] == []
+
+
+def test_a_run_under_way_takes_no_other_settings_and_no_second_process(tmp_path):
+    inputs = [write_prompts(tmp_path / "in.jsonl", 200)]
+    task = {"settings": LIGHT.document(), "inputs": []}
+    store = Store(tmp_path / "out", LIGHT, task)
+    store.commit()
+    with pytest.raises(MismatchError, match="in use"):
+        Store(tmp_path / "out", LIGHT, task)
+    store.close()
+    with pytest.raises(MismatchError, match="a run with other inputs"):
+        clean(inputs, tmp_path / "out")

@@ -1,0 +1,59 @@
+"""Keys and passwords, found by detect-secrets' detectors of known formats and of assignments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+_LEFT_OUT: Final = frozenset({"HexHighEntropyString", "IPPublicDetector"})
+"""Hexadecimal strings of high entropy are mostly hashes; addresses are another detector's."""
+
+_BEFORE: Final = re.compile(r"[\w.+/-]*\Z")
+_AFTER: Final = re.compile(r"[\w.+/=-]*")
+_BLOCK_END: Final = re.compile(r"-----END [^\n]*|\Z")
+
+
+class CredentialFinder:
+    """Spans of secrets in a text."""
+
+    def __init__(self) -> None:
+        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+        from detect_secrets.plugins.private_key import PrivateKeyDetector
+
+        classes: dict[str, Any] = dict(sorted(get_mapping_from_secret_type_to_class().items()))
+        self._detectors: list[Any] = [each() for each in classes.values() if each.__name__ not in _LEFT_OUT]
+        self._blocks = next(each for each in self._detectors if isinstance(each, PrivateKeyDetector))
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Start and end of each; of a private key, the whole block."""
+        start = 0
+        for line in text.splitlines(keepends=True):
+            for detector in self._detectors:
+                for secret in _certain(detector, line):
+                    yield from self._spans(text, start, line, secret, block=detector is self._blocks)
+            start += len(line)
+
+    @staticmethod
+    def _spans(text: str, start: int, line: str, secret: str, *, block: bool) -> Iterator[tuple[int, int]]:
+        if block:
+            end = _BLOCK_END.search(text, start)
+            yield start + max(0, line.find("-----BEGIN")), len(text) if end is None else end.end()
+            return
+        position = line.find(secret) if secret else -1
+        while position >= 0:
+            # Some detectors report a part: the prefix of a GitHub token, a JSON web token without its signature.
+            before, after = _BEFORE.search(line, 0, position), _AFTER.match(line, position + len(secret))
+            assert before is not None
+            assert after is not None
+            first, last = before.start(), after.end()
+            yield start + first, start + last
+            position = line.find(secret, last)
+
+
+def _certain(detector: Any, line: str) -> Iterator[str]:
+    """What a detector finds; of quoted strings, those of high entropy."""
+    limit = getattr(detector, "entropy_limit", None)
+    for secret in detector.analyze_string(line):
+        if limit is None or detector.calculate_shannon_entropy(secret) > limit:
+            yield secret

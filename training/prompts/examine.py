@@ -1,0 +1,131 @@
+"""What becomes of one prompt, as far as it can be told without looking at others. Runs in worker processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import parent_process
+from typing import Final
+
+from training.prompts.duplicates import Signer
+from training.prompts.language import LanguageDetector
+from training.prompts.personal import PersonalDataFinder
+from training.prompts.records import Prompt, Turn
+from training.prompts.scrub import samples, scrub
+from training.prompts.settings import PromptSettings
+
+TOO_SHORT: Final = "too short"
+TOO_LONG: Final = "too long"
+OTHER_LANGUAGE: Final = "language"
+PERSONAL: Final = "personal data"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reason` why the prompt is dropped, or empty. `found` holds kind and masked sample of all personal data in it."""
+
+    turns: tuple[Turn, ...]
+    reason: str = ""
+    detail: str = ""
+    tokens: int | None = None
+    signature: bytes = b""
+    found: tuple[tuple[str, str], ...] = ()
+
+
+class Examiner:
+    """Applies the settings to prompts."""
+
+    def __init__(self, settings: PromptSettings) -> None:
+        self._settings = settings
+        self._finder = PersonalDataFinder(settings)
+        self._signer = Signer(settings.permutations, settings.shingle)
+        self._detector = LanguageDetector() if settings.languages else None
+        self._count = _token_counter(settings)
+
+    def examine(self, prompt: Prompt) -> Verdict:
+        """Length, language, personal data, in this order. Tokens are those of the contents, without the template."""
+        turns = prompt.turns
+        tokens = self._count(turns)
+        if (reason := self._length_reason(turns, tokens)) or (reason := self._language_reason(turns)):
+            return Verdict(turns, *reason, tokens=tokens)
+        found = [(turn, self._finder.find(turn.content)) for turn in turns]
+        shown = tuple(sample for turn, findings in found for sample in samples(turn.content, findings))
+        if shown and self._settings.personal == "drop":
+            return Verdict(turns, PERSONAL, ", ".join(sorted({kind for kind, _ in shown})), tokens, found=shown)
+        if shown:
+            turns = tuple(scrub(turn, findings) for turn, findings in found)
+            tokens = self._count(turns)
+        signature = self._signer.sign("\n".join(turn.content for turn in turns if turn.role == "user"))
+        return Verdict(turns, tokens=tokens, signature=signature, found=shown)
+
+    def _length_reason(self, turns: Sequence[Turn], tokens: int | None) -> tuple[str, str] | None:
+        characters = sum(len(turn.content) for turn in turns)
+        if characters > self._settings.max_characters:
+            return TOO_LONG, f"{characters} characters"
+        if tokens is not None and tokens > self._settings.max_tokens:
+            return TOO_LONG, f"{tokens} tokens"
+        if tokens is not None and tokens < self._settings.min_tokens:
+            return TOO_SHORT, f"{tokens} tokens"
+        return None
+
+    def _language_reason(self, turns: Sequence[Turn]) -> tuple[str, str] | None:
+        if self._detector is None:
+            return None
+        detected = self._detector.detect("\n".join(turn.content for turn in turns if turn.role == "user"))
+        if detected is None or detected[0] in self._settings.languages:
+            return None
+        code, probability = detected
+        return (OTHER_LANGUAGE, code) if probability >= self._settings.language_confidence else None
+
+
+class _TokenCounter:
+    def __init__(self, path: str, longest: int) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(path)
+        self._longest = longest
+
+    def __call__(self, turns: Sequence[Turn]) -> int | None:
+        if sum(len(turn.content) for turn in turns) > self._longest:
+            return None
+        encoded = self._tokenizer.encode_batch_fast([turn.content for turn in turns], add_special_tokens=False)
+        return sum(len(each.ids) for each in encoded)
+
+
+class _NoCounter:
+    def __call__(self, turns: Sequence[Turn]) -> int | None:
+        return None
+
+
+def _token_counter(settings: PromptSettings) -> _TokenCounter | _NoCounter:
+    if settings.model is None:
+        return _NoCounter()
+    return _TokenCounter(str(settings.model / "tokenizer.json"), settings.max_characters)
+
+
+@cache
+def examiner(settings: PromptSettings) -> Examiner:
+    """The process's own, made once."""
+    return Examiner(settings)
+
+
+def begin_worker(settings: PromptSettings) -> None:
+    """Prepare a worker process, which ends when the process that started it does, however that ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    examiner(settings)
+
+
+def examine_all(settings: PromptSettings, prompts: Sequence[Prompt]) -> list[Verdict]:
+    """One task of the pool."""
+    return [examiner(settings).examine(prompt) for prompt in prompts]
