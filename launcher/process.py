@@ -120,7 +120,7 @@ class ServiceProcess:
         status = self.popen.poll()
         if status is None:
             return "still runs"
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return f"was ended by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
@@ -129,3 +129,9 @@ class ServiceProcess:
                 text = line.rstrip("\n")
                 self._lines.append(text)
                 self._sink(self.command.name, text)
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have numbers alone."""
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")

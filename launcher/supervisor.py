@@ -23,7 +23,8 @@ MOST_FAILURES = 10
 class RestartPolicy:
     """How long to wait before a service that ended is started again: doubling, reset by a good run.
 
-    An essential service is not started again after `most_failures` short runs in a row, 0 standing for any number.
+    A run is good that lasts `good_run_seconds` longer than the first start of all services took: loading is no run. An
+    essential service is not started again after `most_failures` short runs in a row, 0 standing for any number.
     """
 
     first_seconds: float = 0.5
@@ -70,19 +71,21 @@ class Supervisor:
         self._on_given_up = on_given_up
         self._spawner = Spawner()
         self._watched: list[_Watched] = []
+        self._start_seconds = 0.0
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._lock = threading.Lock()
 
     def start(self, timeout: float) -> None:
         """Start all services together and wait until they serve; StartupError, with all of them ended, otherwise."""
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         try:
             self._watched.extend(_Watched(command, self._spawn(command)) for command in self._commands)
-            wait_serving([watched.process for watched in self._watched], deadline)
+            wait_serving([watched.process for watched in self._watched], begun + timeout)
         except BaseException:
             self.kill()
             raise
+        self._start_seconds = time.monotonic() - begun
         self._watcher.start()
 
     def process(self, name: str) -> ServiceProcess:
@@ -120,8 +123,7 @@ class Supervisor:
         if watched.due is None:
             if watched.process.running:
                 return
-            good = now - watched.started >= self._policy.good_run_seconds
-            if good:
+            if now - watched.started >= self._start_seconds + self._policy.good_run_seconds:
                 watched.failures = 0
             self._postpone(watched, watched.process.describe_end())
         elif now >= watched.due:

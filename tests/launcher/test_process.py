@@ -15,9 +15,9 @@ from launcher.process import ServiceCommand, ServiceProcess, Spawner
 STARTER = """
 import signal, sys, time
 from launcher.process import ServiceCommand, ServiceProcess, Spawner
-child = ServiceProcess(ServiceCommand("child", (sys.executable, "-c", "import time; time.sleep(60)"), ""), Spawner())
+child = ServiceProcess(ServiceCommand("child", (sys.executable, "-c", "import time; time.sleep(600)"), ""), Spawner())
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -28,14 +28,14 @@ def test_children_end_when_their_launcher_is_killed():
         child = psutil.Process(int(launcher.stdout.readline()))
         wait_for_exec(child)
         launcher.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def wait_for_exec(child: psutil.Process) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any("leash" in part for part in child.cmdline()) and time.monotonic() < deadline:
         time.sleep(0.02)
 
@@ -46,10 +46,17 @@ def test_log_is_kept_and_handed_on():
     process = ServiceProcess(
         ServiceCommand("talker", (sys.executable, "-c", code), ""), Spawner(), lambda *line: lines.append(line)
     )
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert process.log().splitlines() == ["out", "error"]
     assert lines == [("talker", "out"), ("talker", "error")]
     assert process.describe_end() == "exited with status 0"
+
+
+def test_an_end_by_a_signal_without_a_name_is_described_too():
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 1)"
+    process = ServiceProcess(ServiceCommand("odd", (sys.executable, "-c", code), ""), Spawner())
+    process.wait(60)
+    assert process.describe_end() == f"was ended by signal {signal.SIGRTMIN + 1}"
 
 
 def test_stop_kills_what_ignores_sigterm():

@@ -17,10 +17,18 @@ from launcher.supervisor import RestartPolicy, Supervisor
 from support.cluster import StartupError, free_ports
 
 SERVER = Path(__file__).parent / "health_server.py"
+LOADING = """
+import os, runpy, sys, time
+time.sleep(float(os.environ["LOADING"]))
+if os.environ["BROKEN"]:
+    sys.exit("no memory is left")
+del sys.argv[0]
+runpy.run_path(sys.argv[0])
+"""
 QUICK = RestartPolicy(first_seconds=0.05, longest_seconds=0.2, good_run_seconds=60.0)
 
 
-def server(name: str, port: int, *, life: float = 60.0, drain: float = 0.0) -> ServiceCommand:
+def server(name: str, port: int, *, life: float = 600.0, drain: float = 0.0) -> ServiceCommand:
     return ServiceCommand(name, (sys.executable, str(SERVER), str(port), str(life), str(drain)), f"127.0.0.1:{port}")
 
 
@@ -35,7 +43,7 @@ class Lines:
         return self.lines.index((name, line))
 
 
-def wait_until(condition, seconds: float = 20.0) -> None:
+def wait_until(condition, seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -46,7 +54,7 @@ def test_restarts_what_was_killed_on_the_same_port():
     (port,) = free_ports(1)
     lines = Lines()
     supervisor = Supervisor([server("one", port)], lines, QUICK)
-    supervisor.start(timeout=30)
+    supervisor.start(timeout=100)
     try:
         first = supervisor.process("one").pid
         supervisor.process("one").signal(signal.SIGKILL)
@@ -63,14 +71,14 @@ def test_a_service_that_cannot_be_spawned_is_tried_again():
     environment = {"PADDING": ""}
     command = replace(server("one", port), environment=environment)
     supervisor = Supervisor([command], lines, QUICK)
-    supervisor.start(timeout=30)
+    supervisor.start(timeout=100)
     try:
         environment["PADDING"] = "x" * (1 << 20)  # more than the kernel passes on
         supervisor.process("one").signal(signal.SIGKILL)
         wait_until(lambda: sum("could not be started" in line for _, line in lines.lines) >= 2)
         environment["PADDING"] = ""
         wait_until(lambda: is_serving(f"127.0.0.1:{port}"))
-        supervisor.drain(grace=10)
+        supervisor.drain(grace=60)
     finally:
         supervisor.kill()
 
@@ -81,7 +89,7 @@ def test_only_an_essential_service_is_given_up(essential, most):
     lines, given_up = Lines(), []
     command = replace(server("one", port), essential=essential)
     supervisor = Supervisor([command], lines, replace(QUICK, most_failures=most), given_up.append)
-    supervisor.start(timeout=30)
+    supervisor.start(timeout=100)
     try:
         for _ in range(3):
             former = supervisor.process("one")
@@ -93,13 +101,30 @@ def test_only_an_essential_service_is_given_up(essential, most):
         supervisor.kill()
 
 
+def test_a_service_that_ends_while_it_loads_has_run_short_however_long_that_takes():
+    (port,) = free_ports(1)
+    given_up = []
+    environment = {"LOADING": "4", "BROKEN": ""}
+    command = replace(server("one", port), environment=environment)
+    command = replace(command, arguments=(sys.executable, "-c", LOADING, *command.arguments[1:]))
+    policy = replace(QUICK, good_run_seconds=0.5, most_failures=2)
+    supervisor = Supervisor([command], Lines(), policy, given_up.append)
+    supervisor.start(timeout=100)
+    try:
+        environment |= {"LOADING": "1", "BROKEN": "yes"}
+        supervisor.process("one").signal(signal.SIGKILL)
+        wait_until(lambda: given_up)
+    finally:
+        supervisor.kill()
+
+
 def test_drains_in_the_given_order():
     ports = free_ports(2)
     lines = Lines()
     commands = [server("front", ports[0], drain=0.3), server("back", ports[1])]
     supervisor = Supervisor(commands, lines, QUICK)
-    supervisor.start(timeout=30)
-    supervisor.drain(grace=10)
+    supervisor.start(timeout=100)
+    supervisor.drain(grace=60)
     assert lines.index("front", "drained") < lines.index("back", "draining")
     assert [supervisor.process(name).wait() for name in ("front", "back")] == [0, 0]
 
@@ -107,13 +132,13 @@ def test_drains_in_the_given_order():
 def test_kill_cuts_a_drain_short():
     (port,) = free_ports(1)
     lines = Lines()
-    supervisor = Supervisor([server("slow", port, drain=60.0)], lines, QUICK)
-    supervisor.start(timeout=30)
-    drain = threading.Thread(target=supervisor.drain, args=(60.0,))
+    supervisor = Supervisor([server("slow", port, drain=600.0)], lines, QUICK)
+    supervisor.start(timeout=100)
+    drain = threading.Thread(target=supervisor.drain, args=(600.0,))
     drain.start()
     wait_until(lambda: ("slow", "draining") in lines.lines)
     supervisor.kill()
-    drain.join(timeout=5)
+    drain.join(timeout=30)
     assert not drain.is_alive()
     assert supervisor.process("slow").wait() == -signal.SIGKILL
 
@@ -125,7 +150,7 @@ def test_a_service_that_never_serves_is_an_error_with_its_log():
     )
     supervisor = Supervisor([server("fine", ports[0]), broken], Lines(), QUICK)
     with pytest.raises(StartupError, match=r"(?s)broken exited with status 4 before it was ready.*no weights here"):
-        supervisor.start(timeout=30)
+        supervisor.start(timeout=100)
     assert not supervisor.process("fine").running
 
 

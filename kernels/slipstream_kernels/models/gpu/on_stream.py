@@ -8,7 +8,7 @@ import torch
 class OnStream:
     """A context as `torch.cuda.stream` makes them, made once: entering a new one takes longer than queueing a copy.
 
-    One thread at a time may use it.
+    One thread at a time may use it, and not within itself.
     """
 
     __slots__ = ("_before", "_stream")
