@@ -105,6 +105,22 @@ def test_the_newest_catches_up_and_takes_over_at_a_step_boundary() -> None:
     run(scenario())
 
 
+def test_a_request_that_asks_for_no_trees_moves_at_once() -> None:
+    async def scenario() -> None:
+        async with served() as (link, address), wire_drafter(address, "p", answer=chains) as older:
+            link.begin(opening())
+            link.commit([committed(4, 10, max_nodes=1)])
+            await older.wait_for("open", "commit")
+            async with wire_drafter(address, "p", answer=chains) as newer:
+                link.commit([committed(5, 11, max_nodes=1)])
+                assert (requests_of(link, older), requests_of(link, newer)) == (0, 1)
+                link.commit([committed(6, 12)])
+                await newer.wait_for("open", "commit", "commit")
+                await until(lambda: link.collect([KEY]) == [TokenTree((13, 14), (-1, 0))])
+
+    run(scenario())
+
+
 def test_a_newer_one_that_never_answers_takes_nothing_over() -> None:
     async def scenario() -> None:
         async with served() as (link, address), wire_drafter(address, "p", answer=chains) as older:

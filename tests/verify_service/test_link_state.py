@@ -1,0 +1,56 @@
+"""What the link tells of its attachments and of its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support import drafters
+from support.drafters import wire_drafter
+from tests.verify_service.test_draft_link import KEY, OTHER, chains, collect, committed, opening, run, served
+
+
+@pytest.fixture(params=["grpc", "shm"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "TRANSPORT", request.param)
+
+
+def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
+    async def scenario() -> None:
+        async with (
+            served(deadline=0.05) as (link, address),
+            wire_drafter(address, "good", "x", answer=chains) as good,
+            wire_drafter(address, "p") as mute,
+        ):
+            link.begin(opening())
+            link.begin(opening(OTHER, "good"))
+            for step in range(3):
+                link.commit([committed(4 + 2 * step, 10), committed(4 + 2 * step, 20, key=OTHER)])
+                await collect(link, KEY, OTHER)
+                link.commit([committed(5 + 2 * step, 11), committed(5 + 2 * step, 21, 22, 7, key=OTHER)])
+                await collect(link, KEY, OTHER)
+            states = {(state.epoch, state.proposer): state for state in link.state().drafters}
+            first, second = states[good.epoch, "good"], states[mute.epoch, "p"]
+            assert (first.requests, second.requests, states[good.epoch, "x"].requests) == (1, 1, 0)
+            assert (first.tally.hits, first.tally.misses) == (6, 0)
+            assert (second.tally.hits, second.tally.misses) == (0, 3)
+            assert (first.tally.drafted, first.tally.accepted) == (2 * 5, 2 * 3)
+            assert second.tally.drafted == 0
+            assert link.state().deadline == 0.05
+
+    run(scenario())
+
+
+def test_the_deadline_is_learned_from_steps() -> None:
+    async def scenario() -> None:
+        async with served(deadline=5.0, deadline_share=0.25) as (link, address), wire_drafter(address, "p"):
+            link.begin(opening())
+            for step in range(4):
+                link.commit([committed(4 + step, 10)])
+                _, seconds = await collect(link)
+                assert seconds < 2.0
+                await asyncio.sleep(0.04)
+            assert 0.01 <= link.state().deadline < 1.0
+
+    run(scenario())
