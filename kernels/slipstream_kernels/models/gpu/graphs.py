@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -26,7 +27,7 @@ class PassGraphs:
         self._run = run
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._used_once: set[Bucket] = set()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch gives its handles a private type
 
     def __len__(self) -> int:
         return len(self._graphs)
