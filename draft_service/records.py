@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draft_service.proposers.base import Opening
 from slipstream_kernels.token_tree import TokenTree
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Which state of which request a record belongs to; see tree.proto."""
 
     epoch: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.request import FinishReason, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """The state of a request that a record belongs to. `base_length` counts committed tokens, the root included."""
 
     epoch: int
@@ -40,6 +41,17 @@ class Commit:
     token_ids: tuple[int, ...]
     max_nodes: int
     max_depth: int
+    features: Bits | None = None
+    """A row for each of `token_ids`; None where none are wanted, or they come in an `Extend`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """States of the positions from `first_position` on, bits of bfloat16 [positions, boundaries * hidden_size]."""
+
+    stamp: Stamp
+    first_position: int
+    features: Bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class Gap:
     dropped: int
 
 
-Command = Open | Commit | Close | Gap
+Command = Open | Extend | Commit | Close | Gap
 """Verify to draft."""
 
 
@@ -155,3 +167,7 @@ class LinkFacts:
     num_layers: int
     max_context: int
     max_nodes: int
+    feature_boundaries: tuple[int, ...] = ()
+    """Boundaries whose states can be captured."""
+    most_boundaries: int = 0
+    """How many of them at once."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_records import Offer
 from verify_service.request import RequestKey
@@ -39,7 +37,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     slot.open(RequestKey(1, 2), Tally(), caught_up=True)
     assert table.matching(old) is None
     assert slot.stamp.generation == old.generation + 1
-    for wrong in (replace(slot.stamp, epoch=8), replace(slot.stamp, slot=1), replace(slot.stamp, slot=2**32)):
+    for wrong in (slot.stamp._replace(epoch=8), slot.stamp._replace(slot=1), slot.stamp._replace(slot=2**32)):
         assert table.matching(wrong) is None
 
 
