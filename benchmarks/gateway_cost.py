@@ -60,6 +60,7 @@ class InstantVerify(verify_pb2_grpc.VerifyServiceServicer):
         """See the proto."""
         outbox: asyncio.Queue[list[verify_pb2.RequestOutput]] = asyncio.Queue(maxsize=64)
         gathered: dict[int, AsyncIterator[verify_pb2.RequestOutput]] = {}
+        await context.send_initial_metadata(())
         tasks = [asyncio.create_task(self._send(outbox, context)), asyncio.create_task(self._tick(gathered, outbox))]
         try:
             async for message in requests:

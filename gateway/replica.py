@@ -136,19 +136,27 @@ class Replica:
         """Open a session and read it until it breaks."""
         async with open_channel(self.address) as channel:
             self._stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            info = await self.fetch_info()
             call = self._stub.Session()
             self._outbox = Mailbox()
             writer = asyncio.create_task(self._write(call, self._outbox))
             try:
-                self.info, self._refusing = info, False
-                _log.info("verify service %s serves %s", self.address, info.model_name)
+                await self._await_acceptance(call)
+                # Facts asked for later are those of the process behind the session: without it the session breaks.
+                self.info, self._refusing = await self.fetch_info(), False
+                _log.info("verify service %s serves %s", self.address, self.info.model_name)
                 self._owner.on_ready(self)
                 await self._read(call)
             finally:
                 call.cancel()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
+
+    async def _await_acceptance(self, call: Any) -> None:
+        """Return once the service has taken up a session; UnavailableError if that takes longer than a call may."""
+        try:
+            await asyncio.wait_for(call.wait_for_connection(), self._timeout)
+        except TimeoutError:
+            raise UnavailableError(f"no verify service answers at {self.address}") from None
 
     async def _write(self, call: Any, outbox: Mailbox[verify_pb2.SessionRequest]) -> None:
         while True:

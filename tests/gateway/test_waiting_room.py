@@ -177,6 +177,23 @@ def test_a_service_that_comes_back_as_another_is_not_resumed_on(
     assert len(verify.seen.submits) == 1
 
 
+def test_a_stream_does_not_go_on_at_a_service_that_was_replaced_after_it_had_given_its_facts(
+    pair: tuple[FakeVerify, GatewayProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, gateway = pair
+    verify.reset(step_seconds=0.01)
+    with Client(gateway.grpc_address) as client, monkeypatch.context() as changes:
+        changes.setattr(verify, "fingerprint", verify.fingerprint)
+        stream = client.stream("Hello there", **LONG)
+        next(stream)
+        verify.stop()
+        verify.reset(successor="0" * 64)
+        verify.start()
+        with pytest.raises(UnavailableError, match="came back with another model or build"):
+            list(stream)
+        verify.stop()
+
+
 def test_what_a_drain_leaves_unfinished_goes_on_later(pair: tuple[FakeVerify, GatewayProcess]) -> None:
     verify, gateway = pair
     verify.reset(breaks=[4], resumed_errors=[UnavailableError("the service stops")])

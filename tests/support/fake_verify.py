@@ -33,6 +33,7 @@ class Script:
     error_after: int | None = None  # breaks the whole session after so many steps
     stall_after: int | None = None  # says nothing more after so many steps
     poison: int | None = None  # a prompt that begins with this token breaks the session as it arrives
+    successor: str = ""  # once asked for its facts, it ends with all sessions, and another model takes its address
 
 
 @dataclass(slots=True)
@@ -46,9 +47,19 @@ class Seen:
 class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
     def __init__(self, owner: FakeVerify) -> None:
         self._owner = owner
+        self._outboxes: list[asyncio.Queue[verify_pb2.RequestOutput | None]] = []
 
     async def GetInfo(self, request: Any, context: Any) -> verify_pb2.GetInfoResponse:
         owner = self._owner
+        info = self._info(owner)
+        if owner.script.successor:
+            owner.fingerprint, owner.script.successor = owner.script.successor, ""
+            for outbox in self._outboxes:
+                outbox.put_nowait(None)
+        return info
+
+    @staticmethod
+    def _info(owner: FakeVerify) -> verify_pb2.GetInfoResponse:
         return verify_pb2.GetInfoResponse(
             model_name=owner.model_name,
             model_fingerprint=owner.fingerprint,
@@ -67,7 +78,9 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[verify_pb2.SessionResponse]:
         outbox: asyncio.Queue[verify_pb2.RequestOutput | None] = asyncio.Queue()
+        self._outboxes.append(outbox)
         tasks: dict[int, asyncio.Task[None]] = {}
+        await context.send_initial_metadata(())
 
         async def read() -> None:
             async for message in requests:
@@ -89,6 +102,7 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
                 yield verify_pb2.SessionResponse(outputs=[output])
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the script breaks the session")
         finally:
+            self._outboxes.remove(outbox)
             for task in (reader, *tasks.values()):
                 task.cancel()
 
