@@ -16,6 +16,7 @@ Factory = Callable[[ProposerOptions], Proposer]
 _BUILT_IN = {
     "ngram": "draft_service.proposers.ngram:create",
     "draft-model": "draft_service.proposers.draft_model:create",
+    "suffix": "draft_service.proposers.suffix:create",
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
