@@ -61,7 +61,13 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
         eos_token_ids=frozenset(message.eos_token_ids),
         proposers=tuple(Proposer(entry.name, entry.attached) for entry in message.proposers),
         default_proposer=message.default_proposer,
-        build=(message.version, message.device.partition(":")[0], message.mode, message.attention),
+        build=(
+            message.version,
+            message.device.partition(":")[0],
+            message.mode,
+            message.attention,
+            str(message.tensor_parallel_size),
+        ),
     )
 
 

@@ -159,7 +159,8 @@ class VerifyInfo:
     eos_token_ids: frozenset[int]
     proposers: tuple[Proposer, ...]
     default_proposer: str
-    build: tuple[str, ...] = ()  # version, device type, mode, attention: what besides the model decides on bits
+    build: tuple[str, ...] = ()
+    """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""
 
     def continues(self, other: VerifyInfo) -> bool:
         """Whether this service decides the very tokens that the other one would."""

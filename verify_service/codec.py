@@ -198,6 +198,7 @@ def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default
         process_id=facts.process_id,
         version=facts.version,
         attention=facts.attention,
+        tensor_parallel_size=facts.tensor_parallel_size,
     ).SerializeToString()
 
 

@@ -26,3 +26,4 @@ class VerifyFacts:
     process_id: int
     version: str
     attention: str = ""
+    tensor_parallel_size: int = 1

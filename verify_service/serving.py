@@ -125,4 +125,5 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
         process_id=os.getpid(),
         version=importlib.metadata.version("slipstream-server"),
         attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
+        tensor_parallel_size=settings.tensor_parallel_size,
     )

@@ -155,11 +155,11 @@ def test_outputs_are_written_whole() -> None:
 
 
 def test_info_and_state_carry_every_figure() -> None:
-    facts = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton")
+    facts = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2)
     info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None))
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
-    assert (info.default_proposer, info.mode, info.attention) == ("", "fast", "triton")
+    assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
     drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, Tally(5, 6, 7, 8, 9))
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
