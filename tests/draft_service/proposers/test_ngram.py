@@ -107,7 +107,8 @@ def test_the_argument_sets_the_lengths() -> None:
     assert (config("2-8").prompt_lookup_min, config("2-8").prompt_lookup_max) == (2, 8)
     assert (config("4").prompt_lookup_min, config("4").prompt_lookup_max) == (1, 4)
     assert (config("1").prompt_lookup_min, config("1").prompt_lookup_max) == (1, 1)
-    for wrong in ("x", "3-", "-3", "5-2", "0"):
+    assert config("prompt_lookup_max=3:max_matches=1") == NgramConfig(prompt_lookup_max=3, max_matches=1)
+    for wrong in ("x", "3-", "-3", "5-2", "0", "65", "prompt_lookup_max=0", "lookup=3"):
         with pytest.raises(InvalidArgumentError):
             config(wrong)
 
