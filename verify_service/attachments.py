@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError, UnauthenticatedError
+from slipstream.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SlipstreamError,
+    UnauthenticatedError,
+)
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.allowance import Allowance
 from verify_service.draft_records import AttachRequest, LinkFacts, Offer
@@ -99,7 +105,7 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             f"{MIN_VERSION} to {MAX_VERSION} spoken here",
             field="min_version",
         )
-    _check_offers(request.offers)
+    _check_offers(request.offers, facts)
     if request.share is not None:
         check_share(request.share)
     if request.tokenizer_fingerprint and request.tokenizer_fingerprint != facts.tokenizer_fingerprint:
@@ -126,7 +132,22 @@ def check_share(share: float) -> None:
         raise InvalidArgumentError(f"share must be from 0 to 1, got {share}", field="share")
 
 
-def _check_offers(offers: tuple[Offer, ...]) -> None:
+def check_union(request: AttachRequest, others: Iterable[Attachment], always: Sequence[int], facts: LinkFacts) -> None:
+    """ResourceExhaustedError where what it wants is too much beside the boundaries that others want."""
+    asked = _boundaries(request)
+    wanted = asked.union(always, *(_boundaries(other.request) for other in others))
+    if asked and len(wanted) > facts.most_boundaries:
+        raise ResourceExhaustedError(
+            f"boundaries {sorted(wanted)} would be wanted by all draft services together, at most "
+            f"{facts.most_boundaries} are published at once"
+        )
+
+
+def _boundaries(request: AttachRequest) -> set[int]:
+    return {boundary for offer in request.offers for boundary in offer.feature_boundaries}
+
+
+def _check_offers(offers: tuple[Offer, ...], facts: LinkFacts) -> None:
     if not 1 <= len(offers) <= MAX_OFFERS:
         raise InvalidArgumentError(f"proposers must be 1 to {MAX_OFFERS}, got {len(offers)}", field="proposers")
     names = [offer.name for offer in offers]
@@ -144,8 +165,21 @@ def _check_offers(offers: tuple[Offer, ...]) -> None:
                 f"{MAX_ROWS - 1} are used), got {offer.max_nodes} and {offer.max_depth}",
                 field=f"{where}.max_nodes" if offer.max_nodes < 2 else f"{where}.max_depth",
             )
-        if offer.feature_boundaries:
-            raise FailedPreconditionError(
-                f"{where} wants feature_boundaries {list(offer.feature_boundaries)}, none are published here",
-                field=f"{where}.feature_boundaries",
-            )
+        _check_boundaries(offer.feature_boundaries, facts, where)
+
+
+def _check_boundaries(wanted: tuple[int, ...], facts: LinkFacts, where: str) -> None:
+    field = f"{where}.feature_boundaries"
+    if len(set(wanted)) != len(wanted):
+        raise InvalidArgumentError(f"{where} names boundaries twice: {list(wanted)}", field=field)
+    if not set(wanted) <= set(facts.feature_boundaries):
+        known = facts.feature_boundaries
+        published = f"{known[0]} to {known[-1]} are" if known else "none are"
+        raise FailedPreconditionError(
+            f"{where} wants feature_boundaries {list(wanted)}, {published} published here", field=field
+        )
+    if len(wanted) > facts.most_boundaries:
+        raise FailedPreconditionError(
+            f"{where} wants {len(wanted)} feature_boundaries, at most {facts.most_boundaries} are published at once",
+            field=field,
+        )

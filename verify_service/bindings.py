@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment
-from verify_service.draft_records import Close, Command, Commit, Gap, Open
+from verify_service.draft_records import Close, Commit, Gap, Offer, Open
+from verify_service.feature_feed import MESSAGE_BYTES, reachable, send_states
+from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed, Opening
+from verify_service.tree_source import Committed, Extended, Opening
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +50,37 @@ class _Batch:
     """What one step says to one attachment, in one message."""
 
     attachment: Attachment
-    records: list[Command] = field(default_factory=list)
+    records: list[Commit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
+    state_bytes: int = 0
+
+    def add(self, slot: Slot, committed: Committed) -> None:
+        """Its tokens, and their states where the slot has all those before, and the message has room."""
+        states = _aligned(slot, committed.features)
+        if states is not None and self.state_bytes + states.nbytes > MESSAGE_BYTES:
+            states = None
+        if states is not None:
+            self.state_bytes += states.nbytes
+            slot.featured += len(states)
+        self.records.append(Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states))
+        self.slots.append(slot)
+
+    def put(self) -> bool:
+        """Queue the message, without states if it does not fit with them; False if it does not fit either way."""
+        if self.attachment.outbox.put(self.records):
+            return True
+        if not self.state_bytes:
+            return False
+        for slot, record in zip(self.slots, self.records, strict=True):
+            slot.featured -= 0 if record.features is None else len(record.features)
+        return self.attachment.outbox.put([replace(record, features=None) for record in self.records])
+
+
+def _aligned(slot: Slot, features: FeatureRows | None) -> Bits | None:
+    """The states that a slot wants, if they follow those it has."""
+    if not slot.boundaries or features is None or features.first != slot.featured:
+        return None
+    return features.at(slot.boundaries) if features.has(slot.boundaries) else None
 
 
 class Bindings:
@@ -88,8 +120,21 @@ class Bindings:
         self.running[opening.key] = running
         self._bind(running, caught_up=True)
 
+    def wanted_boundaries(self) -> set[int]:
+        """Those whose states any attachment wants."""
+        offers = (offer for attachment in self.live for offer in attachment.request.offers)
+        return {boundary for offer in offers for boundary in offer.feature_boundaries}
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        """Feed states of tokens that requests had before."""
+        for key, features in chunks:
+            running = self.running.get(key)
+            for place in [] if running is None else running.places:
+                if running is not None:
+                    self._feed_states(running, place, features)
+
     def commit(self, commits: Sequence[Committed]) -> None:
-        """Feed what one step added: one message an attachment."""
+        """Feed what one step added: one message an attachment, and more of them for states that do not fit it."""
         batches: dict[int, _Batch] = {}
         for committed in commits:
             running = self.running.get(committed.key)
@@ -106,10 +151,14 @@ class Bindings:
                 for place in running.places:
                     self._feed(running, place, committed, batches)
         for batch in batches.values():
-            if not batch.attachment.outbox.put(batch.records):
+            if not batch.put():
                 for slot in batch.slots:
                     self._gap(batch.attachment, slot)
             batch.attachment.send(len(batch.records))
+        for committed in commits:
+            if committed.features is not None and (running := self.running.get(committed.key)) is not None:
+                for place in running.places:
+                    self._feed_states(running, place, committed.features)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
@@ -187,20 +236,36 @@ class Bindings:
         return None if attachment is None or slot is None else Place(attachment, slot)
 
     def _open(self, running: Running, place: Place, *, caught_up: bool) -> None:
+        """Open a request's slot. One that wants states, but for a request that begins, waits for a step's."""
+        index, offer = self._offer(running, place)
+        place.slot.open(
+            running.opening.key,
+            place.attachment.tallies[index],
+            caught_up=caught_up,
+            boundaries=offer.feature_boundaries,
+        )
+        if offer.feature_boundaries and not caught_up:
+            place.slot.late = True
+            self._stand(running, place)
+        else:
+            self._announce(running, place, running.opening.cached_length)
+
+    def _announce(self, running: Running, place: Place, computed: int) -> None:
+        """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
         opening, attachment, slot = running.opening, place.attachment, place.slot
-        index = attachment.index_of(opening.proposer) or 0
-        slot.open(opening.key, attachment.tallies[index], caught_up=caught_up)
+        slot.late = False
+        slot.featured = reachable(opening.history, computed) if slot.boundaries else opening.cached_length
         self._stand(running, place)
         record = Open(
             stamp=slot.stamp,
-            proposer=index,
+            proposer=self._offer(running, place)[0],
             token_ids=tuple(running.tokens),
             prompt_length=opening.prompt_length,
             sampling=opening.sampling,
             choice_index=opening.choice_index,
             tenant=opening.tenant,
             adapter_id=opening.adapter_id,
-            cached_length=opening.cached_length,
+            cached_length=slot.featured,
             max_nodes=slot.max_nodes,
             max_depth=slot.max_depth,
         )
@@ -215,15 +280,29 @@ class Bindings:
         attachment, slot = place.attachment, place.slot
         self._stand(running, place)
         if slot.fed:
-            batch = batches.setdefault(attachment.epoch, _Batch(attachment))
-            batch.records.append(Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth))
-            batch.slots.append(slot)
+            batches.setdefault(attachment.epoch, _Batch(attachment)).add(slot, committed)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
 
-    def _stand(self, running: Running, place: Place) -> None:
+    def _feed_states(self, running: Running, place: Place, features: FeatureRows) -> None:
+        """Bring a slot up to date with a step's states, and open it first if it waited for them."""
+        slot = place.slot
+        if not slot.boundaries or not features.has(slot.boundaries):
+            return
+        if slot.late:
+            self._announce(running, place, features.first)
+        if slot.fed and not send_states(place.attachment, slot, running.opening.history, features):
+            self._gap(place.attachment, slot)
+            place.attachment.send(1)
+
+    @staticmethod
+    def _offer(running: Running, place: Place) -> tuple[int, Offer]:
+        """What the place's drafter offers for the request."""
         index = place.attachment.index_of(running.opening.proposer) or 0
-        offer = place.attachment.request.offers[index]
+        return index, place.attachment.request.offers[index]
+
+    def _stand(self, running: Running, place: Place) -> None:
+        _, offer = self._offer(running, place)
         place.slot.stand_at(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
 
     def _release(self, place: Place, reason: FinishReason | None) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from slipstream.rpc.errors import InvalidArgumentError
-from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
+from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.codec import FINISH_REASONS, encode_sampling
@@ -19,6 +20,7 @@ from verify_service.draft_records import (
     Close,
     Command,
     Commit,
+    Extend,
     Gap,
     LinkFacts,
     Nack,
@@ -57,6 +59,7 @@ def encode_link_info(facts: LinkFacts, transports: Sequence[str]) -> bytes:
         max_context=facts.max_context,
         max_nodes=facts.max_nodes,
         transports=transports,
+        feature_boundaries=facts.feature_boundaries,
     ).SerializeToString()
 
 
@@ -172,7 +175,17 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
         case Commit():
             return draft_pb2.DraftCommand(
                 commit=draft_pb2.Commit(
-                    stamp=stamp, token_ids=record.token_ids, max_nodes=record.max_nodes, max_depth=record.max_depth
+                    stamp=stamp,
+                    token_ids=record.token_ids,
+                    features=None if record.features is None else _tensor(record.features),
+                    max_nodes=record.max_nodes,
+                    max_depth=record.max_depth,
+                )
+            )
+        case Extend():
+            return draft_pb2.DraftCommand(
+                extend=draft_pb2.Extend(
+                    stamp=stamp, first_position=record.first_position, features=_tensor(record.features)
                 )
             )
         case Open():
@@ -181,6 +194,12 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
             return draft_pb2.DraftCommand(close=draft_pb2.Close(stamp=stamp, reason=_finish_reason(record.reason)))
         case Gap():
             return draft_pb2.DraftCommand(gap=draft_pb2.Gap(stamp=stamp, dropped=record.dropped))
+
+
+def _tensor(states: Bits) -> tensor_pb2.Tensor:
+    assert states.ndim == 2
+    data = states.astype("<u2", copy=False).tobytes()
+    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BFLOAT16, shape=states.shape, data=data)
 
 
 def _finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason:

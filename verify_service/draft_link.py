@@ -22,10 +22,11 @@ from slipstream.rpc.errors import (
 from slipstream_kernels.exchange.segment import SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
-from verify_service.attachments import MAX_ATTACHMENTS, Attachment, check_token, negotiate
+from verify_service.attachments import MAX_ATTACHMENTS, Attachment, check_token, check_union, negotiate
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
 from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.feature_feed import MESSAGE_BYTES
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
 from verify_service.outbox import Outbox
@@ -33,7 +34,7 @@ from verify_service.request import FinishReason, RequestKey
 from verify_service.shm_transport import SharedRings, ShmTransport
 from verify_service.slots import SlotTable
 from verify_service.transports import StreamTransport, Transport, Wake
-from verify_service.tree_source import Committed, Opening
+from verify_service.tree_source import Committed, Extended, Opening
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +90,18 @@ class DraftLink:
         with self._changed:
             self._bindings.begin(opening)
 
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        """Boundaries whose states any attachment wants, ascending."""
+        with self._changed:
+            return tuple(sorted(self._bindings.wanted_boundaries()))
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        """Tell whoever wants states of those that a step computed of tokens it did not decide."""
+        with self._changed:
+            self._bindings.extend(chunks)
+
     def commit(self, commits: Sequence[Committed]) -> None:
-        """Tell each attachment what this step added, in one message."""
+        """Tell each attachment what this step added, in one message and such as its states need."""
         with self._changed:
             self._deadline.step_ends(self._clock())
             for attachment in {each.epoch: each for each in self._bindings.catching_up}.values():
@@ -140,7 +151,7 @@ class DraftLink:
         """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
         check_token(request, expected=self.config.attach_token, loopback=loopback)
         version, transports = negotiate(request, self.facts, self.config.transports)
-        rings = self._make_rings() if "shm" in transports else None
+        rings = self._make_rings(request) if "shm" in transports else None
         if rings is None:
             transports = tuple(name for name in transports if name != "shm")
         if not transports:
@@ -151,6 +162,7 @@ class DraftLink:
                 raise self._closed
             if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
                 raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
+            check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
             epoch = self._next_epoch
             self._next_epoch += 1
             slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
@@ -307,9 +319,10 @@ class DraftLink:
             return ShmTransport(self._rings[attachment.epoch], attachment.slots.size, wake)
         return StreamTransport(wake)
 
-    def _make_rings(self) -> SharedRings | None:
+    def _make_rings(self, request: AttachRequest) -> SharedRings | None:
+        states = MESSAGE_BYTES if any(offer.feature_boundaries for offer in request.offers) else 0
         try:
-            return SharedRings(self.config.num_slots, self.facts.max_context)
+            return SharedRings(self.config.num_slots, self.facts.max_context, states)
         except SegmentError as error:
             _log.warning("transport shm is not to be had: %s", error)
             return None

@@ -49,6 +49,10 @@ class FeatureRows:
 class FeatureHistory(Protocol):
     """What is stored of one request's states. For the loop's thread, while the request is in a step or begins."""
 
+    def reach(self, end: int) -> int:
+        """The first of the positions from which on all states before `end` are kept; `end` where none is."""
+        ...
+
     def read(self, first: int, end: int) -> FeatureRows | None:
         """Those of the positions `first` to `end` - 1, without what lies before a hole; None if the last is gone."""
         ...

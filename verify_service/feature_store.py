@@ -75,6 +75,17 @@ class FeatureStore:
             self._rows[places] = features.rows[first - features.first : end - features.first]
             self._written[places] = True
 
+    def reach(self, pages: Sequence[int], end: int) -> int:
+        """As `FeatureHistory.reach`, of a request that holds `pages`."""
+        at = end
+        while at > 0:
+            number = (at - 1) // self._page_size
+            low = number * self._page_size
+            at -= len(self._tail(pages[number], low, at)) if number < len(pages) else 0
+            if at > low:
+                break
+        return at
+
     def read(self, pages: Sequence[int], first: int, end: int) -> FeatureRows | None:
         """As `FeatureHistory.read`, of a request that holds `pages`. A copy."""
         parts: list[Bits] = []

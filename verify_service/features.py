@@ -130,5 +130,9 @@ class _History:
         self._store = store
         self._state = state
 
+    def reach(self, end: int) -> int:
+        kept = min(end, self._state.settled)
+        return self._store.reach(self._state.pages, kept) if kept == end else end
+
     def read(self, first: int, end: int) -> FeatureRows | None:
         return self._store.read(self._state.pages, first, min(end, self._state.settled))

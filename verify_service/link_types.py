@@ -18,7 +18,8 @@ class LinkConfig:
     With a `deadline_share` it is at most this share of a plain step's measured time.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
-    None for no speculation. `transports` are those offered, best first.
+    None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured
+    whether a drafter wants them or not.
     """
 
     configured: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class LinkConfig:
     attach_token: str = ""
     outbox_limit: int = 1 << 21
     transports: tuple[str, ...] = TRANSPORTS
+    feature_boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

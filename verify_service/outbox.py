@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from verify_service.draft_records import Command, Gap
+from verify_service.draft_records import Command, Commit, Extend, Gap
 
 RECORD_COST = 16
 """What a record costs beside its token ids, in token ids."""
@@ -13,7 +13,14 @@ RECORD_COST = 16
 
 def cost_of(record: Command) -> int:
     """Size of a record, counted in token ids."""
-    return RECORD_COST + (0 if isinstance(record, Gap) else len(getattr(record, "token_ids", ())))
+    cost = RECORD_COST + (0 if isinstance(record, Gap) else len(getattr(record, "token_ids", ())))
+    states = record.features if isinstance(record, Commit | Extend) else None
+    return cost if states is None else cost + cost_of_states(states.nbytes)
+
+
+def cost_of_states(size: int) -> int:
+    """What so many bytes of hidden states cost, in token ids."""
+    return size // 4
 
 
 class Outbox:
@@ -38,6 +45,11 @@ class Outbox:
             return False
         self._push(cost, records)
         return True
+
+    def has_room(self, state_bytes: int) -> bool:
+        """Whether a record of so many bytes of states leaves half of the queue for others, or meets an empty one."""
+        cost = RECORD_COST + cost_of_states(state_bytes)
+        return not self._batches or self._cost + cost <= self._limit // 2
 
     def put_always(self, record: Command) -> None:
         """Queue a record whatever the limit. Only for records that are paired with one that took its place by `put`."""

@@ -35,10 +35,13 @@ class SharedRings:
 
     __slots__ = ("nonce", "to_draft", "to_verify")
 
-    def __init__(self, num_slots: int, max_context: int) -> None:
-        """Rings that hold a whole Open, and the largest message of replies. SegmentError if there is no memory."""
+    def __init__(self, num_slots: int, max_context: int, state_bytes: int = 0) -> None:
+        """Rings that hold a whole Open, or a message with `state_bytes` of hidden states, and the largest of replies.
+
+        SegmentError if there is no memory.
+        """
         self.nonce = secrets.token_bytes(NONCE_BYTES)
-        commands = capacity_for(_BYTES_PER_TOKEN * max_context + _OPEN_EXTRA, messages=4)
+        commands = capacity_for(_BYTES_PER_TOKEN * max_context + _OPEN_EXTRA + state_bytes, messages=4)
         replies = capacity_for(min(message_limit(num_slots), _MAX_REPLY_BYTES), messages=1)
         self.to_draft: Segment = create_ring(commands, self.nonce)
         self.to_verify: Segment = create_ring(replies, self.nonce)

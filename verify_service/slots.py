@@ -44,6 +44,12 @@ class Slot:
     """Whether waiting makes sense: not while the drafter works through tokens that were there before it."""
     answered: int = 0
     """Tokens that the drafter has shown to know, by answering the state after them."""
+    boundaries: tuple[int, ...] = ()
+    """Those whose states the drafter wants."""
+    featured: int = 0
+    """The first position whose states it has not been sent; those before it came, or will not."""
+    late: bool = False
+    """Whether its Open waits for a step that captures these states."""
     refused: bool = False
     """The drafter will make no trees for this request."""
 
@@ -68,14 +74,15 @@ class Slot:
         near = self.max_nodes <= 1 or (self.answered > 0 and self.base_length - self.answered <= NEAR_TOKENS)
         return self.drafted_for and near
 
-    def open(self, key: RequestKey, tally: Tally, *, caught_up: bool) -> None:
+    def open(self, key: RequestKey, tally: Tally, *, caught_up: bool, boundaries: tuple[int, ...] = ()) -> None:
         """Take a request under a new generation."""
         self.generation += 1
         self.key = key
         self.tally = tally
         self.tree = self.given = None
         self.answered = 0
-        self.fed = self.refused = False
+        self.fed = self.refused = self.late = False
+        self.boundaries = boundaries
         self.caught_up = caught_up
 
     def stand_at(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
@@ -101,7 +108,7 @@ class Slot:
         """Let the request go."""
         self.key = None
         self.tree = self.given = None
-        self.fed = self.announced = False
+        self.fed = self.announced = self.late = False
 
 
 class SlotTable:

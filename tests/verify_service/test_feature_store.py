@@ -40,6 +40,8 @@ def test_what_is_written_in_parts_is_read_as_a_whole(page_size: int) -> None:
     assert same(store.read(pages, 5, 18), states(5, 18))
     assert store.read(pages, 5, 20) is None
     assert store.read(pages, 19, 19) is None
+    assert store.reach(pages, 19) == store.reach(pages, 9) == 0
+    assert store.reach(pages, 20) == 20
 
 
 def test_what_lies_before_a_hole_is_left_out() -> None:
@@ -48,6 +50,7 @@ def test_what_lies_before_a_hole_is_left_out() -> None:
     store.write(pages, states(0, 2))
     store.write(pages, states(3, 9))
     assert same(store.read(pages, 0, 9), states(3, 9))
+    assert (store.reach(pages, 9), store.reach(pages, 3), store.reach(pages, 2)) == (3, 3, 0)
     store.forget([2])
     assert same(store.read(pages, 0, 9), states(8, 9))
     assert same(store.read(pages, 0, 4), states(3, 4))

@@ -1,0 +1,309 @@
+"""States on their way to drafters: each position once, in order, whatever comes between.
+
+The test plays the loop and reads what the link sends. The state of position p is full of p; that at the other boundary
+of 100 + p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.rpc.errors import ResourceExhaustedError
+from slipstream.v1 import draft_pb2, tensor_pb2
+from verify_service import bindings, feature_feed
+from verify_service.attachments import Attachment
+from verify_service.draft_codec import encode_commands
+from verify_service.draft_link import DraftLink
+from verify_service.draft_records import AttachRequest, Close, Commit, Extend, Gap, LinkFacts, Offer, Open, Resume
+from verify_service.feature_rows import FeatureRows
+from verify_service.link_types import LinkConfig
+from verify_service.request import RequestKey, SamplingParams
+from verify_service.tree_source import Committed, Extended, Opening
+
+HIDDEN = 4
+FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 2, 512, 64, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
+KEY = RequestKey(1, 1)
+
+
+def states(first: int, end: int, boundaries: tuple[int, ...] = (1, 3)) -> FeatureRows:
+    rows = np.repeat(np.arange(first, end, dtype=np.uint16), HIDDEN).reshape(-1, HIDDEN)
+    return FeatureRows(boundaries, first, np.concatenate([rows + 100 * i for i in range(len(boundaries))], axis=1))
+
+
+class Kept:
+    """A request's history from one position on."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def reach(self, end: int) -> int:
+        return min(self.first, end)
+
+    def read(self, first: int, end: int) -> FeatureRows | None:
+        return states(max(first, self.first), end) if self.first < end else None
+
+
+class Peer:
+    """A drafter that reads when told to, and what it has by then."""
+
+    def __init__(self, link: DraftLink, *offers: Offer) -> None:
+        self.link = link
+        request = AttachRequest(1, 1, "", offers, "", 0, ("grpc",), "d", "", 1)
+        self.attachment: Attachment = link.start(link.attach(request, loopback=True).epoch, lambda: None)
+        self.tokens: list[int] = []
+        self.rows: list[int] = []
+        self.first = 0
+        self.kinds: list[str] = []
+
+    def read(self, messages: int = 1000) -> list[str]:
+        """Take in messages and check that each continues what came before; returns the kinds of their records."""
+        kinds: list[str] = []
+        for _ in range(messages):
+            for record in self.link.take(self.attachment):
+                kinds.append(type(record).__name__)
+                self._apply(record)
+        return kinds
+
+    def _apply(self, record: Any) -> None:
+        match record:
+            case Open():
+                self.tokens, self.rows, self.first = list(record.token_ids), [], record.cached_length
+                self.stamp = record.stamp
+            case Extend():
+                self._add(record.first_position, record.features)
+                assert record.stamp.generation == self.stamp.generation
+            case Commit():
+                if record.features is not None:
+                    assert len(record.features) == len(record.token_ids)
+                    self._add(len(self.tokens) - 1, record.features)
+                self.tokens += record.token_ids
+            case Gap():
+                self.stamp = record.stamp
+
+    def _add(self, first: int, rows: Any) -> None:
+        assert first == self.first + len(self.rows)
+        assert rows[:, 0].tolist() == list(range(100 + first, 100 + first + len(rows)))  # boundary 3 comes first
+        assert rows[:, HIDDEN].tolist() == list(range(first, first + len(rows)))
+        self.rows += rows[:, HIDDEN].tolist()
+
+    @property
+    def has(self) -> tuple[int, int]:
+        """First position and that behind the last, of the states it has."""
+        return self.first, self.first + len(self.rows)
+
+
+OFFER = Offer("p", 8, 4, (3, 1))
+
+
+def link_of(**config: Any) -> DraftLink:
+    return DraftLink(FACTS, LinkConfig(**({"transports": ("grpc",)} | config)))
+
+
+def opening(length: int, computed: int = 0, kept: int | None = None) -> Opening:
+    history = None if kept is None else Kept(kept)
+    tokens = tuple(range(length))
+    return Opening(KEY, "p", tokens, length, SamplingParams(seed=1), 0, "", "", computed, history)
+
+
+def extend(link: DraftLink, first: int, end: int, **options: Any) -> None:
+    link.extend([Extended(KEY, states(first, end, **options))])
+
+
+def commit(link: DraftLink, length: int, count: int = 1, features: bool = True) -> None:
+    """A step after which a request has `length` tokens, `count` of them new."""
+    tokens = tuple(range(length - count, length))
+    rows = states(length - count - 1, length - 1) if features else None
+    link.commit([Committed(KEY, tokens, length, 8, 4, rows)])
+
+
+def test_a_request_from_its_start() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    assert link.wanted_boundaries() == (1, 3)
+    link.begin(opening(10))
+    assert peer.read() == ["Open"]
+    extend(link, 0, 6)
+    extend(link, 6, 9)
+    commit(link, 11)
+    commit(link, 14, count=3)
+    assert peer.read() == ["Extend", "Extend", "Commit", "Commit"]
+    assert peer.has == (0, 13) and peer.tokens == list(range(14))
+
+
+@pytest.mark.parametrize(("kept", "first"), [(0, 0), (5, 5), (8, 8), (99, 8), (None, 8)])
+def test_a_prefix_hit_brings_what_is_kept_of_it(kept: int | None, first: int) -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(12, computed=8, kept=kept))
+    extend(link, 8, 11)
+    commit(link, 13)
+    peer.read()
+    assert peer.has == (first, 12)
+
+
+def test_a_prefix_hit_of_all_but_the_last_token() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(9, computed=8, kept=2))
+    commit(link, 10)
+    assert peer.read() == ["Open", "Commit", "Extend", "Extend"]
+    assert peer.has == (2, 9)
+    commit(link, 12, count=2)
+    assert peer.read() == ["Commit"]
+    assert peer.has == (2, 11)
+
+
+@pytest.mark.parametrize(("kept", "first"), [(0, 0), (99, 12), (None, 12)])
+def test_a_drafter_that_comes_in_the_middle_is_opened_at_a_step_that_captured(kept: int | None, first: int) -> None:
+    link = link_of()
+    link.begin(opening(10, kept=kept))
+    extend(link, 0, 9)
+    commit(link, 11, features=False)
+    peer = Peer(link, OFFER)
+    assert peer.read() == []
+    commit(link, 12, features=False)
+    link.commit([Committed(KEY, (12,), 13, 8, 4, states(11, 12, (0, 1)))])
+    assert peer.read() == []
+    commit(link, 15, count=2)
+    assert set(peer.read()) == {"Open", "Extend"}
+    assert peer.has == (first, 14) and peer.tokens == list(range(15))
+    commit(link, 16)
+    assert peer.has == (first, 14) and peer.read() == ["Commit"]
+    assert peer.has == (first, 15)
+
+
+def test_a_drafter_that_comes_while_the_prompt_is_computed() -> None:
+    link = link_of()
+    link.begin(opening(20, kept=0))
+    extend(link, 0, 6)
+    peer = Peer(link, OFFER)
+    extend(link, 6, 12)
+    assert peer.read() == ["Open", "Extend", "Extend"]
+    extend(link, 12, 19)
+    commit(link, 21)
+    peer.read()
+    assert peer.has == (0, 20)
+
+
+def test_what_is_computed_again_is_not_sent_again() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(10))
+    extend(link, 0, 9)
+    commit(link, 12, count=2)
+    for first, end in ((0, 6), (6, 9), (9, 11)):
+        extend(link, first, end)
+    commit(link, 13)
+    assert peer.read() == ["Open", "Extend", "Commit", "Commit"]
+    assert peer.has == (0, 12)
+
+
+def test_records_and_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * 2 * HIDDEN
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 4 * row)
+    monkeypatch.setattr(bindings, "MESSAGE_BYTES", 2 * row)
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(20))
+    extend(link, 0, 10)
+    extend(link, 10, 19)
+    assert peer.read() == ["Open", *["Extend"] * 6]
+    commit(link, 22, count=2)
+    assert peer.read() == ["Commit"]
+    commit(link, 25, count=3)
+    assert peer.read() == ["Commit", "Extend"]
+    assert peer.has == (0, 24)
+
+
+def test_a_drafter_that_reads_slowly_is_fed_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 64)
+    link = link_of(outbox_limit=400)
+    peer = Peer(link, OFFER)
+    link.begin(opening(60, kept=0))
+    extend(link, 0, 59)
+    assert len(peer.read()) < 10
+    length, steps = 60, 0
+    while peer.has[1] < length - 1:
+        length, steps = length + 1, steps + 1
+        commit(link, length)
+        peer.read(3)
+        assert steps < 100
+    assert steps > 5
+    assert peer.has == (0, length - 1) and peer.tokens == list(range(length))
+
+
+def test_what_was_never_kept_leaves_a_gap_and_then_a_later_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 64)
+    link = link_of(outbox_limit=400)
+    peer = Peer(link, OFFER)
+    link.begin(opening(60))
+    extend(link, 0, 59)
+    commit(link, 61)
+    assert link.state().gaps == 0
+    peer.read()
+    commit(link, 62)
+    assert link.state().gaps == 1
+    assert peer.read()[-1] == "Gap"
+    commit(link, 63)
+    link.receive(peer.attachment, [Resume(peer.stamp, 0)], 10)
+    assert peer.read() == []
+    commit(link, 65, count=2)
+    assert peer.read() == ["Open", "Extend"]
+    assert peer.has == (62, 64)
+    assert link.state().stale == 0
+
+
+def test_those_who_want_no_states_are_sent_none() -> None:
+    link = link_of()
+    Peer(link, replace(OFFER, name="other"))
+    peer = Peer(link, replace(OFFER, feature_boundaries=()))
+    link.begin(opening(10, computed=4, kept=0))
+    extend(link, 4, 9)
+    commit(link, 11)
+    assert peer.read() == ["Open", "Commit"]
+    assert peer.has == (4, 4)
+
+
+def test_a_drafter_that_leaves_wants_nothing_any_more() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(10))
+    link.drop(peer.attachment, ResourceExhaustedError("over"))
+    assert link.wanted_boundaries() == ()
+    extend(link, 0, 9)
+    commit(link, 11)
+
+
+def test_boundaries_that_would_be_too_many_together_are_refused() -> None:
+    link = link_of(feature_boundaries=(2,))
+    Peer(link, OFFER)
+    with pytest.raises(ResourceExhaustedError, match="together"):
+        Peer(link, replace(OFFER, name="q", feature_boundaries=(0,)))
+    Peer(link, replace(OFFER, name="q", feature_boundaries=(2,)), replace(OFFER, name="r", feature_boundaries=()))
+
+
+def commands(*records: Any) -> Sequence[Any]:
+    return draft_pb2.ExchangeResponse.FromString(encode_commands(records)).commands
+
+
+def test_rows_are_tensors_on_the_wire() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(3))
+    extend(link, 0, 2)
+    commit(link, 4)
+    link.end(KEY, None)
+    records = [record for _ in range(9) for record in link.take(peer.attachment)]
+    assert isinstance(records[-1], Close)
+    _, extended, committed, _ = commands(*records)
+    tensor = extended.extend.features
+    assert extended.extend.first_position == 0
+    assert tensor.data_type == tensor_pb2.DATA_TYPE_BFLOAT16
+    assert list(tensor.shape) == [2, 2 * HIDDEN]
+    assert np.frombuffer(tensor.data, "<u2").reshape(2, -1).tolist() == [[100] * 4 + [0] * 4, [101] * 4 + [1] * 4]
+    assert list(committed.commit.features.shape) == [1, 2 * HIDDEN]

@@ -1,0 +1,43 @@
+"""Feeds slots with hidden states: in ascending positions without holes, from steps and from what is kept of them."""
+
+from __future__ import annotations
+
+from verify_service.attachments import Attachment
+from verify_service.draft_records import Extend
+from verify_service.feature_rows import FeatureHistory, FeatureRows
+from verify_service.slots import Slot
+
+RECORD_BYTES = 1 << 20
+"""States of one Extend, at most; but one row always."""
+MESSAGE_BYTES = 1 << 22
+"""States that one step's message carries beside its tokens; what is more follows in messages of its own."""
+
+
+def reachable(history: FeatureHistory | None, end: int) -> int:
+    """The first of the positions from which on all states before `end` are kept; `end` where none is."""
+    return end if history is None else history.reach(end)
+
+
+def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows) -> bool:
+    """Send the states before `fresh.end` that a slot lacks, as far as there is room; the next step goes on.
+
+    False where some of them are neither in `fresh` nor kept any more.
+    """
+    row_bytes = 2 * len(slot.boundaries) * (fresh.rows.shape[1] // len(fresh.boundaries))
+    most = max(1, RECORD_BYTES // row_bytes)
+    records = 0
+    while slot.featured < fresh.end:
+        first = slot.featured
+        source = fresh if first >= fresh.first else history
+        end = min(first + most, fresh.end if source is fresh else fresh.first)
+        if not attachment.outbox.has_room((end - first) * row_bytes):
+            break
+        part = fresh.of(first, end) if source is fresh else history.read(first, end) if history else None
+        if part is None or part.first > first or not part.has(slot.boundaries):
+            return False
+        attachment.outbox.put((Extend(slot.stamp, first, part.at(slot.boundaries)),))
+        slot.featured = end
+        records += 1
+    if records:
+        attachment.send(records)
+    return True
