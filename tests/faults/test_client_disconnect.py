@@ -10,7 +10,7 @@ from support.ask import jobs, state, wait_until
 from support.cluster import Cluster
 from support.hostile import HostileDrafter
 
-STEP_SECONDS = 0.25
+STEP_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")

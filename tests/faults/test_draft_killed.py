@@ -18,7 +18,7 @@ TOKENS = 1400
 DEADLINE_MS = 50
 OVERDUE_SECONDS = 0.1
 """A wait beyond this bound of the histogram's was not ended by the deadline; a busy machine may wake up late."""
-NOISE_SECONDS = 1.5
+NOISE_SECONDS = 5.0
 """What a machine busy with restarting a service may add to a pause."""
 
 
@@ -47,7 +47,7 @@ def drafted_jobs():
 
 def waits_of(metrics_port):
     """How often steps waited for trees, and how often longer than OVERDUE_SECONDS, as the verify service measured."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as response:
         families = text_string_to_metric_families(response.read().decode())
     samples = [s for family in families if family.name == "slipstream_draft_wait_seconds" for s in family.samples]
     total = next(s.value for s in samples if s.name.endswith("_count"))
@@ -66,7 +66,7 @@ def test_without_a_draft_service_at_start(cluster, plain, metrics_port):
 def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
     def wait_for_acceptance(count):
         target = state(cluster).accepted_tokens + count
-        wait_until(lambda: state(cluster).accepted_tokens >= target, lambda: cluster.logs("draft"), 60)
+        wait_until(lambda: state(cluster).accepted_tokens >= target, lambda: cluster.logs("draft"))
 
     async def repeat(runner, job, expected, over):
         """Answers to a request that follows itself until `over`: a restart takes longer on a busy machine."""
@@ -106,5 +106,5 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
     assert len(answers) >= STREAMS
     assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
     waits, overdue = waits_of(metrics_port)
-    assert overdue <= max(2, waits / 100), f"{overdue:g} of {waits:g} waits took more than {OVERDUE_SECONDS} s"
+    assert overdue <= max(2, waits / 20), f"{overdue:g} of {waits:g} waits took more than {OVERDUE_SECONDS} s"
     assert max(answer.longest_pause for answer in answers) < DEADLINE_MS / 1000 + NOISE_SECONDS

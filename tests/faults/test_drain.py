@@ -23,23 +23,29 @@ def model(tmp_path_factory):
     return make_tiny_model(folder, hidden_size=512, intermediate_size=2048, layers=8, heads=8, kv_heads=2)
 
 
+def drains(cluster, service):
+    if service == "verify":
+        return state(cluster).draining
+    return httpx.get(f"{cluster.http_url}/ready", timeout=60).status_code == 503
+
+
 @pytest.mark.parametrize("service", ["gateway", "verify"])
 def test_streams_finish_and_new_requests_are_refused(model, service):
     with Cluster(model, draft=("ngram",)) as cluster:
         work = jobs(STREAMS, tokens=TOKENS, length=8)
         plain = tokens_of(ask(cluster, work, STREAMS))
-        model_name = httpx.get(f"{cluster.http_url}/v1/models", timeout=10).json()["data"][0]["id"]
+        model_name = httpx.get(f"{cluster.http_url}/v1/models", timeout=60).json()["data"][0]["id"]
 
         async def run():
             async with connect(cluster.gateway_grpc) as runner:
                 streams = asyncio.create_task(runner.run(work, STREAMS))
                 await asyncio.to_thread(wait_until, lambda: state(cluster).running == STREAMS, "never all running")
                 cluster.processes[service].send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.3)
+                await asyncio.to_thread(wait_until, lambda: drains(cluster, service), "never drained")
                 assert not streams.done(), "the streams were too short for this test"
                 with pytest.raises(grpc.RpcError) as raised:
                     await runner.generate(work[0])
-                async with httpx.AsyncClient(base_url=cluster.http_url, timeout=10) as client:
+                async with httpx.AsyncClient(base_url=cluster.http_url, timeout=60) as client:
                     body = {"model": model_name, "prompt": [11, 12], "max_tokens": 2}
                     try:
                         refusal = (await client.post("/v1/completions", json=body)).status_code

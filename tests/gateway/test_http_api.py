@@ -26,7 +26,7 @@ def client(gateway: GatewayProcess) -> openai.OpenAI:
 
 def post(gateway: GatewayProcess, path: str, body: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{gateway.http_url}/v1/{path}", content=content, timeout=30)
+    return httpx.post(f"{gateway.http_url}/v1/{path}", content=content, timeout=60)
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -87,7 +87,7 @@ def test_streamed_choices_are_told_apart(client: openai.OpenAI) -> None:
 
 
 def test_stop_strings_cut_at_the_deciding_token_and_cancel(client: openai.OpenAI, verify: FakeVerify) -> None:
-    verify.reset(tokens_per_step=50, step_seconds=0.2)
+    verify.reset(tokens_per_step=50, stall_after=1)
     extra = {"ignore_eos": True, "return_token_ids": True}
     answer = client.chat.completions.create(**CHAT, stop=["o é"], extra_body=extra, max_tokens=400)
     choice = answer.choices[0]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,7 @@ from support.gateway_process import GatewayProcess
 
 def test_drain_lets_streams_finish_and_refuses_new_requests(tokenizer_folder: Path) -> None:
     with FakeVerify() as verify, GatewayProcess(tokenizer_folder, verify.address) as gateway:
-        verify.reset(step_seconds=0.02)
+        verify.reset(step_seconds=0.5)
         outputs: dict[int, list[Event]] = {}
         with Client(gateway.grpc_address) as client:
 
@@ -38,10 +37,11 @@ def test_drain_lets_streams_finish_and_refuses_new_requests(tokenizer_folder: Pa
             assert (answer.status_code, "shutting down" in answer.text) == (503, True)
             with pytest.raises(UnavailableError, match="shutting down"):
                 client.generate("x")
+            verify.script.step_seconds = 0.0
             for reader in readers:
                 reader.join()
         assert [len(outputs[index]) for index in range(16)] == [60] * 16
-        assert gateway.process.wait(5) == 0
+        assert gateway.process.wait(60) == 0
 
 
 def test_a_drain_that_takes_too_long_ends_streams_as_unavailable(tokenizer_folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_drain_that_takes_too_long_ends_streams_as_unavailable(tokenizer_folde
         gateway.process.send_signal(signal.SIGTERM)
         with pytest.raises(UnavailableError, match="shutting down"):
             list(stream)
-        assert gateway.process.wait(5) == 0
+        assert gateway.process.wait(60) == 0
     assert "Traceback" not in gateway.logs
 
 
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
             [*command, "--http-port", "0", "--grpc-port", str(verify.port)],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     assert result.returncode == 1
@@ -106,13 +106,11 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
 )
 def test_bad_settings_are_named(arguments: list[str], words: str) -> None:
     command = [sys.executable, "-m", "gateway", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2
     assert words in result.stderr
 
 
 def test_the_gateway_imports_no_torch() -> None:
     code = "import sys, gateway.server; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    start = time.monotonic()
-    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
-    assert time.monotonic() - start < 20
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

@@ -19,7 +19,7 @@ from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.models import write_tokenizer
 
-STALLED = Job([65, 66], Options(max_tokens=9, ignore_eos=True, timeout=30))
+STALLED = Job([65, 66], Options(max_tokens=9, ignore_eos=True, timeout=300))
 REFUSED = Job([65, 66], Options(speculation=SpeculationOptions(proposer="busy")))
 """The fake service takes no request for this proposer."""
 
@@ -51,7 +51,7 @@ def test_the_first_failure_cancels_the_rest(served: tuple[FakeVerify, Client]) -
     began = time.monotonic()
     with pytest.raises(ResourceExhaustedError, match="queue is full"):
         list(complete(client, [STALLED, STALLED, REFUSED]))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
     verify.wait_for(lambda seen: len(seen.cancels) == len(seen.submits) - 1)
 
 

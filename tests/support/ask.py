@@ -36,7 +36,7 @@ def tokens_of(answers):
     return [answer.token_ids for answer in answers]
 
 
-def wait_until(condition, what, timeout=30.0):
+def wait_until(condition, what, timeout=120.0):
     """Poll until `condition()` holds."""
     limit = time.monotonic() + timeout
     while not condition():

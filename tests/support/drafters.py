@@ -39,7 +39,7 @@ def offer(name: str, max_nodes: int = 64, max_depth: int = 63) -> draft_pb2.Prop
 
 async def attach_request(stub: draft_pb2_grpc.DraftLinkServiceStub, *names: str, **fields: Any) -> Any:
     """A request that fits the service behind `stub`, with `fields` in place of the fitting ones."""
-    info = await stub.GetInfo(draft_pb2.DraftLinkServiceGetInfoRequest(), timeout=5)
+    info = await stub.GetInfo(draft_pb2.DraftLinkServiceGetInfoRequest(), timeout=60)
     fitting: dict[str, Any] = {
         "min_version": info.min_version,
         "max_version": info.max_version,
@@ -107,7 +107,7 @@ class WireDrafter:
         if await self.call.code() is not grpc.StatusCode.OK:
             await self.call
 
-    async def wait_for(self, *kinds: str, seconds: float = 5.0) -> list[Any]:
+    async def wait_for(self, *kinds: str, seconds: float = 60.0) -> list[Any]:
         """Wait until the kinds of the records so far are exactly these; returns the records."""
         async with asyncio.timeout(seconds):
             while len(self.records) < len(kinds):
@@ -140,7 +140,7 @@ async def wire_drafter(
     """Attach, exchange in the background, and half-close at the end unless `leave` is false (then: cancel)."""
     async with open_channel(address) as channel:
         stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
-        attached = await stub.Attach(await attach_request(stub, *names, **fields), timeout=5)
+        attached = await stub.Attach(await attach_request(stub, *names, **fields), timeout=60)
         rings = shake_hands(attached) if attached.transport == "shm" else None
         call = stub.Exchange(metadata=(("slipstream-epoch", str(attached.epoch)),))
         await call.initial_metadata()

@@ -183,7 +183,7 @@ class FakeVerify:
         """A new script and an empty record."""
         self.script, self.seen = Script(**script), Seen()
 
-    def wait_for(self, condition: Callable[[Seen], bool], seconds: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[Seen], bool], seconds: float = 60.0) -> None:
         """Wait until the record satisfies `condition`."""
         end = time.monotonic() + seconds
         while not condition(self.seen):
@@ -237,7 +237,7 @@ class FakeVerify:
         return tokens[: first + 1]
 
     def _run(self, function: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(timeout=60)
 
 
 def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutput:

@@ -35,7 +35,7 @@ class GatewayProcess:
         self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._started.wait(30), self.logs
+        assert self._started.wait(120), self.logs
         if self._wait_ready:
             self.wait_ready()
         return self
@@ -46,7 +46,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(10)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -59,10 +59,10 @@ class GatewayProcess:
         """What it wrote to standard error."""
         return "".join(self._lines)
 
-    def wait_ready(self, *, ready: bool = True, seconds: float = 10.0) -> None:
+    def wait_ready(self, *, ready: bool = True, seconds: float = 60.0) -> None:
         """Wait until /ready says so, or says the contrary."""
         end = time.monotonic() + seconds
-        while (httpx.get(f"{self.http_url}/ready").status_code == 200) != ready:
+        while (httpx.get(f"{self.http_url}/ready", timeout=60).status_code == 200) != ready:
             assert time.monotonic() < end, self.logs
             time.sleep(0.02)
 

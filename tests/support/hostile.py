@@ -73,7 +73,7 @@ class HostileDrafter:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self):
-        info = self._link.GetInfo(draft_pb2.DraftLinkServiceGetInfoRequest(), timeout=5, wait_for_ready=True)
+        info = self._link.GetInfo(draft_pb2.DraftLinkServiceGetInfoRequest(), timeout=60, wait_for_ready=True)
         self._vocab_size = info.vocab_size
         attached = self._link.Attach(
             draft_pb2.AttachRequest(
@@ -85,14 +85,14 @@ class HostileDrafter:
                 transports=[self._transport],
                 name="hostile",
             ),
-            timeout=5,
+            timeout=60,
         )
         self.epoch = attached.epoch
         if self._transport == "shm":
             self.rings = shake_hands(attached)
         self._call = self.exchange_again()
         self._thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self._attached():
             assert time.monotonic() < deadline, "never attached"
             time.sleep(0.01)
@@ -102,7 +102,7 @@ class HostileDrafter:
         self._over.set()
         self._replies.put(None)
         self._call.cancel()
-        self._thread.join(10)
+        self._thread.join(60)
         self._channel.close()
 
     def exchange_again(self):
@@ -117,13 +117,13 @@ class HostileDrafter:
         else:
             self._write(data)
 
-    def wait_ended(self, timeout: float = 10.0) -> grpc.StatusCode | None:
+    def wait_ended(self, timeout: float = 60.0) -> grpc.StatusCode | None:
         """The status that ended the exchange, None if it goes on."""
         self._thread.join(timeout)
         return self.status
 
     def _attached(self) -> bool:
-        info = self._verify.GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
+        info = self._verify.GetInfo(verify_pb2.GetInfoRequest(), timeout=60)
         return any(proposer.name == self.name and proposer.attached for proposer in info.proposers)
 
     def _outgoing(self) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ class HostileDrafter:
             self._over.set()
             self._replies.put(None)
             if self.rings is not None:
-                picker.join(10)
+                picker.join(60)
 
     def _pick_up(self) -> None:
         """Read the ring until the exchange is over."""
