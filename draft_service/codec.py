@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -12,6 +12,7 @@ from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.records import (
     Close,
     Commit,
+    Extend,
     Gap,
     NackReply,
     Open,
@@ -22,8 +23,12 @@ from draft_service.records import (
     Stamp,
     TreeReply,
 )
+from draft_service.tensors import bfloat16_rows
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
-from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
+from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+
+if TYPE_CHECKING:
+    import torch
 
 PROTOCOL_VERSION = 1
 TRANSPORTS = ("shm", "grpc")
@@ -101,7 +106,14 @@ def decode_target(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> Target:
             f"verify speaks versions {message.min_version} to {message.max_version} of the exchange, "
             f"this draft service {PROTOCOL_VERSION}"
         )
-    return Target(message.vocab_size, message.tokenizer_fingerprint, message.max_context)
+    return Target(
+        message.vocab_size,
+        message.tokenizer_fingerprint,
+        message.max_context,
+        message.hidden_size,
+        message.num_layers,
+        tuple(message.feature_boundaries),
+    )
 
 
 def decode_transports(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> tuple[str, ...]:
@@ -160,15 +172,18 @@ def decode_command_bytes(data: bytes) -> list[Record]:
 
 
 def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
-    """The records this service understands, in order; Extend and unknown kinds carry nothing for it."""
+    """The records this service understands, in order; unknown kinds carry nothing for it.
+
+    UnavailableError for states that are no bfloat16 matrix, with a row for each token of a Commit.
+    """
     records: list[Record] = []
     for command in message.commands:
         kind = command.WhichOneof("kind")
         if kind == "commit":
-            commit = command.commit
-            records.append(
-                Commit(_decode_stamp(commit.stamp), list(commit.token_ids), commit.max_nodes, commit.max_depth)
-            )
+            records.append(_decode_commit(command.commit))
+        elif kind == "extend":
+            extend = command.extend
+            records.append(Extend(_decode_stamp(extend.stamp), extend.first_position, _decode_states(extend.features)))
         elif kind == "open":
             records.append(_decode_open(command.open))
         elif kind == "close":
@@ -237,6 +252,19 @@ def _encode_stamp(stamp: Stamp) -> tree_pb2.Stamp:
     )
 
 
+def _decode_commit(message: draft_pb2.Commit) -> Commit:
+    states = _decode_states(message.features) if message.HasField("features") else None
+    if states is not None and len(states) != len(message.token_ids):
+        raise UnavailableError(f"{len(states)} rows of states for {len(message.token_ids)} tokens")
+    return Commit(_decode_stamp(message.stamp), list(message.token_ids), message.max_nodes, message.max_depth, states)
+
+
+def _decode_states(message: tensor_pb2.Tensor) -> torch.Tensor:
+    if message.data_type != tensor_pb2.DATA_TYPE_BFLOAT16:
+        raise UnavailableError(f"states of data type {message.data_type}")
+    return bfloat16_rows(message.shape, message.data)
+
+
 def _decode_open(message: draft_pb2.Open) -> Open:
     opening = Opening(
         token_ids=list(message.token_ids),
@@ -244,6 +272,7 @@ def _decode_open(message: draft_pb2.Open) -> Open:
         sampling=_decode_sampling(message.sampling, message.choice_index),
         tenant=message.tenant,
         adapter_id=message.adapter_id,
+        cached_length=message.cached_length,
     )
     return Open(_decode_stamp(message.stamp), message.proposer, opening, message.max_nodes, message.max_depth)
 

@@ -26,6 +26,11 @@ class WorkerCollector(Collector):
         yield CounterMetricFamily("slipstream_draft_trees", "Trees sent", float(stats.trees_sent))
         yield CounterMetricFamily("slipstream_draft_nodes", "Drafted tokens sent", float(stats.nodes_sent))
         yield CounterMetricFamily("slipstream_draft_superseded", "Trees too late to send", float(stats.superseded))
+        yield CounterMetricFamily(
+            "slipstream_draft_partial_sessions",
+            "Sessions begun without older states that their proposer wanted",
+            float(stats.partial),
+        )
         yield CounterMetricFamily("slipstream_draft_failures", "Failures of proposers", float(stats.failures))
 
 

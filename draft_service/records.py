@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from draft_service.proposers.base import Opening
 from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Stamp(NamedTuple):
@@ -39,6 +42,17 @@ class Commit:
     token_ids: Sequence[int]
     max_nodes: int
     max_depth: int
+    features: torch.Tensor | None = None
+    """bfloat16 [tokens, any], the states that predicted the tokens; None if they come in an Extend, or not at all"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """States of a request's positions from `first_position` on: bfloat16 [positions, any]."""
+
+    stamp: Stamp
+    first_position: int
+    features: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,7 @@ class Gap:
     stamp: Stamp
 
 
-Record = Open | Commit | Close | Gap
+Record = Open | Extend | Commit | Close | Gap
 
 
 @dataclass(frozen=True, slots=True)

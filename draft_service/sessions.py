@@ -11,9 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
-from draft_service.records import Close, Commit, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp
+from draft_service.records import Close, Commit, Extend, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +27,8 @@ class Slot:
     """One slot of the attachment.
 
     stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
-    after Resume, refused or failed). wants_tree: that state has not been answered yet.
+    after Resume, refused or failed). wants_tree: that state has not been answered yet. featured: the first position
+    whose hidden states have not come.
     """
 
     stamp: Stamp
@@ -33,16 +38,22 @@ class Slot:
     max_depth: int = 0
     wants_tree: bool = False
     awaits_open: bool = False
+    featured: int = 0
 
 
 @dataclass(slots=True)
 class SessionTable:
-    """All slots of one attachment. `numbers` yields session numbers that are unique in the process."""
+    """All slots of one attachment. `numbers` yields session numbers that are unique in the process.
+
+    `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
+    """
 
     epoch: int
     num_slots: int
     proposers: Sequence[Proposer]
     numbers: count[int]
+    hidden_size: int = 0
+    partial: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     _slots: dict[int, Slot] = field(default_factory=dict)
 
@@ -65,6 +76,8 @@ class SessionTable:
                 return self._open(record, slot)
             case Commit():
                 return self._commit(record, slot)
+            case Extend():
+                return self._extend(record, slot)
             case Gap():
                 return self._resume(stamp, slot)
             case Close():
@@ -113,7 +126,10 @@ class SessionTable:
         except Exception:  # noqa: BLE001 (a third party's code; one request loses its trees, nothing else)
             _log.exception("proposer %s failed to open a session", proposer.name)
             return self.refuse(slot, f"proposer {proposer.name} failed")
-        slot.proposer, slot.session = proposer, session
+        slot.proposer, slot.session, slot.featured = proposer, session, record.opening.cached_length
+        if proposer.feature_boundaries and slot.featured:
+            self.partial += 1
+            _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
         self._want(slot, record)
         return None
 
@@ -138,6 +154,34 @@ class SessionTable:
             return self.refuse(slot, f"proposer {slot.proposer.name} failed")
         slot.stamp = stamp
         self._want(slot, record)
+        if record.features is None:
+            return None
+        return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
+
+    def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
+        if slot is None or record.stamp.generation > slot.stamp.generation:
+            return self._resume(record.stamp, slot)
+        if slot.proposer is None:
+            self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
+            return None
+        return self._take_states(slot, slot.proposer, record.first_position, record.features)
+
+    def _take_states(self, slot: Slot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
+        """Hand on those that have not come yet. What leaves a hole, or runs ahead of the tokens, is a fault."""
+        end = first + len(states)
+        if states.shape[1] != len(proposer.feature_boundaries) * self.hidden_size:
+            return self.refuse(slot, f"states of {states.shape[1]} numbers are not what {proposer.name} asked for")
+        if end <= slot.featured:
+            self.dropped["stale states"] += 1
+            return None
+        if first > slot.featured or end >= slot.stamp.base_length:
+            return self._resume(slot.stamp, slot)
+        try:
+            proposer.take_features(slot.session, slot.featured, states[slot.featured - first :])
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to take states", proposer.name)
+            return self.refuse(slot, f"proposer {proposer.name} failed")
+        slot.featured = end
         return None
 
     def _resume(self, stamp: Stamp, slot: Slot | None) -> ResumeReply:

@@ -65,6 +65,8 @@ class WorkerStats:
     superseded: int = 0
     failures: int = 0
     sessions: int = 0
+    partial: int = 0
+    """Sessions that began without older states which their proposer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Worker:
     _feed: Feed | None = None
     _arrived: list[_Item] = field(default_factory=list)
     _vocab_size: int = 0
+    _hidden_size: int = 0
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     def start(self) -> None:
@@ -166,6 +169,8 @@ class Worker:
             if self._table is not None:
                 replies.extend(self._draft(self._table))
                 self.stats.sessions = len(self._table)
+                self.stats.partial += self._table.partial
+                self._table.partial = 0
             if replies and self._send is not None:
                 self._send(replies)
             more_work = self._advance()
@@ -207,14 +212,16 @@ class Worker:
         match item:
             case _Attach(attachment, proposers, send, feed):
                 self._leave()
-                self._table = SessionTable(attachment.epoch, attachment.num_slots, proposers, self._numbers)
+                self._table = SessionTable(
+                    attachment.epoch, attachment.num_slots, proposers, self._numbers, self._hidden_size
+                )
                 self._send, self._feed = send, feed
             case _Detach(epoch):
                 if self._table is not None and self._table.epoch == epoch:
                     self._leave()
             case _Bind(target, done):
                 self._leave()
-                self._vocab_size = target.vocab_size
+                self._vocab_size, self._hidden_size = target.vocab_size, target.hidden_size
                 if done.set_running_or_notify_cancel():
                     done.set_result([proposer for proposer in self.proposers if _fits(proposer, target)])
             case _Say(said):
@@ -326,4 +333,7 @@ def _fits(proposer: Proposer, target: Target) -> bool:
     except Exception:  # noqa: BLE001 (a third party's code; it is not offered)
         _log.exception("proposer %s failed to take the target", proposer.name)
         return False
-    return True
+    missing = sorted(set(proposer.feature_boundaries) - set(target.feature_boundaries))
+    if missing:
+        _log.error("proposer %s wants states at boundaries %s, which are not published", proposer.name, missing)
+    return not missing

@@ -13,8 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
 
 PROPOSER_ENTRY_POINTS = "slipstream.proposers"
 """Name of the entry point group."""
@@ -71,6 +75,8 @@ class Opening:
 
     prompt_length: how many of token_ids are the prompt, at least 1.
     tenant, adapter_id: state must never be shared between tenants or adapters.
+    cached_length: the first position whose states will come, for proposers that want states; above 0 where those
+        before it were computed before anybody wanted them, and are not kept.
     """
 
     token_ids: Sequence[int]
@@ -78,6 +84,7 @@ class Opening:
     sampling: Sampling = field(default_factory=Sampling)
     tenant: str = ""
     adapter_id: str = ""
+    cached_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,10 @@ class Target:
     vocab_size: int
     tokenizer_fingerprint: str
     max_context: int
+    hidden_size: int = 0
+    num_layers: int = 0
+    feature_boundaries: tuple[int, ...] = ()
+    """Boundaries whose states can be had; empty: none."""
 
 
 class Proposer(ABC):
@@ -116,7 +127,11 @@ class Proposer(ABC):
     max_depth: int
     """Longest path it makes; 1 to 63."""
     feature_boundaries: tuple[int, ...] = ()
-    """Boundaries of the target whose hidden states it wants (boundary b is the stream that enters layer b)."""
+    """Boundaries of the target whose hidden states it wants, in the order in which it wants them side by side.
+
+    Boundary b is the residual stream that enters layer b: 0 is the embedding, N (the target's layers) what the last
+    layer leaves, N + 1 that after the final norm. `bind` may set them, once the target is known.
+    """
     tokenizer_fingerprint: str = ""
     """Fingerprint of the tokenizer it depends on; empty: works with any."""
     vocab_size: int = 0
@@ -139,6 +154,17 @@ class Proposer(ABC):
     @abstractmethod
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         """Append tokens decided by the target, at least one. Should only take note, as `open`."""
+
+    def take_features(  # noqa: B027 (a hook; most proposers need none)
+        self, session: int, first_position: int, features: torch.Tensor
+    ) -> None:
+        """Hidden states of a session's positions: row i is the state of first_position + i, which predicted the next.
+
+        bfloat16 [positions, boundaries * hidden_size] on the CPU, the proposer's own, in the order of
+        `feature_boundaries`. Called for proposers that want any: each position once, in order and without a hole, from
+        `Opening.cached_length` on. As a rule those that predicted new tokens come right after their `commit`; while a
+        session is brought up to date they may lag behind. Should only take note, as `open`.
+        """
 
     @abstractmethod
     def close(self, session: int) -> None:

@@ -26,6 +26,7 @@ from tests.draft_service.test_link import REPEATING, Slow, ngram
 from tests.draft_service.verify_peer import commit_command, open_command, stamp
 from tests.verify_service.test_draft_link import KEY, committed, opening, served, until
 from verify_service.draft_link import DraftLink
+from verify_service.request import FinishReason
 
 NONCE = bytes(range(16))
 CAPACITY = 1 << 14
@@ -60,6 +61,7 @@ async def draft_steps(verify: DraftLink, worker: Worker) -> None:
         assert tree is not None
         assert tree.token_ids[0] == {7: 8, 8: 9, 9: 5}[token]
     assert worker.stats.trees_sent == sent + 3
+    verify.end(KEY, FinishReason.LENGTH)
 
 
 def test_trees_come_through_shared_memory_and_the_transport_is_told() -> None:
