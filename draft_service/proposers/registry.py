@@ -9,11 +9,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from draft_service.proposers.base import PROPOSER_ENTRY_POINTS, Proposer, ProposerOptions
+from draft_service.proposers.composite import Composite
 from slipstream.rpc.errors import InvalidArgumentError
 
 Factory = Callable[[ProposerOptions], Proposer]
 
 _BUILT_IN = {
+    "hybrid": "draft_service.proposers.hybrid:create",
     "ngram": "draft_service.proposers.ngram:create",
     "draft-model": "draft_service.proposers.draft_model:create",
     "suffix": "draft_service.proposers.suffix:create",
@@ -77,16 +79,23 @@ def load_proposers(
     max_depth: int | None = None,
     top_k: int | None = None,
 ) -> list[Proposer]:
-    """Build every proposer, in order. Raises InvalidArgumentError for unknown or repeated names."""
+    """Build every proposer, in order, and let those that combine others know them.
+
+    Raises InvalidArgumentError for unknown or repeated names.
+    """
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"proposer names repeat: {', '.join(names)}", field="proposers")
-    return [
-        find_factory(spec)(
+    proposers = {
+        spec.name: find_factory(spec)(
             ProposerOptions(spec.name, spec.argument, threads, max_nodes=max_nodes, max_depth=max_depth, top_k=top_k)
         )
         for spec in specs
-    ]
+    }
+    for name, proposer in proposers.items():
+        if isinstance(proposer, Composite):
+            proposer.join({other: proposers[other] for other in names if other != name})
+    return list(proposers.values())
 
 
 def _resolve(path: str) -> Factory:
