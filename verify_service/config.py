@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from slipstream.settings import Names, ServiceSettings
+from slipstream.settings import Names, Numbers, ServiceSettings
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.attachments import TRANSPORTS
 from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
@@ -79,6 +79,24 @@ class VerifySettings(ServiceSettings):
         default=TRANSPORTS,
         description="Ways to exchange records with draft services, best first: shm (on this host), grpc",
     )
+    max_boundaries: int = Field(
+        default=8,
+        ge=0,
+        le=64,
+        description="Boundaries of the model whose hidden states draft services may want, all together; 0: none are "
+        "published",
+    )
+    feature_boundaries: Numbers = Field(
+        default=(),
+        description="Boundaries whose states are captured and kept from the start, before a draft service wants them",
+    )
+    feature_memory_mib: int = Field(
+        default=256,
+        ge=0,
+        le=2**24,
+        description="Host memory, in MiB, for hidden states that are kept beside the KV pages; taken once some are "
+        "wanted. 0: none are kept, so that drafters start from the newest",
+    )
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the model")
     device: str = Field(
         default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the model runs: cpu, cuda or cuda:N"
@@ -122,6 +140,21 @@ class VerifySettings(ServiceSettings):
         """Prompt rows of one step."""
         return self.prefill_chunk or (CPU_CHUNK if self.on_cpu else CUDA_CHUNK)
 
+    @property
+    def feature_bytes(self) -> int:
+        """What hidden states beside the KV pages may take."""
+        return self.feature_memory_mib << 20 if self.max_boundaries else 0
+
+    @model_validator(mode="after")
+    def _check_boundaries(self) -> Self:
+        wanted = self.feature_boundaries
+        if len(set(wanted)) != len(wanted) or len(wanted) > self.max_boundaries:
+            raise ValueError(
+                f"--feature-boundaries {list(wanted)} must be different ones, at most --max-boundaries "
+                f"{self.max_boundaries} of them"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_device(self) -> Self:
         if self.on_cpu and self.mode == "fast":
@@ -150,6 +183,8 @@ class VerifySettings(ServiceSettings):
             prefix_cache=self.prefix_cache,
             adaptive=self.adaptive,
             max_context=self.max_context,
+            feature_bytes=self.feature_bytes,
+            feature_boundaries=self.feature_boundaries,
         )
 
     def link_config(self) -> LinkConfig:
@@ -163,4 +198,5 @@ class VerifySettings(ServiceSettings):
             num_slots=2 * self.max_running,
             attach_token=self.attach_token.get_secret_value(),
             transports=self.transports,
+            feature_boundaries=self.feature_boundaries,
         )

@@ -8,13 +8,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.invariance import probe_row_invariance
 from verify_service.config import VerifySettings
 from verify_service.engines import TargetModel
-from verify_service.memory_plan import plan_memory
+from verify_service.memory_plan import check_feature_memory, plan_memory
 from verify_service.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def load(settings: VerifySettings) -> Loaded:
     Raises FailedPreconditionError where device, libraries or memory will not do, CheckpointError for the folder.
     """
     _log.info("loading %s", settings.model)
-    max_context = _max_context(settings)
+    max_context = _checked_context(settings)
     alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
     model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context)
     warm_up(model, settings.engine_config(num_pages))
@@ -51,8 +52,15 @@ def load(settings: VerifySettings) -> Loaded:
     return Loaded(model, fingerprint(settings.model), num_pages, max_context)
 
 
-def _max_context(settings: VerifySettings) -> int:
-    longest = ModelConfig.from_folder(settings.model).max_context
+def _checked_context(settings: VerifySettings) -> int:
+    """The longest context, once the model is known to have what is asked of it."""
+    config = ModelConfig.from_folder(settings.model)
+    known = boundaries_of(config.num_layers)
+    if not set(settings.feature_boundaries) <= set(known):
+        raise FailedPreconditionError(
+            f"--feature-boundaries are {list(settings.feature_boundaries)}, the model has 0 to {known[-1]}"
+        )
+    longest = config.max_context
     if settings.max_context > longest:
         raise FailedPreconditionError(f"--max-context is {settings.max_context}, the model's context is {longest}")
     return settings.max_context or longest
@@ -67,6 +75,7 @@ def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int
         max_context=max_context,
         max_running=settings.max_running,
         max_nodes=settings.max_nodes,
+        feature_bytes=settings.feature_bytes,
     )
     _log.info("memory: %s", plan)
     return model, plan.num_pages
@@ -91,12 +100,13 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
         num_pages=settings.num_pages,
         max_context=max_context,
         memory_utilization=settings.gpu_memory_utilization,
+        boundaries=settings.max_boundaries,
     )
     try:
         model = _load_ranks(settings, limits)
     except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
         raise FailedPreconditionError(str(error)) from error
-    _log.info("memory: %s", model.memory)
+    _log.info("memory: %s; %s", model.memory, check_feature_memory(settings.feature_bytes))
     return model, model.limits.num_pages
 
 

@@ -16,17 +16,25 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`page_bytes` for all pages and `scratch_bytes` for tree nodes, out of `available_bytes`."""
+    """`page_bytes` for all pages, `scratch_bytes` for tree nodes, `feature_bytes` for states beside the pages.
+
+    All out of `available_bytes`; the states take theirs as they are wanted.
+    """
 
     num_pages: int
     page_bytes: int
     scratch_bytes: int
+    feature_bytes: int
     available_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.page_bytes + self.scratch_bytes + self.feature_bytes
 
     def __str__(self) -> str:
         return (
             f"{self.num_pages} KV pages of {_mib(self.page_bytes)} together, tree rows {_mib(self.scratch_bytes)}, "
-            f"{_mib(self.available_bytes)} available"
+            f"hidden states up to {_mib(self.feature_bytes)}, {_mib(self.available_bytes)} available"
         )
 
 
@@ -38,6 +46,7 @@ def plan_memory(
     max_context: int,
     max_running: int,
     max_nodes: int,
+    feature_bytes: int = 0,
     available: int | None = None,
 ) -> MemoryPlan:
     """Settle the number of pages; 0 asks for a choice. Sizes are in bytes, `available` defaults to the machine's.
@@ -51,10 +60,21 @@ def plan_memory(
         context = -(-max_context // page_size)
         num_pages = max(context, min(max_running * context, MAX_AUTO_BYTES // page, room // 2 // page))
     scratch = max_running * (max_nodes - 1) * kv_bytes_per_token
-    plan = MemoryPlan(num_pages, num_pages * page, scratch, room)
-    if plan.page_bytes + plan.scratch_bytes > room:
-        raise FailedPreconditionError(f"out of memory: {plan}; lower --num-pages, --max-running or --max-nodes")
+    plan = MemoryPlan(num_pages, num_pages * page, scratch, feature_bytes, room)
+    if plan.needed_bytes > room:
+        raise FailedPreconditionError(
+            f"out of memory: {plan}; lower --num-pages, --max-running, --max-nodes or --feature-memory-mib"
+        )
     return plan
+
+
+def check_feature_memory(feature_bytes: int, available: int | None = None) -> str:
+    """What is set aside on the host of a GPU. FailedPreconditionError, with the figures, if it does not fit."""
+    room = available_bytes() if available is None else available
+    text = f"hidden states up to {_mib(feature_bytes)}, {_mib(room)} of the host's memory available"
+    if feature_bytes > room:
+        raise FailedPreconditionError(f"out of memory: {text}; lower --feature-memory-mib")
+    return text
 
 
 def available_bytes() -> int:

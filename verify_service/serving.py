@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service import draft_servicer, service
 from verify_service.config import VerifySettings
@@ -96,9 +97,11 @@ def _start(settings: VerifySettings, loaded: Loaded, verify: VerifyServicer, met
         num_layers=config.num_layers,
         max_context=loaded.max_context,
         max_nodes=settings.max_nodes,
+        feature_boundaries=tuple(boundaries_of(config.num_layers)) if settings.max_boundaries else (),
+        most_boundaries=settings.max_boundaries,
     )
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
-    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink)
+    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink, link)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()

@@ -36,6 +36,10 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of names: `--flag a,b`, `--flag a --flag b`, `PREFIX_FLAG=a,b`, or `flag = ["a", "b"]` in the file."""
 
 
+Numbers = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)]
+"""A list of whole numbers, written as names are."""
+
+
 class ServiceSettings(BaseSettings):
     """Base of a service's settings. Flags win over environment, environment over the file, the file over defaults.
 

@@ -71,6 +71,9 @@ def test_none_means_plain_decoding() -> None:
         (("--log-level", "loud"), "--log-level"),
         (("--transports", "shm,pigeon"), "--transports: must be some of shm, grpc, each once"),
         (("--transports", "shm,shm"), "--transports: "),
+        (("--feature-boundaries", "1,1"), "--feature-boundaries [1, 1] must be different ones"),
+        (("--feature-boundaries", "1,2,3", "--max-boundaries", "2"), "at most --max-boundaries 2 of them"),
+        (("--feature-boundaries", "low"), "--feature-boundaries"),
     ],
 )
 def test_mistakes_name_the_flag(flags: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,3 +91,12 @@ def test_the_prompt_chunk_follows_the_device_unless_given() -> None:
 
 def test_a_shorter_context_reaches_the_engine() -> None:
     assert settings("--max-context", "100").engine_config(8).max_context == 100
+
+
+def test_boundaries_and_their_memory_reach_the_engine_and_the_link() -> None:
+    given = settings("--feature-boundaries", "2,5", "--feature-memory-mib", "3")
+    engine = given.engine_config(8)
+    assert (engine.feature_boundaries, engine.feature_bytes) == ((2, 5), 3 << 20)
+    assert given.link_config().feature_boundaries == (2, 5)
+    assert settings().engine_config(8).feature_bytes == 256 << 20
+    assert settings("--max-boundaries", "0").engine_config(8).feature_bytes == 0

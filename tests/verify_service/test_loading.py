@@ -43,6 +43,8 @@ def test_a_model_whose_rows_keep_their_bits_is_loaded(tiny_model: Path) -> None:
     assert (loaded.num_pages, loaded.max_context) == (64, 200)
     assert loaded.model.config.vocab_size > 0
     assert loading.load(settings(tiny_model)).max_context == loaded.model.config.max_context
+    with pytest.raises(FailedPreconditionError, match="0 to 3"):
+        loading.load(settings(tiny_model, feature_boundaries=(3, 4)))
 
 
 def test_a_model_whose_rows_depend_on_their_company_is_not_served(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
-from verify_service.memory_plan import MAX_AUTO_BYTES, available_bytes, plan_memory
+from verify_service.memory_plan import MAX_AUTO_BYTES, available_bytes, check_feature_memory, plan_memory
 
 MIB = 1 << 20
 
@@ -46,3 +46,18 @@ def test_what_does_not_fit_is_refused_with_figures(num_pages: int, available: in
 
 def test_this_machine_has_memory() -> None:
     assert available_bytes() > 0
+
+
+def test_states_beside_the_pages_are_planned_with_them() -> None:
+    sizes = {"num_pages": 64, "page_size": 16, "kv_bytes_per_token": 8192, "max_context": 512, "max_running": 1}
+    plan = plan_memory(**sizes, max_nodes=1, feature_bytes=3 * MIB, available=11 * MIB)
+    assert plan.needed_bytes == 11 * MIB
+    assert "hidden states up to 3.0 MiB" in str(plan)
+    with pytest.raises(FailedPreconditionError, match="feature-memory-mib"):
+        plan_memory(**sizes, max_nodes=1, feature_bytes=4 * MIB, available=11 * MIB)
+
+
+def test_the_host_of_a_gpu_must_hold_the_states() -> None:
+    assert "hidden states up to 5.0 MiB" in check_feature_memory(5 * MIB, 6 * MIB)
+    with pytest.raises(FailedPreconditionError, match=r"7\.0 MiB, 6\.0 MiB of the host's memory"):
+        check_feature_memory(7 * MIB, 6 * MIB)
