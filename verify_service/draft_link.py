@@ -302,7 +302,9 @@ class DraftLink:
     def _end(self, attachment: Attachment, reason: SlipstreamError) -> None:
         if attachment.ended is not None:
             return
-        attachment.ended = reason
+        # Tracebacks hold what the attachment had, its memory included, until some later collection of garbage.
+        reason.__cause__ = reason.__context__ = None
+        attachment.ended = reason.with_traceback(None)
         self._malformed += isinstance(reason, InvalidArgumentError)
         self._rings.pop(attachment.epoch, None)
         self._bindings.forget(attachment)

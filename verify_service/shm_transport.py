@@ -128,7 +128,7 @@ class ShmTransport:
             ends[1].wait(seconds, spin=SPIN_SECONDS)
 
     def close(self) -> None:
-        ends, self._ends = self._ends, None
+        ends, self._ends, self._fault = self._ends, None, None
         if ends is not None:
             ends[1].ring()
         self._wake()
