@@ -157,7 +157,7 @@ def create(options: ProposerOptions) -> SuffixProposer:
 def _compile() -> None:
     """Run all compiled code once, so that no request waits for it."""
     tokens = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2], np.int32)
-    cache = SuffixCache(4, 1, 16)
+    cache = SuffixCache(4, 1, 64)
     for _ in range(2):
         cache.add(("", ""), tokens)
     while cache.advance():

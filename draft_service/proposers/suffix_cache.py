@@ -73,6 +73,16 @@ class SuffixCache:
     _evicting: Key | None = None
     _done: int = 0
 
+    @property
+    def evicting(self) -> bool:
+        """Whether the next piece of work evicts."""
+        return self._evicting is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the trees have mapped."""
+        return sum(each.tree.memory.size for each in self._trees.values())
+
     def address(self, key: Key) -> int:
         """Of the tree of past responses; 0 if there is none."""
         found = self._trees.get(key)

@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
 from draft_service.proposers.suffix import PIECE, SuffixConfig, SuffixProposer, create
+from draft_service.proposers.suffix_nodes import initialise
+from draft_service.proposers.suffix_search import search
+from draft_service.proposers.suffix_tree import append_staged, remove_suffixes
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import TokenTree
 
@@ -133,3 +136,8 @@ def test_the_argument_sets_parameters_by_their_known_names() -> None:
 def test_wrong_arguments_are_refused(argument) -> None:
     with pytest.raises(InvalidArgumentError):
         create(ProposerOptions("suffix", argument))
+
+
+def test_everything_is_compiled_before_the_first_request() -> None:
+    create(ProposerOptions("suffix"))
+    assert all(each.signatures for each in (initialise, append_staged, remove_suffixes, search))
