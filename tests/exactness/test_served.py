@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import exactness_cells
 from benchmarks.continuations import continuation_key, write_continuations
-from benchmarks.exactness_cells import PROPOSERS, Count, EngineSetting, total
+from benchmarks.exactness_cells import Count, EngineSetting, total
 from benchmarks.prompts import load_prompts
 from benchmarks.runner import Job, connect
 from support.ask import ask, jobs, state
@@ -18,6 +19,7 @@ from support.cluster import Cluster
 
 TESTS = Path(__file__).parents[1]
 TOKENS = 64
+PROPOSERS = (*exactness_cells.PROPOSERS, "suffix", "hybrid")
 SETTINGS = {
     "as it comes": (EngineSetting(), 256),
     "small chunks, pages of one token, preempted": (EngineSetting(16, 1, True, True), 400),
@@ -35,6 +37,8 @@ def cluster_of(model, draft_model, engine, pages, oracle=None):
             "ngram",
             "random-tree=support.proposers:random_tree",
             f"oracle=support.proposers:oracle:{oracle}",
+            "suffix",
+            "hybrid:suffix+ngram+draft-model",
         )
     )
     arguments = (*engine.verify_args(pages), "--draft-deadline-ms", "250")
@@ -91,6 +95,8 @@ def test_tokens_and_logprobs_are_the_references(name, tiny_model, tiny_draft_mod
         assert counts["oracle"].accepted > 0
     assert total(counts["oracle"] for counts in runs).acceptance_length > (4 if engine.scarce else 6)
     assert sum(counts["random-tree"].drafted for counts in runs) > 100
+    assert sum(counts["suffix"].accepted for counts in runs) > 0
+    assert sum(counts["hybrid"].accepted for counts in runs) > 0
 
 
 def test_shipped_models(demo_model, demo_draft_model, tmp_path):
@@ -110,3 +116,5 @@ def test_shipped_models(demo_model, demo_draft_model, tmp_path):
     assert sum(count.mismatches + count.logprob_mismatches for count in counts.values()) == 0, counts
     assert counts["draft-model"].acceptance_length > 1.5
     assert counts["ngram"].accepted > 0
+    assert counts["suffix"].accepted > 0
+    assert counts["hybrid"].acceptance_length > 1.5
