@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -13,141 +12,21 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.rpc.channel import from_rpc_error, open_channel
-from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, UnavailableError
+from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
 from slipstream.rpc.server import GrpcServer
-from slipstream.v1 import draft_pb2, sampling_pb2, verify_pb2, verify_pb2_grpc
+from slipstream.v1 import draft_pb2, sampling_pb2, verify_pb2
 from slipstream_kernels.models.causal_lm import CausalLM
 from support.drafters import WireDrafter, tree_reply, wire_drafter
-from verify_service import draft_servicer, service
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_servicer import DraftLinkServicer
-from verify_service.engine_config import EngineConfig
-from verify_service.facts import VerifyFacts
+from support.served_verify import PROMPT, Client, Served, served
+from verify_service import service
 from verify_service.link_types import LinkConfig
-from verify_service.loop import VerifyLoop
 from verify_service.metrics import VerifyMetrics
-from verify_service.service import Backend, VerifyServicer
-
-PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+from verify_service.service import VerifyServicer
 
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> CausalLM:
     return CausalLM.load(tiny_model, threads=1)
-
-
-class Served:
-    """A verify service within this process, on a free port."""
-
-    def __init__(self, model: CausalLM, engine: EngineConfig, link: LinkConfig) -> None:
-        config = model.config
-        self.registry = CollectorRegistry()
-        metrics = VerifyMetrics(self.registry)
-        self.verify, self.draft = VerifyServicer(metrics), DraftLinkServicer()
-        facts = LinkFacts("model", "tokenizer", config.vocab_size, config.hidden_size, 2, config.max_context, 64)
-        self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink)
-        metrics.watch(self.loop.state, self.link.state)
-        self.facts = VerifyFacts(
-            "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
-            engine.max_queued, config.eos_token_ids, "exact", "cpu", 16, engine.num_pages, 64, 1, "0",
-        )  # fmt: skip
-        self.server = GrpcServer(
-            host="127.0.0.1", port=0, services=[service.SERVICE, draft_servicer.SERVICE], register=self._register
-        )
-        self.address = ""
-        self.stopped = False
-
-    def _register(self, server: grpc.aio.Server) -> None:
-        self.verify.register(server)
-        self.draft.register(server)
-
-    async def start(self) -> None:
-        self.address = f"127.0.0.1:{await self.server.start()}"
-        self.loop.start()
-        self.verify.backend = Backend(self.facts, self.loop, self.link)
-        self.draft.link = self.link
-
-    async def drain(self, seconds: float) -> None:
-        self.stopped = True
-        await self.server.begin_drain()
-        await self.verify.drain(seconds)
-        await self.server.drain(1)
-
-
-@asynccontextmanager
-async def served(model: CausalLM, *, link: LinkConfig | None = None, **engine: Any) -> AsyncIterator[Served]:
-    one = Served(model, EngineConfig(**({"num_pages": 256} | engine)), link or LinkConfig())
-    await one.start()
-    try:
-        yield one
-    finally:
-        if not one.stopped:
-            await one.drain(0)
-
-
-class Client:
-    """One session; gathers outputs by request."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.stub = verify_pb2_grpc.VerifyServiceStub(channel)
-        self.call = self.stub.Session()
-        self.outputs: dict[int, list[verify_pb2.RequestOutput]] = {}
-        self.messages = 0
-
-    async def submit(self, request_id: int, *, prompt: list[int] | None = None, **sampling: Any) -> None:
-        proposer = sampling.pop("proposer", "")
-        params = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True} | sampling
-        await self.call.write(
-            verify_pb2.SessionRequest(
-                submit=verify_pb2.Submit(
-                    request_id=request_id,
-                    prompt_token_ids=PROMPT if prompt is None else prompt,
-                    sampling=sampling_pb2.SamplingParams(**params),
-                    speculation=sampling_pb2.Speculation(proposer=proposer),
-                )
-            )
-        )
-
-    async def cancel(self, request_id: int) -> None:
-        await self.call.write(verify_pb2.SessionRequest(cancel=verify_pb2.Cancel(request_id=request_id)))
-
-    async def read(self) -> bool:
-        """Take one message; False at the end of the stream."""
-        message = await self.call.read()
-        if message is grpc.aio.EOF:
-            return False
-        self.messages += 1
-        for output in message.outputs:
-            self.outputs.setdefault(output.request_id, []).append(output)
-        return True
-
-    async def finish(self, *request_ids: int) -> None:
-        async with asyncio.timeout(20):
-            while not all(self.last(request_id).finish_reason for request_id in request_ids):
-                assert await self.read()
-
-    def last(self, request_id: int) -> verify_pb2.RequestOutput:
-        return self.outputs.get(request_id, [verify_pb2.RequestOutput()])[-1]
-
-    def tokens(self, request_id: int) -> list[int]:
-        return [token for output in self.outputs[request_id] for token in output.token_ids]
-
-    async def begun(self, count: int) -> None:
-        """Read until each of the first `count` requests has got something."""
-        while not all(request_id in self.outputs for request_id in range(count)):
-            assert await self.read()
-
-    async def error(self) -> SlipstreamError:
-        """Read to the error that ends the stream."""
-        try:
-            async with asyncio.timeout(20):
-                while await self.read():
-                    pass
-        except grpc.aio.AioRpcError as error:
-            return from_rpc_error(error)
-        raise AssertionError("the stream ended without an error")
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -181,7 +60,7 @@ def test_a_half_closed_stream_ends_when_all_is_answered(model: CausalLM) -> None
             await client.submit(1)
             await client.submit(2)
             await client.call.done_writing()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await client.read():
                     pass
             assert client.tokens(1) == client.tokens(2)
@@ -267,7 +146,7 @@ def test_a_request_id_in_use_ends_the_stream(model: CausalLM) -> None:
 
 async def idle(one: Served) -> None:
     """Wait until nothing runs and every page is free or cached."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             state = one.loop.state()
             if state.running + state.queued == 0 and state.pages_free + state.pages_cached == state.pages_total:
@@ -319,7 +198,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
                 await client.submit(request_id, max_tokens=200)
             await client.begun(4)
             draining = asyncio.create_task(one.drain(20))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not one.loop.state().draining:  # noqa: ASYNC110 - the loop tells nobody of its state
                     await asyncio.sleep(0.001)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
