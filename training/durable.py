@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 _BLOCK = 1 << 20
 
@@ -50,6 +53,10 @@ class AppendFile:
         self.close()
 
 
+class MismatchError(ValueError):
+    """A folder belongs to another run."""
+
+
 class DamagedError(RuntimeError):
     """A file is shorter than, or different from, what was written to it."""
 
@@ -80,3 +87,22 @@ def sha256_of(path: Path) -> str:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What tells an input of a run from another: name, size and hash."""
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same out of `folder`; MismatchError where one is in it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise MismatchError(f"{folder} is in use by another run") from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -31,3 +31,7 @@ def test_options_and_status_pass_through(tmp_path):
     wrong = train("prompts", str(tmp_path / "missing"), "-o", str(tmp_path / "wrong"))
     assert wrong.returncode == 2
     assert "Invalid value" in wrong.stderr
+
+
+def test_answers_say_what_they_write():
+    assert "--retry-failed" in train("answers", "--help").stdout

@@ -8,6 +8,8 @@ from typing import Any, Final
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+", re.DOTALL)
 _FEWEST_LETTERS: Final = 24
 """Below, a detector guesses."""
+_NO_LANGUAGE: Final = "zxx"
+"""ISO 639-2 for what has no linguistic content, such as tables."""
 _LONGEST: Final = 4000
 """Characters that are looked at."""
 
@@ -26,4 +28,4 @@ class LanguageDetector:
         if sum(map(str.isalpha, prose)) < _FEWEST_LETTERS:
             return None
         code, probability = self._identifier.classify(prose)
-        return str(code), float(probability)
+        return None if code == _NO_LANGUAGE else (str(code), float(probability))

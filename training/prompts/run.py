@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from training.durable import sha256_of
+from training.durable import described, sole_user
 from training.prompts.examine import Verdict, begin_worker, examine_all
 from training.prompts.personal import load_pipeline
 from training.prompts.records import Prompt, RecordError, Turn, conversation_key, read_lines, read_prompt
@@ -62,23 +62,35 @@ def clean_prompts(
 
     MismatchError where the folder belongs to another run, ValueError for settings that cannot be met.
     """
-    task = {"settings": settings.document(), "inputs": [_described(path) for path in inputs]}
-    done = read_manifest(folder)
-    if done is not None and {name: done[name] for name in task} == task:
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_user(folder):
+        task = {"settings": settings.document(), "inputs": [described(path) for path in inputs]}
+        done = read_manifest(folder)
+        if done is None or {name: done.get(name) for name in task} != task:
+            if settings.names:
+                load_pipeline(settings.names)  # or fail here, not in every worker
+            store = Store(folder, settings, task)
+            try:
+                _clean(inputs, store, settings, workers, progress)
+                manifest = {"format": "slipstream-prompts", "version": 1, **task, **store.tally.document()}
+                store.finish(manifest, render(manifest))
+            finally:
+                store.close()
         remove_state(folder)
-        return done
-    if settings.names:
-        load_pipeline(settings.names)  # or fail here, not in every worker
-    store = Store(folder, settings, task)
-    with ExitStack() as stack:
-        stack.callback(store.close)
-        total = sum(1 for path in inputs for _ in read_lines(path))
-        bar = stack.enter_context(
-            tqdm(total=total, initial=store.tally.read, desc="prompts", unit="line", disable=not progress)
-        )
+        finished = read_manifest(folder)
+    assert finished is not None
+    return finished
+
+
+def _clean(inputs: Sequence[Path], store: Store, settings: PromptSettings, workers: int, progress: bool) -> None:
+    total = sum(1 for path in inputs for _ in read_lines(path))
+    waiting: deque[_Chunk] = deque()
+    pending: set[bytes] = set()
+    with (
+        tqdm(total=total, initial=store.tally.read, desc="prompts", unit="line", disable=not progress) as bar,
+        ExitStack() as stack,
+    ):
         submit = _submitter(stack, settings, workers)
-        waiting: deque[_Chunk] = deque()
-        pending: set[bytes] = set()
         for chunk in _chunks(inputs, store, settings.field, pending):
             chunk.verdicts = submit([each.prompt for each in chunk.entries if each.prompt and not each.duplicate])
             waiting.append(chunk)
@@ -86,17 +98,6 @@ def clean_prompts(
                 bar.update(_settle(waiting.popleft(), store, settings, pending))
         while waiting:
             bar.update(_settle(waiting.popleft(), store, settings, pending))
-        manifest = {"format": "slipstream-prompts", "version": 1, **task, **store.tally.document()}
-        stack.pop_all()
-        bar.close()
-    store.finish(manifest, render(manifest))
-    finished = read_manifest(folder)
-    assert finished is not None
-    return finished
-
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _chunks(inputs: Sequence[Path], store: Store, text_field: str | None, pending: set[bytes]) -> Iterator[_Chunk]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from training.durable import AppendFile, sha256_of, sync_folder, write_whole
+from training.durable import AppendFile, MismatchError, sha256_of, sole_user, sync_folder, write_whole
 from training.prompts.duplicates import NearDuplicates
 from training.prompts.settings import PromptSettings
 from training.prompts.tally import Tally
@@ -24,10 +24,6 @@ MANIFEST: Final = "manifest.json"
 REPORT: Final = "report.md"
 _STATE: Final = "state.sqlite"
 _CACHE_KIB: Final = 65_536
-
-
-class MismatchError(ValueError):
-    """The folder belongs to another run."""
 
 
 @dataclass(slots=True)
@@ -93,7 +89,7 @@ class Store:
         self._database.execute("BEGIN IMMEDIATE")
 
     def finish(self, manifest: dict[str, Any], report: str) -> None:
-        """Give the outputs their names and write report and manifest, to which the outputs' hashes are added."""
+        """Name the outputs, write the report, and the manifest with the outputs' hashes. `remove_state` is next."""
         for name, file in self._files.items():
             file.path.replace(self.folder / name)
         sync_folder(self.folder)
@@ -103,8 +99,6 @@ class Store:
         write_whole(self.folder / REPORT, report.encode("utf-8"))
         text = json.dumps(manifest | {"outputs": outputs}, indent=1, ensure_ascii=False)
         write_whole(self.folder / MANIFEST, text.encode("utf-8", "backslashreplace") + b"\n")
-        self.close()
-        remove_state(self.folder)
 
     def close(self) -> None:
         """Let go of the folder; what was not committed is forgotten."""
@@ -155,6 +149,8 @@ def remove_state(folder: Path) -> None:
 
 def remove_run(folder: Path) -> None:
     """Remove everything a run has written, the manifest first."""
-    for name in (MANIFEST, REPORT, *OUTPUTS):
-        (folder / name).unlink(missing_ok=True)
-    remove_state(folder)
+    if folder.is_dir():
+        with sole_user(folder):
+            for name in (MANIFEST, REPORT, *OUTPUTS):
+                (folder / name).unlink(missing_ok=True)
+            remove_state(folder)

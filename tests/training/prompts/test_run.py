@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from training.durable import MismatchError
 from training.prompts.records import Turn
 from training.prompts.run import clean_prompts, is_heldout
 from training.prompts.settings import PromptSettings
-from training.prompts.store import MANIFEST, OUTPUTS, MismatchError, Store, remove_run
+from training.prompts.store import MANIFEST, OUTPUTS, Store, remove_run, remove_state
 
 WORDS = [f"word{number}" for number in range(900)]
 LIGHT = PromptSettings(kinds=("secret",))
@@ -177,6 +178,8 @@ def test_a_run_killed_while_it_named_its_outputs_goes_on(tmp_path):
             (folder / f"{name}.part").rename(folder / name)
         again = Store(folder, LIGHT, task)
         again.finish(task, "report")
+        again.close()
+        remove_state(folder)
         assert {path.name for path in folder.iterdir()} == {*OUTPUTS, MANIFEST, "report.md"}
         assert (folder / "train.jsonl").read_bytes() == b'{"some": "line"}\n'
 

@@ -1,0 +1,1 @@
+"""The target's own answers to prompts, token by token as it gave them."""

@@ -1,0 +1,112 @@
+"""Answers in the order in which they came, each on disk before the next question of its worker is asked.
+
+A journal is a file of JSON lines: what the run is about, then one conversation a line. A line that was cut by a kill is
+cut off; conversations that failed for good stand in it too, so that they are not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from training.durable import AppendFile, DamagedError, MismatchError
+
+SYNC_SECONDS: Final = 5.0
+"""A loss of power costs at most what came in this time; a kill costs nothing."""
+
+
+class Journal:
+    """What has been answered. With `retry_failed`, conversations that failed count as not asked."""
+
+    def __init__(self, path: Path, task: dict[str, Any], *, retry_failed: bool = False) -> None:
+        """MismatchError where `path` holds the journal of another task."""
+        self.path = path
+        self._places: dict[bytes, int] = {}
+        self._synced = time.monotonic()
+        self._failed: set[bytes] = set()
+        size = 0
+        for start, end, record in _records(path):
+            size = end
+            if start == 0:
+                _compare(path, record["task"], task)
+            else:
+                self._count(start, record, retry_failed)
+        self._file = AppendFile(path, size)
+        if size == 0:
+            self._file.append(_line({"task": task}))
+            self._file.sync()
+
+    def __len__(self) -> int:
+        """Conversations answered, or failed for good."""
+        return len(self._places)
+
+    @property
+    def failures(self) -> int:
+        """Conversations that failed for good."""
+        return len(self._failed)
+
+    def __contains__(self, key: str) -> bool:
+        return bytes.fromhex(key) in self._places
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keep what became of a conversation."""
+        start = self._file.size
+        self._file.append(_line(record))
+        self._count(start, record, retry_failed=False)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self._file.sync()
+            self._synced = time.monotonic()
+
+    def read(self, key: str) -> dict[str, Any]:
+        """What was kept of a conversation; KeyError if nothing was."""
+        with self.path.open("rb") as stream:
+            stream.seek(self._places[bytes.fromhex(key)])
+            record: dict[str, Any] = json.loads(stream.readline())
+            return record
+
+    def close(self) -> None:
+        """Have everything on disk, and let go."""
+        self._file.sync()
+        self._file.close()
+
+    def _count(self, start: int, record: dict[str, Any], retry_failed: bool) -> None:
+        if record["failure"] and retry_failed:
+            return
+        key = bytes.fromhex(record["id"])
+        self._places[key] = start
+        self._failed.discard(key)
+        if record["failure"]:
+            self._failed.add(key)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Start, end and content of each whole line; what was cut at the end of the file is left out."""
+    if not path.exists():
+        return
+    size = os.path.getsize(path)  # noqa: PTH202  # one call for a number
+    with path.open("rb") as stream:
+        end = 0
+        while line := stream.readline():
+            start, end = end, end + len(line)
+            try:
+                record = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                record = None
+            if record is None and end < size:
+                raise DamagedError(f"{path}: the line at byte {start} is damaged")
+            if record is not None:
+                yield start, end, record
+
+
+def _compare(path: Path, begun: dict[str, Any], task: dict[str, Any]) -> None:
+    different = sorted(name for name in task if begun.get(name) != task[name])
+    if different:
+        raise MismatchError(f"{path.parent} holds a run with another {', '.join(different)}")
