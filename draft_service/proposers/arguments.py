@@ -10,30 +10,38 @@ from slipstream.rpc.errors import InvalidArgumentError
 
 Config = TypeVar("Config")
 
+ALIASES: dict[str, dict[str, int]] = {
+    "num_steps": {"max_depth": 0},
+    "num_draft_tokens": {"max_nodes": 0},
+    "num_speculative_tokens": {"max_depth": 0, "max_nodes": 1},
+}
+"""Names that users of other engines know: the fields that they set, and what is added to the number. SGLang's count of
+draft tokens has the root among them, as ours has; vLLM's count of speculative tokens has not."""
+
 
 def configured(config: Config, options: ProposerOptions, *, prefix: str = "") -> Config:
-    """`config`, a frozen dataclass, with the argument's values and the operator's limits in place of its own.
+    """`config`, a frozen dataclass, with the argument's values in place of the operator's limits and of its own.
 
-    A key is a field's name; `prefix` may stand before it. Raises InvalidArgumentError for unknown or repeated keys and
-    for values that are not of the field's type.
+    A key is a field's name, before which `prefix` may stand, or one of ALIASES where the fields exist. Raises
+    InvalidArgumentError for unknown or repeated keys and for values that are not of the field's type.
     """
     own = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type] # dataclass
-    values: dict[str, Any] = {
-        name: limit for name in ("max_nodes", "max_depth") if (limit := getattr(options, name)) is not None
-    }
-    given: set[str] = set()
+    limits = {name: limit for name in ("max_nodes", "max_depth") if (limit := getattr(options, name)) is not None}
+    values: dict[str, Any] = {}
     for pair in filter(None, options.argument.split(":")):
         key, equals, text = pair.partition("=")
         name = key.removeprefix(prefix)
-        if not equals or name not in own or name in given:
+        targets = ALIASES.get(name, {name: 0})
+        if not equals or not targets.keys() <= own.keys() or targets.keys() & values.keys():
             raise _refusal(options, f"{pair!r} must be KEY=VALUE, each KEY once and one of {', '.join(own)}")
-        given.add(name)
-        try:
-            values[name] = type(own[name])(text)
-        except ValueError:
-            raise _refusal(options, f"{key} must be {type(own[name]).__name__}, not {text!r}") from None
+        for target, more in targets.items():
+            kind = type(own[target])
+            try:
+                values[target] = kind(text) + more if more else kind(text)
+            except ValueError:
+                raise _refusal(options, f"{key} must be {kind.__name__}, not {text!r}") from None
     try:
-        return replace(config, **values)  # type: ignore[type-var] # as above
+        return replace(config, **limits | values)  # type: ignore[type-var] # as above
     except ValueError as error:
         raise _refusal(options, str(error)) from error
 

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from draft_service.proposers.arguments import configured
+from draft_service.proposers.base import ProposerOptions
+from slipstream.rpc.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    max_nodes: int = 9
+    max_depth: int = 8
+    share: float = 0.5
+    mode: str = "tree"
+
+    def __post_init__(self) -> None:
+        if self.max_depth < 1:
+            raise ValueError("max_depth must be 1 or more")
+
+
+def read(argument: str, **limits: int) -> Config:
+    return configured(Config(), ProposerOptions("name", argument, **limits), prefix="long_")
+
+
+@pytest.mark.parametrize(
+    ("argument", "config"),
+    [
+        ("", Config()),
+        ("max_nodes=5", Config(max_nodes=5)),
+        ("long_share=0.25:long_mode=path:max_depth=3", Config(max_depth=3, share=0.25, mode="path")),
+        ("num_speculative_tokens=4", Config(max_nodes=5, max_depth=4)),
+        ("num_draft_tokens=16:num_steps=5", Config(max_nodes=16, max_depth=5)),
+    ],
+)
+def test_keys_are_fields_and_names_that_users_know(argument, config) -> None:
+    assert read(argument) == config
+
+
+def test_the_operators_limits_stand_where_the_argument_says_nothing() -> None:
+    assert read("share=1", max_nodes=4, max_depth=3) == Config(4, 3, 1.0)
+    assert read("max_nodes=6", max_nodes=4, max_depth=3) == Config(6, 3)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["x=1", "max_nodes", "max_nodes=", "max_nodes=1.5", "share=half", "mode=a:mode=b", "max_depth=0",
+     "num_speculative_tokens=4:max_nodes=3", "num_steps=x"],
+)  # fmt: skip
+def test_anything_else_is_refused(argument) -> None:
+    with pytest.raises(InvalidArgumentError, match="proposer name"):
+        read(argument)
+
+
+def test_aliases_need_their_fields() -> None:
+    @dataclass(frozen=True)
+    class Small:
+        share: float = 1.0
+
+    with pytest.raises(InvalidArgumentError):
+        configured(Small(), ProposerOptions("name", "num_steps=3"))
