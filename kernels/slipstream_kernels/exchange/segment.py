@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import stat
 import sys
+import weakref
 
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
@@ -19,12 +21,13 @@ class Segment:
     """A shared mapping of fixed size.
 
     The memory has no name in any file system: the kernel frees it with its last mapping, however the processes ended.
-    Its size is sealed, so that a peer cannot take pages from under a mapping, and its pages are taken at once.
+    Its size is sealed, so that a peer cannot take pages from under a mapping, and its pages are taken at once. It is
+    unmapped when neither the segment nor any view of `memory` is left.
     """
 
     __slots__ = ("_descriptor", "memory")
 
-    def __init__(self, memory: mmap.mmap, descriptor: int | None) -> None:
+    def __init__(self, memory: memoryview, descriptor: int | None) -> None:
         self.memory = memory
         self._descriptor = descriptor
 
@@ -43,7 +46,7 @@ class Segment:
             for name in _SEALS:
                 seals |= getattr(fcntl, name)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-            return cls(mmap.mmap(descriptor, size), descriptor)
+            return cls(_map(descriptor, size), descriptor)
         except OSError as error:
             os.close(descriptor)
             raise SegmentError(f"no {size} bytes of shared memory: {error}") from error
@@ -62,8 +65,8 @@ class Segment:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                 raise SegmentError(f"{path} is not the memory that was meant")
-            return cls(mmap.mmap(descriptor, size), None)
-        except (OSError, ValueError, OverflowError) as error:
+            return cls(_map(descriptor, size), None)
+        except OSError as error:
             raise SegmentError(f"cannot map {path}: {error}") from error
         finally:
             os.close(descriptor)
@@ -82,3 +85,18 @@ class Segment:
 
     def __del__(self) -> None:
         self.hide()
+
+
+def _map(descriptor: int, size: int) -> memoryview:
+    """The shared mapping of a file. Unlike mmap.mmap it keeps no descriptor, by which others could open the file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    pages = (ctypes.c_ubyte * size).from_address(address)
+    # Not at exit: threads that outlive the interpreter may still look at it, and the kernel unmaps it then.
+    weakref.finalize(pages, libc.munmap, address, size).atexit = False
+    return memoryview(pages).cast("B")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,26 @@ def test_what_is_hidden_or_of_another_size_cannot_be_opened() -> None:
     with pytest.raises(SegmentError):
         Segment.open(path, 8192)
     assert len(ours.memory) == 8192
+
+
+def test_what_is_hidden_is_behind_no_descriptor() -> None:
+    ours = Segment.create(8192)
+    inode = Path(ours.path).stat().st_ino
+    ours.hide()
+    descriptors = [link.stat().st_ino for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    assert inode not in descriptors
+
+
+def test_memory_is_mapped_as_long_as_a_view_of_it_is_left() -> None:
+    ours = Segment.create(8192)
+    mapping = f" {Path(ours.path).stat().st_ino} */memfd:slipstream"
+    view = ours.memory[4096:]
+    del ours
+    view[0] = 7
+    assert view[0] == 7
+    assert re.search(mapping, Path("/proc/self/maps").read_text())
+    del view
+    assert not re.search(mapping, Path("/proc/self/maps").read_text())
 
 
 @pytest.mark.parametrize("path", ["", "/", "/dev/null", "/dev/shm/none", "/proc/1/fd/0", "/proc/self/fd/0", "a\0b"])
