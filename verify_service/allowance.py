@@ -1,4 +1,7 @@
-"""How many replies a drafter may send: in proportion to what it was sent, so that a flood ends by itself."""
+"""What a drafter may cause: replies in proportion to the records it was sent, and so much of what it asks to be opened.
+
+A flood of replies ends by itself; requests to open slots wait until it is their turn.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,23 @@ REPLIES_PER_RECORD = 4
 BURST_PER_SLOT = 16
 BYTES_PER_REPLY = 2048
 """A message counts as one reply for each of these bytes, or for each reply it holds, whichever is more."""
+OPENED_AT_ONCE = 1 << 16
+"""Tokens of requests that are opened in the middle at once: some milliseconds' work."""
+OPENED_PER_STEP = 64
+"""Tokens more for each step of each request."""
 
 
 class Allowance:
-    """Replies that may still come. A correct drafter answers each record once or twice and never runs out."""
+    """Replies that may still come, and tokens that may be told again.
 
-    __slots__ = ("_left", "_limit")
+    A correct drafter answers each record once or twice and never runs out of replies.
+    """
+
+    __slots__ = ("_left", "_limit", "_tokens")
 
     def __init__(self, num_slots: int) -> None:
         self._limit = self._left = BURST_PER_SLOT * num_slots
+        self._tokens = OPENED_AT_ONCE
 
     def earn(self, records: int) -> None:
         """Records were sent to the drafter."""
@@ -27,3 +38,14 @@ class Allowance:
         self._left -= max(1, replies, size // BYTES_PER_REPLY)
         if self._left < 0:
             raise InvalidArgumentError("more replies than the records they answer allow")
+
+    def step(self) -> None:
+        """A request of the drafter has gone a step further."""
+        self._tokens = min(OPENED_AT_ONCE, self._tokens + OPENED_PER_STEP)
+
+    def opens(self, tokens: int) -> bool:
+        """Whether a request of so many tokens is opened in the middle now, which one of any length is at its turn."""
+        if self._tokens <= 0:
+            return False
+        self._tokens = max(self._tokens - tokens, -OPENED_AT_ONCE)
+        return True

@@ -236,7 +236,7 @@ class Bindings:
         return None if attachment is None or slot is None else Place(attachment, slot)
 
     def _open(self, running: Running, place: Place, *, caught_up: bool) -> None:
-        """Open a request's slot. One that wants states, but for a request that begins, waits for a step's."""
+        """Open a request's slot, but in the middle only if it is its turn; one that wants states waits for a step's."""
         index, offer = self._offer(running, place)
         place.slot.open(
             running.opening.key,
@@ -244,11 +244,15 @@ class Bindings:
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
         )
-        if offer.feature_boundaries and not caught_up:
-            place.slot.late = True
-            self._stand(running, place)
-        else:
+        self._stand(running, place)
+        if caught_up or (not offer.feature_boundaries and self._opens(running, place)):
             self._announce(running, place, running.opening.cached_length)
+        else:
+            place.slot.late = True
+
+    @staticmethod
+    def _opens(running: Running, place: Place) -> bool:
+        return place.attachment.allowance.opens(len(running.tokens))
 
     def _announce(self, running: Running, place: Place, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
@@ -279,8 +283,12 @@ class Bindings:
     def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, _Batch]) -> None:
         attachment, slot = place.attachment, place.slot
         self._stand(running, place)
+        attachment.allowance.step()
         if slot.fed:
             batches.setdefault(attachment.epoch, _Batch(attachment)).add(slot, committed)
+        elif slot.late:
+            if not slot.boundaries and self._opens(running, place):
+                self._announce(running, place, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
 
@@ -289,7 +297,7 @@ class Bindings:
         slot = place.slot
         if not slot.boundaries or not features.has(slot.boundaries):
             return
-        if slot.late:
+        if slot.late and self._opens(running, place):
             self._announce(running, place, features.first)
         if slot.fed and not send_states(place.attachment, slot, running.opening.history, features):
             self._gap(place.attachment, slot)

@@ -49,7 +49,7 @@ class Slot:
     featured: int = 0
     """The first position whose states it has not been sent; those before it came, or will not."""
     late: bool = False
-    """Whether its Open waits for a step that captures these states."""
+    """Whether its Open waits for its turn, or for a step that captures these states."""
     refused: bool = False
     """The drafter will make no trees for this request."""
 
