@@ -1,7 +1,8 @@
-"""Round trip of a step's commits and trees between two processes, by each transport on the CPU.
+"""Round trip of a step's commits and trees, by each transport on the CPU.
 
-A draft service runs as its own process; this one plays the verify loop on the draft link, with no model in between:
-the time from `commit` to the last tree in `collect`, n-gram lookup included. Run with --pause to leave the time of a
+By `inproc` the proposer runs in this process, which is what the boundary's cost is measured against; by the others a
+draft service runs as its own process. This one plays the verify loop on the draft link, with no model in between: the
+time from `commit` to the last tree in `collect`, n-gram lookup included. Run with --pause to leave the time of a
 verify step between rounds, as in serving, where both ends have gone to sleep meanwhile.
 
     python -m benchmarks.exchange_latency --requests 1,16 --pause-ms 0,4
@@ -20,9 +21,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.exchange.in_process import IN_PROCESS
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 from verify_service.tree_source import Committed, Opening
@@ -31,6 +34,9 @@ TEXT = tuple(range(10, 42)) * 2
 """Repeats itself, so that there is a tree at every step."""
 TREE_ROWS, TREE_DEPTH = 9, 8
 START_SECONDS = 120.0
+STOP_SECONDS = 5.0
+SWITCH_SECONDS = 5e-4
+"""How long a thread of Python waits for another one that does not rest, as in the verify service."""
 
 
 @contextmanager
@@ -58,19 +64,35 @@ def served(link: DraftLink) -> Iterator[int]:
 
 def measure(transport: str, requests: int, rounds: int, pause: float) -> list[float]:
     """Seconds of each round, sorted, with so many requests drafted for together."""
-    link = DraftLink(LinkFacts("m", "t", 1000, 64, 2, 4096, 64), LinkConfig(deadline=1.0, transports=(transport,)))
-    with served(link) as port:
-        command = (sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{port}", "--port", "0")
-        with subprocess.Popen((*command, "--log-level", "warning")) as drafter:
-            try:
-                limit = time.monotonic() + START_SECONDS
-                while not link.known("ngram"):
-                    if drafter.poll() is not None or time.monotonic() > limit:
-                        raise RuntimeError("the draft service did not attach")
-                    time.sleep(0.01)
-                return sorted(_rounds(link, requests, rounds, pause))
-            finally:
-                drafter.terminate()
+    offered = () if transport == IN_PROCESS else (transport,)
+    link = DraftLink(LinkFacts("m", "t", 1000, 64, 2, 4096, 64), LinkConfig(deadline=1.0, transports=offered))
+    with served(link) as port, _beside(link) if transport == IN_PROCESS else _behind(link, port):
+        return sorted(_rounds(link, requests, rounds, pause))
+
+
+@contextmanager
+def _beside(link: DraftLink) -> Iterator[None]:
+    """The proposer runs in this process."""
+    host = load_host(("ngram",), threads=1)
+    attach_host(link, host)
+    yield
+    host.stop(STOP_SECONDS)
+
+
+@contextmanager
+def _behind(link: DraftLink, port: int) -> Iterator[None]:
+    """The proposer runs in a draft service."""
+    command = (sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{port}", "--port", "0")
+    with subprocess.Popen((*command, "--log-level", "warning")) as drafter:
+        try:
+            limit = time.monotonic() + START_SECONDS
+            while not link.known("ngram"):
+                if drafter.poll() is not None or time.monotonic() > limit:
+                    raise RuntimeError("the draft service did not attach")
+                time.sleep(0.01)
+            yield
+        finally:
+            drafter.terminate()
 
 
 def _rounds(link: DraftLink, requests: int, rounds: int, pause: float) -> list[float]:
@@ -100,12 +122,13 @@ def _numbers(text: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transports", default="shm,grpc")
+    parser.add_argument("--transports", default="inproc,shm,grpc")
     parser.add_argument("--requests", type=_numbers, default=[1.0, 16.0])
     parser.add_argument("--pause-ms", type=_numbers, default=[0.0, 4.0])
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--json", default="", help="also write the figures to this file")
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_SECONDS)
     figures = []
     print(
         f"{'transport':9} {'requests':>8} {'pause ms':>8} {'p50 us':>8} {'p90':>8} {'p99':>8} {'p99.9':>8} {'ratio':>6}"

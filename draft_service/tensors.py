@@ -10,6 +10,8 @@ from slipstream.rpc.errors import UnavailableError
 if TYPE_CHECKING:
     import torch
 
+    from slipstream_kernels.models.boundaries import Bits
+
 
 def bfloat16_rows(shape: Sequence[int], data: bytes) -> torch.Tensor:
     """A writable bfloat16 tensor [rows, columns], both at least 1, of little-endian numbers.
@@ -22,3 +24,10 @@ def bfloat16_rows(shape: Sequence[int], data: bytes) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(*shape)
+
+
+def bfloat16_copy(bits: Bits) -> torch.Tensor:
+    """The same numbers as a bfloat16 tensor of their own."""
+    import torch
+
+    return torch.from_numpy(bits.view("int16").copy()).view(torch.bfloat16)

@@ -122,11 +122,11 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="draft-worker", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish the present pass, shut the proposers down and end the thread."""
+    def stop(self, seconds: float | None = None) -> None:
+        """Finish the present pass, shut the proposers down and end the thread; waits for that, up to `seconds`."""
         self._post(_Stop())
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def bind(self, target: Target) -> Future[list[Proposer]]:
         """Tell every proposer of the target; the result holds those that fit it."""

@@ -37,8 +37,9 @@ def serve(
     draft: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PROPOSER[:DIR]|none",
+            metavar="[inproc:]PROPOSER[:DIR]|none",
             help="A proposer, such as ngram or draft-model:DIR; repeat it to host several. The first is the default. "
+            "'inproc:' before it runs it in the verify service instead of a draft service. "
             "'none' turns speculation off. [default: the demo model's draft model and ngram; for other models ngram]",
         ),
     ] = None,
@@ -50,7 +51,7 @@ def serve(
     verify_port: Annotated[int, typer.Option(help="Verify service; 0 takes a free port.", min=0, max=65535)] = 50052,
     draft_port: Annotated[int, typer.Option(help="Draft service; 0 takes a free port.", min=0, max=65535)] = 50053,
     threads: Annotated[int | None, typer.Option(help="Compute threads of the verify service.", min=1)] = None,
-    draft_threads: Annotated[int | None, typer.Option(help="Compute threads of the draft service.", min=1)] = None,
+    draft_threads: Annotated[int | None, typer.Option(help="Compute threads of the proposers.", min=1)] = None,
     max_running: Annotated[int | None, typer.Option(help="Requests decoded together.", min=1)] = None,
     max_queued: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.", min=0)] = None,
     num_pages: Annotated[
@@ -105,7 +106,7 @@ def serve(
                 *shared,
                 *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
-                *_flags({"draft-deadline-ms": draft_deadline_ms}),
+                *_flags({"draft-deadline-ms": draft_deadline_ms, "inproc-threads": draft_threads}),
                 *(verify_arg or ()),
             ),
             draft_arguments=("--log-level", log_level, *_flags({"threads": draft_threads}), *(draft_arg or ())),

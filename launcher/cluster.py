@@ -25,7 +25,8 @@ class Cluster:
     """Starts verify, draft (if `draft` names proposers) and gateway, waits until they serve, and stops them at the end.
 
     Nothing is restarted by itself: `kill` and `start` do what a test wants. `draft` holds NAME[:DIR] of each proposer,
-    the default first. With `start_draft_now=False` the verify service knows the proposers, but nothing offers them yet.
+    the default first; those behind "inproc:" run in the verify service. With `start_draft_now=False` the verify service
+    knows the others, but nothing offers them yet.
     """
 
     def __init__(
@@ -54,7 +55,11 @@ class Cluster:
             gateway_arguments=tuple(gateway_args),
             environment=dict(env or {}),
         )
-        self._wanted = ["verify", *(["draft"] if draft and start_draft_now else []), *(["gateway"] if gateway else [])]
+        self._wanted = [
+            "verify",
+            *(["draft"] if self.layout.served and start_draft_now else []),
+            *(["gateway"] if gateway else []),
+        ]
         self._services: dict[str, ServiceProcess] = {}
         self._spawner = Spawner()
         self._sink = sink

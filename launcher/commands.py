@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher.process import ServiceCommand
 
 NO_DRAFT = "none"
+IN_PROCESS = "inproc:"
+"""Stands before proposers that the verify service runs in its own process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Layout:
 
     model: Path
     draft: tuple[str, ...]
-    """NAME[:DIR] of each proposer; empty: no draft service."""
+    """NAME[:DIR] of each proposer, those of the verify service's own process behind `IN_PROCESS`."""
     verify_address: str
     draft_address: str
     grpc_address: str
@@ -36,16 +38,24 @@ class Layout:
         return tuple(proposer_name(spec) for spec in self.draft)
 
     @property
+    def served(self) -> tuple[str, ...]:
+        """Those of the draft service; empty: there is none."""
+        return tuple(spec for spec in self.draft if not spec.startswith(IN_PROCESS))
+
+    @property
     def verify(self) -> ServiceCommand:
         """The verify service."""
         names = ("--proposers", ",".join(self.proposers), "--default-proposer", self.proposers[0]) if self.draft else ()
-        arguments = ("--model", str(self.model), *_listen(self.verify_address), *names, *self.verify_arguments)
+        own = (spec.removeprefix(IN_PROCESS) for spec in self.draft if spec.startswith(IN_PROCESS))
+        inproc = tuple(part for spec in own for part in ("--inproc", spec))
+        listen = _listen(self.verify_address)
+        arguments = ("--model", str(self.model), *listen, *names, *inproc, *self.verify_arguments)
         return self._command("verify", "verify_service", self.verify_address, arguments)
 
     @property
     def drafter(self) -> ServiceCommand:
         """The draft service."""
-        proposers = tuple(part for spec in self.draft for part in ("--proposers", spec))
+        proposers = tuple(part for spec in self.served for part in ("--proposers", spec))
         arguments = ("--verify", self.verify_address, *_listen(self.draft_address), *proposers, *self.draft_arguments)
         return self._command("draft", "draft_service", self.draft_address, arguments, essential=False)
 
@@ -65,8 +75,8 @@ class Layout:
 
 
 def proposer_name(spec: str) -> str:
-    """The name in NAME, NAME:DIR or NAME=module:factory[:ARG]."""
-    return spec.split(":", 1)[0].split("=", 1)[0]
+    """The name in NAME, NAME:DIR or NAME=module:factory[:ARG], wherever it runs."""
+    return spec.removeprefix(IN_PROCESS).split(":", 1)[0].split("=", 1)[0]
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.commands import NO_DRAFT, proposer_name
+from launcher.commands import IN_PROCESS, NO_DRAFT, proposer_name
 
 DEMO_MODEL = "slipstream-demo"
 DEMO_DRAFT = "slipstream-demo-draft"
@@ -55,6 +55,13 @@ def resolve_draft(draft: Sequence[str], *, demo: bool) -> tuple[str, ...]:
 
 
 def _resolve_spec(spec: str, *, demo: bool) -> str:
+    if spec.startswith(IN_PROCESS):
+        own = spec.removeprefix(IN_PROCESS)
+        if own in ("", NO_DRAFT) or own.startswith(IN_PROCESS):
+            raise ValueError(
+                f"--draft {spec} names no proposer; write {IN_PROCESS}NAME, or --draft {NO_DRAFT} for none"
+            )
+        return IN_PROCESS + _resolve_spec(own, demo=demo)
     name, colon, folder = spec.partition(":")
     if "=" in name:
         return spec

@@ -45,7 +45,7 @@ def check_ports(layout: Layout) -> None:
         "--grpc-port": layout.grpc_address,
         "--verify-port": layout.verify_address,
     }
-    if layout.draft:
+    if layout.served:
         wanted["--draft-port"] = layout.draft_address
     for flag, address in wanted.items():
         host, port = split_address(address)
@@ -64,7 +64,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     """
     view = LogView(sys.stderr)
     # Gateway before the services it needs, so that its streams can finish.
-    commands = [layout.gateway, *([layout.drafter] if layout.draft else []), layout.verify]
+    commands = [layout.gateway, *([layout.drafter] if layout.served else []), layout.verify]
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
     policy = RestartPolicy(most_failures=options.max_restarts)
     supervisor = Supervisor(commands, view, policy, on_given_up=lambda _: ends.put(GIVEN_UP))
@@ -80,7 +80,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
         return 130
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: ends.put(number))
-    if layout.draft:
+    if layout.served:
         _await_attachment(layout, supervisor, view)
     with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
         print(greeting(layout, options.model_name), flush=True)

@@ -85,7 +85,8 @@ def run(draft_address: str, verify_address: str, *, share: float, seconds: float
         return 1
     print(f"{draft_address} has its share of {share:g}; no request has yet to move")
     for address, requests in state.former.items():
-        print(f"{address} drafts for {requests} requests" + ("" if requests else " and may be stopped"))
+        where, idle = (address, " and may be stopped") if address else ("the verify service itself", "")
+        print(f"{where} drafts for {requests} requests" + ("" if requests else idle))
     return 0
 
 

@@ -63,6 +63,12 @@ class VerifySettings(ServiceSettings):
         description="Proposer of requests that name none; none: plain decoding; auto: the first of --proposers, "
         "else the first attached",
     )
+    inproc: Names = Field(
+        default=(),
+        description="Proposers to run in this process, beside those of draft services: NAME[:ARGUMENT], such as ngram "
+        "or draft-model:DIR, or NAME=module:factory[:ARGUMENT]; repeat the flag or separate by commas",
+    )
+    inproc_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers in this process")
     adaptive: bool = Field(
         default=True,
         description="For requests that say nothing about speculation: trees only as deep as measured time justifies",

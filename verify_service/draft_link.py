@@ -19,6 +19,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnavailableError,
 )
+from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.exchange.segment import SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
@@ -156,23 +157,28 @@ class DraftLink:
             transports = tuple(name for name in transports if name != "shm")
         if not transports:
             raise ResourceExhaustedError("there is no shared memory, and no other transport is offered")
-        num_slots = self.config.num_slots
         with self._changed:
-            if self._closed is not None:
-                raise self._closed
-            if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
-                raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
-            check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
-            epoch = self._next_epoch
-            self._next_epoch += 1
-            slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
-            attachment = Attachment(epoch, request, transports, slots, outbox, Allowance(num_slots))
-            self._bindings.attachments[epoch] = attachment
+            epoch = self._register(request, transports).epoch
             if rings is not None:
                 self._rings[epoch] = rings
-        _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
-        deadline_us = round(self.config.deadline * 1e6)
-        return AttachReply(version, epoch, transports[0], num_slots, deadline_us, rings.address if rings else None)
+        return self._agreed(version, epoch, transports[0], rings)
+
+    def attach_here(
+        self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
+    ) -> Attachment:
+        """Register proposers of this process and begin their exchange, by the transport that `connect` makes.
+
+        Raises SlipstreamError as Attach does.
+        """
+        version, transports = negotiate(request, self.facts, (IN_PROCESS,))
+        with self._changed:
+            attachment = self._register(request, transports)
+        transport = connect(attachment, self._agreed(version, attachment.epoch, IN_PROCESS, None))
+        with self._changed:
+            attachment.transport = transport
+            self._bindings.rebalance()
+        _log.info("epoch %d exchanges by %s", attachment.epoch, transport.name)
+        return attachment
 
     def start(self, epoch: int, wake: Wake, transport: str = "", reason: str = "") -> Attachment:
         """Begin the exchange of an attachment and bring it up to date with the requests that run.
@@ -267,6 +273,20 @@ class DraftLink:
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
+    def _register(self, request: AttachRequest, transports: tuple[str, ...]) -> Attachment:
+        if self._closed is not None:
+            raise self._closed
+        if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
+            raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
+        check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
+        epoch, num_slots = self._next_epoch, self.config.num_slots
+        self._next_epoch += 1
+        slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
+        attachment = Attachment(epoch, request, transports, slots, outbox, Allowance(num_slots))
+        self._bindings.attachments[epoch] = attachment
+        _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
+        return attachment
+
     def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
         attachments = {place.attachment.epoch: place.attachment for place in awaited}
@@ -320,6 +340,11 @@ class DraftLink:
         if chosen == "shm":
             return ShmTransport(self._rings[attachment.epoch], attachment.slots.size, wake)
         return StreamTransport(wake)
+
+    def _agreed(self, version: int, epoch: int, transport: str, rings: SharedRings | None) -> AttachReply:
+        deadline_us = round(self.config.deadline * 1e6)
+        address = rings.address if rings else None
+        return AttachReply(version, epoch, transport, self.config.num_slots, deadline_us, address)
 
     def _make_rings(self, request: AttachRequest) -> SharedRings | None:
         states = MESSAGE_BYTES if any(offer.feature_boundaries for offer in request.offers) else 0

@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.exchange.in_process import ProposerHost
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service import draft_servicer, service
@@ -23,6 +25,7 @@ from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import DraftLinkServicer
 from verify_service.facts import VerifyFacts
+from verify_service.in_process import attach_host, load_host
 from verify_service.loading import Loaded, load
 from verify_service.loop import THREAD_NAME, VerifyLoop
 from verify_service.metrics import VerifyMetrics
@@ -34,7 +37,7 @@ _log = logging.getLogger(__name__)
 SWITCH_SECONDS = 5e-4
 """How long the loop's thread may have to wait for another thread of Python as a step's results arrive."""
 STOP_SECONDS = 1.0
-"""How long streams may take to end once every request is answered."""
+"""How long streams may take to end once every request is answered, and proposers to shut down."""
 
 
 async def serve(settings: VerifySettings) -> None:
@@ -57,10 +60,14 @@ async def serve(settings: VerifySettings) -> None:
     port = await server.start()
     endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
 
+    hosts: list[ProposerHost] = []
+
     async def prepare() -> None:
+        if settings.inproc:
+            hosts.append(await asyncio.to_thread(load_host, settings.inproc, threads=settings.inproc_threads))
         loaded = await asyncio.to_thread(load, settings)
         gc.freeze()  # what lives as long as the process is not looked through while requests run
-        verify.backend = _start(settings, loaded, verify, metrics)
+        verify.backend = _start(settings, loaded, verify, metrics, hosts)
         draft.link = verify.backend.link
         await server.set_serving(True)
         _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
@@ -68,6 +75,8 @@ async def serve(settings: VerifySettings) -> None:
     async def drain() -> None:
         await server.begin_drain()
         await verify.drain(settings.drain_seconds)
+        for host in hosts:
+            await asyncio.to_thread(host.stop, STOP_SECONDS)
         await server.drain(STOP_SECONDS)
 
     preparing = asyncio.create_task(prepare())
@@ -86,8 +95,14 @@ async def serve(settings: VerifySettings) -> None:
             endpoint.close()
 
 
-def _start(settings: VerifySettings, loaded: Loaded, verify: VerifyServicer, metrics: VerifyMetrics) -> Backend:
-    """Take the KV memory and start the engine's thread."""
+def _start(
+    settings: VerifySettings,
+    loaded: Loaded,
+    verify: VerifyServicer,
+    metrics: VerifyMetrics,
+    hosts: Sequence[ProposerHost],
+) -> Backend:
+    """Attach the proposers of this process, take the KV memory and start the engine's thread."""
     config = loaded.model.config
     facts = LinkFacts(
         model_fingerprint=loaded.fingerprint.model,
@@ -101,6 +116,8 @@ def _start(settings: VerifySettings, loaded: Loaded, verify: VerifyServicer, met
         most_boundaries=settings.max_boundaries,
     )
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
+    for host in hosts:
+        attach_host(link, host)
     loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink, link)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)

@@ -1,0 +1,118 @@
+"""Proposers for a verify service that runs them in its own process, which finds `create` by its entry point."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from draft_service import codec
+from draft_service.codec import Identity
+from draft_service.proposers.base import Proposer
+from draft_service.proposers.registry import ProposerSpec, load_proposers
+from draft_service.records import Commit, Record, Reply, Stamp, TreeReply
+from draft_service.tensors import bfloat16_copy
+from draft_service.worker import Worker
+from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
+from slipstream.v1 import draft_pb2
+from slipstream_kernels.exchange.in_process import IN_PROCESS, Answer, Commands, CommitValue, TreeValue
+
+_log = logging.getLogger(__name__)
+
+
+class InProcessHost:
+    """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
+
+    def __init__(self, proposers: Sequence[Proposer]) -> None:
+        self._worker = Worker(proposers)
+        self._proposers = tuple(proposers)
+        self._epoch = 0
+        self._feed = QueueFeed()
+        self._worker.start()
+
+    def offer(self, link_info: bytes) -> bytes:
+        target = codec.decode_target(draft_pb2.DraftLinkServiceGetInfoResponse.FromString(link_info))
+        fitting = self._worker.bind(target).result()
+        misfits = [proposer.name for proposer in self._proposers if proposer not in fitting]
+        if misfits:
+            raise FailedPreconditionError(f"proposers that do not fit the model: {', '.join(misfits)}; see above why")
+        identity = Identity("in this process", "", os.getpid(), "")
+        return codec.encode_attach(identity, self._proposers, "", (IN_PROCESS,), None).SerializeToString()
+
+    def attach(self, attached: bytes, answer: Answer) -> None:
+        attachment = codec.decode_attachment(draft_pb2.AttachResponse.FromString(attached), (IN_PROCESS,))
+
+        def send(replies: list[Reply]) -> None:
+            answer([_value(reply) for reply in replies])
+
+        self._epoch, self._feed = attachment.epoch, QueueFeed()
+        self._worker.attach(attachment, self._proposers, send, self._feed)
+
+    def put(self, commands: Commands) -> None:
+        self._feed.put(commands)
+
+    def detach(self) -> None:
+        self._worker.detach(self._epoch)
+
+    def stop(self, seconds: float) -> None:
+        self._worker.stop(seconds)
+
+
+class QueueFeed:
+    """Records from another thread, read when the worker asks for them. `put` and `poke` are for any thread."""
+
+    __slots__ = ("_looked_at", "_queue")
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Commands] = SimpleQueue()
+        self._looked_at: Commands = ()
+
+    def put(self, commands: Commands) -> None:
+        self._queue.put(commands)
+
+    def receive(self) -> list[Record]:
+        """What has arrived, in order."""
+        commands, self._looked_at = list(self._looked_at), ()
+        with suppress(Empty):
+            while True:
+                commands.extend(self._queue.get_nowait())
+        records: list[Record] = []
+        for command in commands:
+            try:
+                if isinstance(command, CommitValue):
+                    records.append(_commit(command))
+                else:
+                    records.extend(codec.decode_command_bytes(command))
+            except UnavailableError:  # one of ours: verify made it
+                _log.exception("a record within this process is lost")
+        return records
+
+    def wait(self, seconds: float) -> None:
+        """Return when something has arrived, when poked, or after `seconds`."""
+        with suppress(Empty):
+            self._looked_at = self._queue.get(timeout=seconds)
+
+    def poke(self) -> None:
+        """End a wait."""
+        self._queue.put(())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def create(specs: Sequence[str], *, threads: int) -> InProcessHost:
+    """Load proposers, named as on this service's command line. Raises SlipstreamError as `load_proposers` does."""
+    return InProcessHost(load_proposers([ProposerSpec.parse(spec) for spec in specs], threads=threads))
+
+
+def _commit(value: CommitValue) -> Commit:
+    features = None if value.features is None else bfloat16_copy(value.features)
+    return Commit(Stamp(*value.stamp), value.token_ids, value.max_nodes, value.max_depth, features)
+
+
+def _value(reply: Reply) -> TreeValue | bytes:
+    if isinstance(reply, TreeReply):
+        return TreeValue(reply.stamp, reply.tree)
+    return codec.encode_replies([reply]).SerializeToString()

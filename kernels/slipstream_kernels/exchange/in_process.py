@@ -1,0 +1,83 @@
+"""The exchange within one process: how the verify service holds proposers that run beside it.
+
+The two know each other by this interface alone: verify finds the host by its entry point. Records are those of the
+exchange. The ones of every step, commits and trees, are handed over as values; all others as the messages that would
+carry them between processes, so that they mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.token_tree import TokenTree
+
+HOST_ENTRY_POINTS = "slipstream.proposer_hosts"
+"""Name of the entry point group; each entry is a `HostFactory`."""
+IN_PROCESS = "inproc"
+"""Name of the transport, and of the entry point."""
+
+StampValue = tuple[int, int, int, int, int]
+"""Epoch, slot, generation, base length, root token."""
+
+
+class CommitValue(NamedTuple):
+    """Tokens that a step added; `features`, bits of bfloat16 [tokens, columns], are not written any more."""
+
+    stamp: StampValue
+    token_ids: Sequence[int]
+    max_nodes: int
+    max_depth: int
+    features: Bits | None
+
+
+class TreeValue(NamedTuple):
+    """A tree for the state of the stamp; an empty one asks for a plain step."""
+
+    stamp: StampValue
+    tree: TokenTree
+
+
+Commands = Sequence[CommitValue | bytes]
+"""What one step says, in order: commits, and ExchangeResponse messages."""
+Replies = Sequence[TreeValue | bytes]
+"""What one round of drafting answers: trees, and ExchangeRequest messages."""
+Answer = Callable[[Replies], None]
+"""Takes replies on the host's own thread. Neither waits nor raises."""
+
+
+class ProposerHost(Protocol):
+    """Proposers on a thread of their own. All methods are called from threads of the verify service."""
+
+    def offer(self, link_info: bytes) -> bytes:
+        """An AttachRequest for the target of a DraftLinkServiceGetInfoResponse.
+
+        FailedPreconditionError (slipstream.rpc.errors) unless every proposer fits.
+        """
+        ...
+
+    def attach(self, attached: bytes, answer: Answer) -> None:
+        """Begin the exchange that an AttachResponse has agreed on; `answer` gets the replies."""
+        ...
+
+    def put(self, commands: Commands) -> None:
+        """Hand over records, in order. Neither waits nor raises."""
+        ...
+
+    def detach(self) -> None:
+        """End the exchange. Neither waits nor raises."""
+        ...
+
+    def stop(self, seconds: float) -> None:
+        """Shut the proposers down; those that take longer are left to their fate."""
+        ...
+
+
+class HostFactory(Protocol):
+    """Loads proposers, each written NAME[:ARGUMENT] or NAME=module:factory[:ARGUMENT], with that many CPU threads.
+
+    Raises SlipstreamError (slipstream.rpc.errors) for unknown proposers and wrong arguments.
+    """
+
+    def __call__(self, specs: Sequence[str], *, threads: int) -> ProposerHost: ...

@@ -1,0 +1,105 @@
+"""Proposers in this process: `inproc`, an attachment like any other whose records no other process sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError
+from slipstream_kernels.exchange.in_process import (
+    HOST_ENTRY_POINTS,
+    IN_PROCESS,
+    CommitValue,
+    HostFactory,
+    ProposerHost,
+    Replies,
+    TreeValue,
+)
+from slipstream_kernels.models.config import CheckpointError
+from verify_service.attachments import Attachment
+from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
+from verify_service.draft_link import DraftLink
+from verify_service.draft_records import AttachReply, Command, Commit, Reply, Stamp, TreeReply
+from verify_service.outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+
+def load_host(specs: Sequence[str], *, threads: int) -> ProposerHost:
+    """Load proposers beside the model. SlipstreamError, CheckpointError or OSError for those that cannot be had."""
+    for entry in entry_points(group=HOST_ENTRY_POINTS, name=IN_PROCESS):
+        try:
+            factory: HostFactory = entry.load()
+            return factory(specs, threads=threads)
+        except (SlipstreamError, CheckpointError, OSError):
+            raise
+        except Exception as error:
+            _log.exception("proposers cannot be loaded")
+            raise FailedPreconditionError(f"proposers {', '.join(specs)} cannot be loaded: {error}") from error
+    raise FailedPreconditionError(
+        f"no installed package has the entry point {IN_PROCESS} in group {HOST_ENTRY_POINTS}, through which proposers "
+        f"are run in this process; the package that holds the draft service has it"
+    )
+
+
+def attach_host(link: DraftLink, host: ProposerHost) -> Attachment:
+    """Attach the host's proposers for as long as the link lives.
+
+    SlipstreamError if they do not fit the model, or want more states than are published.
+    """
+
+    def connect(attachment: Attachment, reply: AttachReply) -> InProcessTransport:
+        transport = InProcessTransport(link, attachment, host)
+        host.attach(encode_attached(reply), transport.take)
+        return transport
+
+    request = decode_attach(host.offer(encode_link_info(link.facts, (IN_PROCESS,))))
+    return link.attach_here(request, connect)
+
+
+class InProcessTransport:
+    """`inproc`: commits and trees as values, whatever comes once a request as a message."""
+
+    __slots__ = ("_attachment", "_host", "_link")
+
+    name = IN_PROCESS
+    polled = False
+
+    def __init__(self, link: DraftLink, attachment: Attachment, host: ProposerHost) -> None:
+        self._link = link
+        self._attachment = attachment
+        self._host = host
+
+    def take(self, replies: Replies) -> None:
+        """Hand replies to the link, on the host's thread. What no correct host sends ends the attachment."""
+        try:
+            taken: list[Reply] = []
+            for reply in replies:
+                if isinstance(reply, TreeValue):
+                    taken.append(TreeReply(Stamp(*reply.stamp), reply.tree))
+                else:
+                    taken.extend(decode_replies(reply, self._attachment.slots.size))
+            self._link.receive(self._attachment, taken, 0)
+        except InvalidArgumentError as error:
+            _log.error("the proposers of this process are detached: %s", error.message)
+            self._link.drop(self._attachment, error)
+
+    def send(self, outbox: Outbox) -> None:
+        while records := outbox.take():
+            self._host.put([_value(record) for record in records])
+
+    def receive(self) -> list[tuple[list[Reply], int]]:
+        return []
+
+    def wait(self, seconds: float) -> None:
+        return None
+
+    def close(self) -> None:
+        self._host.detach()
+
+
+def _value(record: Command) -> CommitValue | bytes:
+    if isinstance(record, Commit):
+        return CommitValue(record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.features)
+    return encode_commands([record])
