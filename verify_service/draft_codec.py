@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 from slipstream_kernels.models.boundaries import Bits
-from slipstream_kernels.token_tree import TokenTree
+from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.codec import FINISH_REASONS, encode_sampling
 from verify_service.draft_records import (
@@ -39,6 +39,8 @@ REPLIES_PER_SLOT = 4
 """Replies of one message, for each slot of the attachment. One pass of a drafter makes one a slot."""
 BYTES_PER_REPLY = 2048
 """Bytes of one message, for each reply it may hold. The largest tree with everything set takes some 1600."""
+MAX_ATTACH_BYTES = 1 << 16
+"""Bytes of the largest AttachRequest, which is read before its sender is known."""
 
 
 def message_limit(num_slots: int) -> int:
@@ -64,7 +66,9 @@ def encode_link_info(facts: LinkFacts, transports: Sequence[str]) -> bytes:
 
 
 def decode_attach(data: bytes) -> AttachRequest:
-    """InvalidArgumentError if the bytes are no AttachRequest or a text is too long."""
+    """InvalidArgumentError if the bytes are no AttachRequest, too many, or a text is too long."""
+    if len(data) > MAX_ATTACH_BYTES:
+        raise InvalidArgumentError(f"an AttachRequest of {len(data)} bytes, the limit is {MAX_ATTACH_BYTES}")
     message = _parse(draft_pb2.AttachRequest, data)
     for field in ("name", "address", "token", "tokenizer_fingerprint"):
         if len(getattr(message, field)) > MAX_NAME:
@@ -114,7 +118,7 @@ def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
     """The records of one ExchangeRequest, copied; stamps and trees are not checked yet.
 
     InvalidArgumentError if the message is larger than an attachment of `num_slots` slots may send, the bytes are no
-    ExchangeRequest, or a record is empty, has no stamp, or a log_prob that is not finite.
+    ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, or a log_prob that is not finite.
     """
     most = REPLIES_PER_SLOT * num_slots
     if len(data) > message_limit(num_slots):
@@ -144,6 +148,9 @@ def _reply(message: draft_pb2.DraftReply) -> Reply:
 
 
 def _tree(message: tree_pb2.TokenTree) -> TreeReply:
+    longest = max(map(len, (message.token_ids, message.parents, message.log_probs, message.sources)))
+    if longest >= MAX_ROWS:
+        raise InvalidArgumentError(f"a tree of {longest} nodes, none has more than {MAX_ROWS - 1}", field="tree")
     log_probs = tuple(message.log_probs)
     if not all(map(math.isfinite, log_probs)):
         raise InvalidArgumentError("log_probs must be finite", field="tree.log_probs")

@@ -20,6 +20,8 @@ EPOCH_KEY = "slipstream-epoch"
 TRANSPORT_KEY = "slipstream-transport"
 REASON_KEY = "slipstream-transport-reason"
 MAX_REASON = 200
+MAX_EPOCH_DIGITS = 20
+"""Of 64 bits."""
 TEND_SECONDS = 0.02
 """How often a ring is looked after where no step does: Resume and Nack wait for no longer."""
 
@@ -142,7 +144,7 @@ def _epoch(context: Context) -> int:
     value = _metadata(context, EPOCH_KEY)
     if not value:
         raise InvalidArgumentError(f"metadata {EPOCH_KEY} must name the attachment", field=EPOCH_KEY)
-    if not value.isdigit():
+    if not value.isdigit() or len(value) > MAX_EPOCH_DIGITS:
         raise NotFoundError(f"metadata {EPOCH_KEY} is not an epoch", field=EPOCH_KEY)
     return int(value)
 

@@ -22,9 +22,9 @@ from slipstream.v1 import draft_pb2
 from slipstream_kernels.exchange.byte_ring import DATA_OFFSET, create_ring, reader, writer
 from slipstream_kernels.exchange.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
+from support.played_link import KEY, committed, opening, served, until
 from tests.draft_service.test_link import REPEATING, Slow, ngram
 from tests.draft_service.verify_peer import commit_command, open_command, stamp
-from tests.verify_service.test_draft_link import KEY, committed, opening, served, until
 from verify_service.draft_link import DraftLink
 from verify_service.request import FinishReason
 

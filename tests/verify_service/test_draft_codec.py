@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
-from slipstream_kernels.token_tree import TokenTree
+from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.attachments import Attachment
 from verify_service.draft_codec import (
     BYTES_PER_REPLY,
@@ -194,6 +194,23 @@ def test_a_message_beyond_its_bytes_is_not_parsed() -> None:
     most = REPLIES_PER_SLOT * 5 * BYTES_PER_REPLY
     with pytest.raises(InvalidArgumentError, match=f"{most + 1} bytes, the limit with 5 slots is {most}"):
         decode_replies(b"\xff" * (most + 1), 5)
+
+
+@pytest.mark.parametrize("field", ["token_ids", "parents", "log_probs", "sources"])
+def test_a_tree_larger_than_any_is_not_copied_whatever_its_stamp(field: str) -> None:
+    def message(size: int) -> bytes:
+        tree = tree_pb2.TokenTree(stamp=tree_pb2.Stamp(epoch=1), **{field: [1] * size})
+        return draft_pb2.ExchangeRequest(replies=[draft_pb2.DraftReply(tree=tree)]).SerializeToString()
+
+    assert len(decode_replies(message(MAX_ROWS - 1), 4)) == 1
+    with pytest.raises(InvalidArgumentError, match="none has more than 63"):
+        decode_replies(message(MAX_ROWS), 4)
+
+
+def test_an_attach_request_has_a_limit() -> None:
+    data = draft_pb2.AttachRequest(transports=["grpc"] * 100_000).SerializeToString()
+    with pytest.raises(InvalidArgumentError, match="the limit is 65536"):
+        decode_attach(data)
 
 
 def test_replies_of_the_largest_trees_keep_within_the_bytes() -> None:

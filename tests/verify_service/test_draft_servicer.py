@@ -1,10 +1,29 @@
-"""Which peers count as this host's own."""
+"""Calls of draft services: which attach, when an exchange opens, and which peers count as this host's own."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import grpc
 import pytest
 
-from verify_service.draft_servicer import _on_loopback
+from slipstream.rpc.channel import from_rpc_error, open_channel
+from slipstream.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SlipstreamError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from slipstream.rpc.server import GrpcServer
+from slipstream.v1 import draft_pb2, draft_pb2_grpc
+from support.drafters import attach_request
+from support.played_link import run, served
+from verify_service.attachments import MAX_ATTACHMENTS
+from verify_service.draft_servicer import SERVICE, DraftLinkServicer, _on_loopback
 
 
 @pytest.mark.parametrize(
@@ -24,3 +43,86 @@ from verify_service.draft_servicer import _on_loopback
 )
 def test_loopback(peer: str, own: bool) -> None:
     assert _on_loopback(peer) is own
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"min_version": 2, "max_version": 9}, FailedPreconditionError),
+        ({"tokenizer_fingerprint": "other"}, FailedPreconditionError),
+        ({"vocab_size": 99}, FailedPreconditionError),
+        ({"transports": ["cuda_ipc"]}, FailedPreconditionError),
+        ({"proposers": []}, InvalidArgumentError),
+        ({"name": "n" * 1000}, InvalidArgumentError),
+        ({"token": "wrong"}, UnauthenticatedError),
+    ],
+)
+def test_attach_refuses_what_does_not_fit(fields: dict[str, Any], error: type[SlipstreamError]) -> None:
+    async def scenario() -> None:
+        async with served(attach_token="secret") as (_, address), open_channel(address) as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Attach(await attach_request(stub, "p", **fields))
+            assert isinstance(from_rpc_error(caught.value), error)
+
+    run(scenario())
+
+
+def test_attachments_are_limited_expire_unopened_and_end_with_the_service() -> None:
+    async def scenario() -> None:
+        async with served(open_seconds=2.0) as (link, address), open_channel(address) as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            request = await attach_request(stub, "p", transports=["grpc"])
+            epochs = [(await stub.Attach(request)).epoch for _ in range(MAX_ATTACHMENTS)]
+            assert not link.known("p")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Attach(request)
+            assert isinstance(from_rpc_error(caught.value), ResourceExhaustedError)
+            call = stub.Exchange(metadata=(("slipstream-epoch", str(epochs[0])),))
+            await call.initial_metadata()
+            assert link.known("p")
+            await asyncio.sleep(2.1)
+            for epoch, expected in (
+                (epochs[0], FailedPreconditionError),
+                (epochs[1], NotFoundError),
+                (0, NotFoundError),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Exchange(metadata=(("slipstream-epoch", str(epoch)),)).read()
+                assert isinstance(from_rpc_error(caught.value), expected)
+            link.close()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert isinstance(from_rpc_error(caught.value), UnavailableError)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Attach(request)
+            assert isinstance(from_rpc_error(caught.value), UnavailableError)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("epoch", [None, "x", "-1", "9" * 5000])
+def test_an_exchange_without_an_epoch_is_refused(epoch: str | None) -> None:
+    async def scenario() -> None:
+        async with served() as (_, address), open_channel(address) as channel:
+            metadata = () if epoch is None else (("slipstream-epoch", epoch),)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await draft_pb2_grpc.DraftLinkServiceStub(channel).Exchange(metadata=metadata).read()
+            assert isinstance(from_rpc_error(caught.value), InvalidArgumentError | NotFoundError)
+
+    run(scenario())
+
+
+def test_get_info_waits_for_the_model() -> None:
+    async def scenario() -> None:
+        servicer = DraftLinkServicer()
+        server = GrpcServer(host="127.0.0.1", port=0, services=[SERVICE], register=servicer.register)
+        port = await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetInfo(draft_pb2.DraftLinkServiceGetInfoRequest())
+            assert isinstance(from_rpc_error(caught.value), UnavailableError)
+        await server.drain(0)
+
+    run(scenario())

@@ -8,7 +8,7 @@ import pytest
 
 from support import drafters
 from support.drafters import wire_drafter
-from tests.verify_service.test_draft_link import KEY, OTHER, chains, collect, committed, opening, run, served
+from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)

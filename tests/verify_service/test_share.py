@@ -13,7 +13,7 @@ from slipstream.v1 import draft_pb2, sampling_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, silent, tree_reply, wire_drafter
-from tests.verify_service.test_draft_link import KEY, chains, collect, committed, opening, run, served, until
+from support.played_link import KEY, chains, collect, committed, opening, run, served, until
 from verify_service.draft_link import DraftLink
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 from verify_service.share import choose, draw

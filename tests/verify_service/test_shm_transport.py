@@ -19,8 +19,8 @@ from slipstream_kernels.exchange.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, shake_hands, tree_reply, wire_drafter
+from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
 from support.shared_memory import rings_of
-from tests.verify_service.test_draft_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
 
 
 @pytest.fixture(autouse=True)
