@@ -52,6 +52,8 @@ class Attachment:
     patience: Patience = field(default_factory=Patience)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.share`."""
+    state_room: int = 0
+    """Bytes of hidden states that may yet be sent after this step."""
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
     tallies: tuple[Tally, ...] = field(init=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment
 from verify_service.draft_records import Close, Commit, Gap, Offer, Open
-from verify_service.feature_feed import MESSAGE_BYTES, reachable, send_states
+from verify_service.feature_feed import MESSAGE_BYTES, STEP_BYTES, reachable, send_states
 from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
@@ -127,6 +127,7 @@ class Bindings:
 
     def extend(self, chunks: Sequence[Extended]) -> None:
         """Feed states of tokens that requests had before."""
+        self._make_room()
         for key, features in chunks:
             running = self.running.get(key)
             for place in [] if running is None else running.places:
@@ -155,6 +156,7 @@ class Bindings:
                 for slot in batch.slots:
                     self._gap(batch.attachment, slot)
             batch.attachment.send(len(batch.records))
+        self._make_room()
         for committed in commits:
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
@@ -291,6 +293,10 @@ class Bindings:
                 self._announce(running, place, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
+
+    def _make_room(self) -> None:
+        for attachment in self.attachments.values():
+            attachment.state_room = STEP_BYTES
 
     def _feed_states(self, running: Running, place: Place, features: FeatureRows) -> None:
         """Bring a slot up to date with a step's states, and open it first if it waited for them."""

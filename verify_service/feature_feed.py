@@ -11,6 +11,8 @@ RECORD_BYTES = 1 << 20
 """States of one Extend, at most; but one row always."""
 MESSAGE_BYTES = 1 << 22
 """States that one step's message carries beside its tokens; what is more follows in messages of its own."""
+STEP_BYTES = 1 << 21
+"""States that follow in such messages after one step: the loop is held up no longer than it takes to copy them."""
 
 
 def reachable(history: FeatureHistory | None, end: int) -> int:
@@ -19,7 +21,7 @@ def reachable(history: FeatureHistory | None, end: int) -> int:
 
 
 def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows) -> bool:
-    """Send the states before `fresh.end` that a slot lacks, as far as there is room; the next step goes on.
+    """Send the states before `fresh.end` that a slot lacks, as far as there is room, and time; the next step goes on.
 
     False where some of them are neither in `fresh` nor kept any more.
     """
@@ -30,8 +32,10 @@ def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | No
         first = slot.featured
         source = fresh if first >= fresh.first else history
         end = min(first + most, fresh.end if source is fresh else fresh.first)
-        if not attachment.outbox.has_room((end - first) * row_bytes):
+        size = (end - first) * row_bytes
+        if attachment.state_room <= 0 or not attachment.outbox.has_room(size):
             break
+        attachment.state_room -= size
         part = fresh.of(first, end) if source is fresh else history.read(first, end) if history else None
         if part is None or part.first > first or not part.has(slot.boundaries):
             return False

@@ -16,7 +16,7 @@ class FeatureRows:
     """States of the positions from `first` on, one a row; that of position p predicted token p + 1.
 
     `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in their
-    order. The memory may be shared and is not written any more.
+    order. The memory may be a step's, which later steps use again: whoever keeps rows takes a copy by `at`.
     """
 
     boundaries: tuple[int, ...]
@@ -38,9 +38,9 @@ class FeatureRows:
         return all(boundary in self.boundaries for boundary in boundaries)
 
     def at(self, boundaries: Sequence[int]) -> Bits:
-        """The states at some of its boundaries, in the order given: contiguous [positions, columns]."""
+        """The states at some of its boundaries, in the order given: contiguous [positions, columns], a copy."""
         if tuple(boundaries) == self.boundaries:
-            return np.ascontiguousarray(self.rows)
+            return self.rows.copy()
         columns = [self.boundaries.index(boundary) for boundary in boundaries]
         by_boundary = self.rows.reshape(len(self.rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(self.rows), -1)

@@ -45,19 +45,20 @@ class GpuRows:
     @staticmethod
     def places(
         items: Sequence[ScheduledRows], accepted: Mapping[ScheduledRows, tuple[int, ...]]
-    ) -> dict[ScheduledRows, Sequence[int]]:
+    ) -> dict[ScheduledRows, range | list[int]]:
         """The rows of `build`'s plan that hold each item's tokens, and behind them its accepted nodes."""
-        prefills = [item for item in items if item.count > 1]
-        places: dict[ScheduledRows, Sequence[int]] = {}
+        places: dict[ScheduledRows, range | list[int]] = {}
         row = 0
         for item in items:
             if item.count == 1 or item.tree is not None:
-                places[item] = [row, *(row + 1 + node for node in accepted.get(item, ()))]
+                nodes = accepted.get(item, ())
+                places[item] = [row, *(row + 1 + node for node in nodes)] if nodes else range(row, row + 1)
                 row += item.num_rows
-        for item in prefills:
-            count = item.count - (item.tree is not None)
-            places[item] = [*range(row, row + count), *places.get(item, ())]
-            row += count
+        for item in items:
+            if item.count > 1:
+                end = row + item.count - (item.tree is not None)
+                places[item] = [*range(row, end), *places[item]] if item in places else range(row, end)
+                row = end
         return places
 
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:

@@ -15,11 +15,24 @@ import pytest
 
 from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream.v1 import draft_pb2, tensor_pb2
+from slipstream_kernels.token_tree import TokenTree
 from verify_service import bindings, feature_feed
 from verify_service.attachments import Attachment
 from verify_service.draft_codec import encode_commands
 from verify_service.draft_link import DraftLink
-from verify_service.draft_records import AttachRequest, Close, Commit, Extend, Gap, LinkFacts, Offer, Open, Resume
+from verify_service.draft_records import (
+    AttachRequest,
+    Close,
+    Commit,
+    Extend,
+    Gap,
+    LinkFacts,
+    Offer,
+    Open,
+    Resume,
+    Stamp,
+    TreeReply,
+)
 from verify_service.feature_rows import FeatureRows
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
@@ -256,6 +269,43 @@ def test_what_was_never_kept_leaves_a_gap_and_then_a_later_beginning(monkeypatch
     assert peer.read() == ["Open", "Extend"]
     assert peer.has == (62, 64)
     assert link.state().stale == 0
+
+
+def test_a_step_sends_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * 2 * HIDDEN
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 2 * row)
+    monkeypatch.setattr(bindings, "STEP_BYTES", 4 * row)
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(12, kept=0))
+    extend(link, 0, 11)
+    assert peer.read() == ["Open", "Extend", "Extend"]
+    commit(link, 13)
+    assert peer.read() == ["Commit", "Extend", "Extend"]
+    commit(link, 14)
+    commit(link, 15)
+    assert peer.has[1] < 14
+    peer.read()
+    assert peer.has == (0, 14)
+
+
+def test_a_request_changes_hands_with_its_states() -> None:
+    link = link_of()
+    link.begin(opening(10, kept=0))
+    old = Peer(link, OFFER)
+    extend(link, 0, 9)
+    commit(link, 11)
+    new = Peer(link, replace(OFFER, max_nodes=4))
+    commit(link, 12)
+    for peer in (old, new):
+        peer.read()
+        assert peer.has == (0, 11)
+    tree = TreeReply(Stamp(new.stamp.epoch, new.stamp.slot, new.stamp.generation, 12, 11), TokenTree((1,), (-1,)))
+    link.receive(new.attachment, [tree], 10)
+    commit(link, 13)
+    assert old.read() == ["Close"]
+    assert new.read() == ["Commit"]
+    assert new.has == (0, 12)
 
 
 def test_those_who_want_no_states_are_sent_none() -> None:
