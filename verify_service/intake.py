@@ -15,7 +15,7 @@ from verify_service.slots import Slot
 _log = logging.getLogger(__name__)
 
 SHARE_COST = 5
-"""Replies that a change of the share counts as, for each slot: it may open and close as many on all sides."""
+"""Replies that a change of the share counts as, for each running request that has room in its slots: all may move."""
 
 
 class Intake:
@@ -50,7 +50,7 @@ class Intake:
     def _take_share(self, attachment: Attachment, share: float) -> None:
         check_share(share)
         if share != attachment.share:
-            attachment.allowance.spend(SHARE_COST * attachment.slots.size, 0)
+            attachment.allowance.spend(SHARE_COST * min(len(self._bindings.running), attachment.slots.size), 0)
             attachment.share = share
             self._bindings.rebalance()
 

@@ -241,6 +241,16 @@ def test_one_that_changes_its_share_without_end_is_dropped() -> None:
     run(scenario())
 
 
+def test_the_share_may_change_as_often_as_one_likes_while_nothing_runs() -> None:
+    async def scenario() -> None:
+        async with served(num_slots=8) as (link, address), wire_drafter(address, "p") as drafter:
+            for change in range(1, 11):
+                await drafter.send_message(draft_pb2.ExchangeRequest(share=change / 16))
+                await until(lambda share=change / 16: link.state().drafters[0].share == share)
+
+    run(scenario())
+
+
 def test_a_tree_for_the_state_before_the_move_is_not_used_after_it() -> None:
     async def scenario() -> None:
         async with served() as (link, address), wire_drafter(address, "p", answer=chains) as older:
