@@ -65,10 +65,12 @@ def check(session: CheckedSession, reference: States, *, first: int = 0) -> None
 def cluster_of(model: Path, folder: Path, *verify_args: str, transport: str = "shm") -> Iterator[Cluster]:
     folder.mkdir(exist_ok=True)
     (folder / "boundaries.json").write_text(json.dumps(BOUNDARIES))
+    inproc = transport == "inproc"
+    chosen = () if inproc else ("--transports", transport)
     with Cluster(
         model,
-        draft=(f"checker=support.state_checker:StateChecker:{folder}",),
-        verify_args=("--draft-deadline-ms", "1000", "--transports", transport, *verify_args),
+        draft=(f"{'inproc:' * inproc}checker=support.state_checker:StateChecker:{folder}",),
+        verify_args=("--draft-deadline-ms", "1000", *chosen, *verify_args),
         env={"PYTHONPATH": str(TESTS)},
     ) as running:
         yield running
@@ -91,7 +93,7 @@ def ended(folder: Path, count: int) -> list[CheckedSession]:
     return sessions_of(folder)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shm"])
+@pytest.mark.parametrize("transport", ["grpc", "shm", "inproc"])
 def test_prompts_trees_and_prefix_hits(demo_model: Path, tmp_path: Path, reference: States, transport: str) -> None:
     folder = tmp_path / "states"
     with cluster_of(demo_model, folder, transport=transport) as cluster:

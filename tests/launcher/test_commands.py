@@ -42,6 +42,17 @@ def test_the_drafter_hosts_all_proposers_and_dials_verify():
     assert ("--verify", "127.0.0.1:2") in command
 
 
+def test_proposers_of_the_verify_process_are_its_own_alone():
+    mixed = layout(draft=("inproc:draft-model:/models/draft", "ngram", "inproc:mine=package.module:factory"))
+    verify, drafter = options(mixed.verify.arguments), options(mixed.drafter.arguments)
+    assert ("--proposers", "draft-model,ngram,mine") in verify
+    assert ("--default-proposer", "draft-model") in verify
+    own = [value for name, value in verify if name == "--inproc"]
+    assert own == ["draft-model:/models/draft", "mine=package.module:factory"]
+    assert [value for name, value in drafter if name == "--proposers"] == ["ngram"]
+    assert layout(draft=("inproc:ngram",)).served == ()
+
+
 def test_the_gateway_is_asked_for_its_health_on_loopback():
     gateway = layout().gateway
     assert gateway.address == "127.0.0.1:1"
@@ -54,7 +65,12 @@ def test_further_arguments_come_last_and_so_win():
 
 @pytest.mark.parametrize(
     ("spec", "name"),
-    [("ngram", "ngram"), ("draft-model:/a:b", "draft-model"), ("mine=package.module:factory:argument", "mine")],
+    [
+        ("ngram", "ngram"),
+        ("draft-model:/a:b", "draft-model"),
+        ("mine=package.module:factory:argument", "mine"),
+        ("inproc:ngram", "ngram"),
+    ],
 )
 def test_names_of_proposers(spec, name):
     assert proposer_name(spec) == name

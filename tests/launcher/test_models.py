@@ -29,6 +29,17 @@ def test_names_must_differ(tiny_draft_model):
     assert resolve_draft(specs, demo=False) == specs
 
 
+def test_proposers_of_the_verify_process_have_a_name_and_their_folder(tiny_draft_model, demo_draft_model):
+    specs = (f"inproc:draft-model:{tiny_draft_model}", "inproc:ngram")
+    assert resolve_draft(specs, demo=False) == specs
+    assert resolve_draft(("inproc:draft-model",), demo=True) == (f"inproc:draft-model:{demo_draft_model}",)
+    for nothing in ("inproc:", "inproc:none", "inproc:inproc:ngram"):
+        with pytest.raises(ValueError, match=f"--draft {nothing} names no proposer"):
+            resolve_draft((nothing,), demo=False)
+    with pytest.raises(ValueError, match="twice"):
+        resolve_draft(("inproc:ngram", "ngram"), demo=False)
+
+
 def test_third_party_proposers_pass_as_they_are():
     assert resolve_draft(("mine=package.module:factory:x",), demo=False) == ("mine=package.module:factory:x",)
 

@@ -93,6 +93,13 @@ def test_a_shorter_context_reaches_the_engine() -> None:
     assert settings("--max-context", "100").engine_config(8).max_context == 100
 
 
+def test_proposers_of_this_process_are_listed_with_their_arguments() -> None:
+    given = settings("--inproc", "draft-model:/models/draft", "--inproc", "ngram,suffix", "--inproc-threads", "3")
+    assert given.inproc == ("draft-model:/models/draft", "ngram", "suffix")
+    assert given.inproc_threads == 3
+    assert settings().inproc == ()
+
+
 def test_boundaries_and_their_memory_reach_the_engine_and_the_link() -> None:
     given = settings("--feature-boundaries", "2,5", "--feature-memory-mib", "3")
     engine = given.engine_config(8)

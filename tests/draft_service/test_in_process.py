@@ -1,0 +1,125 @@
+"""The proposers' host as a verify service in the same process sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+import torch
+
+from draft_service.in_process import InProcessHost, create
+from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
+from slipstream_kernels.exchange.in_process import CommitValue, Replies, TreeValue
+from slipstream_kernels.token_tree import TokenTree
+
+INFO = draft_pb2.DraftLinkServiceGetInfoResponse(
+    min_version=1, max_version=1, vocab_size=100, hidden_size=4, num_layers=2, feature_boundaries=[0, 1, 2, 3]
+).SerializeToString()
+ATTACHED = draft_pb2.AttachResponse(version=1, epoch=7, transport="inproc", num_slots=4).SerializeToString()
+REFUSED = 99
+SECONDS = 30.0
+
+
+class Recorder(Proposer):
+    """Guesses that the last token comes again, and keeps what it is told."""
+
+    name, max_nodes, max_depth, feature_boundaries = "recorder", 8, 4, (1,)
+
+    def __init__(self) -> None:
+        self.openings: list[Opening] = []
+        self.states: list[torch.Tensor] = []
+        self.closed: SimpleQueue[int] = SimpleQueue()
+        self.last: dict[int, int] = {}
+
+    def bind(self, target: Target) -> None:
+        if target.vocab_size != 100:
+            raise FailedPreconditionError("another vocabulary")
+
+    def open(self, session: int, opening: Opening) -> None:
+        if opening.token_ids[-1] == REFUSED:
+            raise SessionRefusedError("not this one")
+        self.openings.append(opening)
+        self.last[session] = opening.token_ids[-1]
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        self.last[session] = token_ids[-1]
+
+    def take_features(self, session: int, first_position: int, features: torch.Tensor) -> None:
+        self.states.append(features)
+
+    def close(self, session: int) -> None:
+        self.closed.put(session)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        return [TokenTree.chain([self.last[request.session]] * request.max_depth) for request in requests]
+
+
+@pytest.fixture
+def proposer() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def host(proposer: Recorder) -> Iterator[InProcessHost]:
+    host = InProcessHost([proposer])
+    yield host
+    host.stop(SECONDS)
+
+
+def opened(slot: int, tokens: Sequence[int]) -> bytes:
+    stamp = tree_pb2.Stamp(epoch=7, slot=slot, generation=1, base_length=len(tokens), root_token=tokens[-1])
+    sampling = sampling_pb2.SamplingParams(temperature=0.5, seed=2**63 + 5)
+    record = draft_pb2.Open(
+        stamp=stamp, token_ids=tokens, prompt_length=1, sampling=sampling, choice_index=3, tenant="t", max_nodes=1
+    )
+    return draft_pb2.ExchangeResponse(commands=[draft_pb2.DraftCommand(open=record)]).SerializeToString()
+
+
+def test_it_offers_and_drafts_by_values(host: InProcessHost, proposer: Recorder) -> None:
+    request = draft_pb2.AttachRequest.FromString(host.offer(INFO))
+    assert list(request.transports) == ["inproc"]
+    assert [(offer.name, list(offer.feature_boundaries)) for offer in request.proposers] == [("recorder", [1])]
+    answers: SimpleQueue[Replies] = SimpleQueue()
+    host.attach(ATTACHED, answers.put)
+    states = np.arange(4, dtype=np.uint16).reshape(1, 4)
+    stamp = (7, 2, 1, 3, 42)
+    host.put([opened(2, (5, 6)), CommitValue((7, 2, 1, 3, 42), (42,), 6, 3, None)])
+    assert answers.get(timeout=SECONDS) == [TreeValue(stamp, TokenTree.chain([42] * 3))]
+    host.put([CommitValue((7, 2, 1, 4, 43), (43,), 6, 2, None)])
+    assert answers.get(timeout=SECONDS) == [TreeValue((7, 2, 1, 4, 43), TokenTree.chain([43] * 2))]
+    opening = proposer.openings[0]
+    assert (list(opening.token_ids), opening.prompt_length, opening.tenant) == ([5, 6], 1, "t")
+    assert (opening.sampling.seed, opening.sampling.choice, opening.sampling.temperature) == (2**63 + 5, 3, 0.5)
+    host.put([opened(3, (5,)), CommitValue((7, 3, 1, 2, 8), (8,), 6, 1, states)])
+    answers.get(timeout=SECONDS)
+    states += 1
+    assert torch.equal(proposer.states[0].view(torch.int16), torch.arange(4, dtype=torch.int16).reshape(1, 4))
+    host.detach()
+    assert sorted(proposer.closed.get(timeout=SECONDS) for _ in range(2)) == [1, 2]
+
+
+def test_a_refusal_comes_as_the_message_of_the_exchange(host: InProcessHost) -> None:
+    host.offer(INFO)
+    answers: SimpleQueue[Replies] = SimpleQueue()
+    host.attach(ATTACHED, answers.put)
+    host.put([opened(0, (REFUSED,))])
+    (reply,) = answers.get(timeout=SECONDS)
+    assert isinstance(reply, bytes)
+    assert draft_pb2.ExchangeRequest.FromString(reply).replies[0].nack.reason == "not this one"
+
+
+def test_proposers_that_do_not_fit_are_named(host: InProcessHost) -> None:
+    info = draft_pb2.DraftLinkServiceGetInfoResponse.FromString(INFO)
+    info.vocab_size = 101
+    with pytest.raises(FailedPreconditionError, match="recorder"):
+        host.offer(info.SerializeToString())
+
+
+@pytest.mark.parametrize("spec", ["nonsense", "none", "", "ngram:9-2"])
+def test_what_is_no_proposer_is_refused(spec: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        create([spec], threads=1)

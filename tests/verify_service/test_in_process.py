@@ -1,0 +1,128 @@
+"""The link's side of proposers in this process; their own side is played here."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream.v1 import draft_pb2
+from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, TreeValue
+from slipstream_kernels.token_tree import TokenTree
+from verify_service import in_process
+from verify_service.draft_link import DraftLink
+from verify_service.draft_records import LinkFacts
+from verify_service.in_process import attach_host, load_host
+from verify_service.link_types import LinkConfig
+from verify_service.request import FinishReason, RequestKey, SamplingParams
+from verify_service.tree_source import Committed, Opening
+
+KEY = RequestKey(1, 1)
+TREE = TokenTree.chain((4, 5))
+FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64, feature_boundaries=(0, 1, 2, 3), most_boundaries=1)
+
+
+class PlayedHost:
+    """Does nothing by itself; the test answers."""
+
+    def __init__(self, **offer: object) -> None:
+        self._offer = {"name": "p", "max_nodes": 8, "max_depth": 4} | offer
+        self.batches: list[Commands] = []
+        self.answer: Answer
+        self.detached = 0
+
+    def offer(self, link_info: bytes) -> bytes:
+        info = draft_pb2.DraftLinkServiceGetInfoResponse.FromString(link_info)
+        assert list(info.transports) == ["inproc"]
+        return draft_pb2.AttachRequest(
+            min_version=1,
+            max_version=1,
+            proposers=[draft_pb2.ProposerOffer(**self._offer)],
+            transports=["inproc"],
+            process_id=3,
+        ).SerializeToString()
+
+    def attach(self, attached: bytes, answer: Answer) -> None:
+        assert draft_pb2.AttachResponse.FromString(attached).transport == "inproc"
+        self.answer = answer
+
+    def put(self, commands: Commands) -> None:
+        self.batches.append(commands)
+
+    def detach(self) -> None:
+        self.detached += 1
+
+    def stop(self, seconds: float) -> None:
+        return None
+
+
+def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, CommitValue]:
+    """A link with one request, which has gone one step; also the record of that step."""
+    link = DraftLink(FACTS, LinkConfig(**({"deadline": 0.0} | config)))
+    attach_host(link, host)
+    link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
+    link.commit([Committed(KEY, (8,), 4, 6, 3)])
+    (opened,), (commit,) = host.batches
+    assert isinstance(opened, bytes)
+    record = draft_pb2.ExchangeResponse.FromString(opened).commands[0].open
+    assert (list(record.token_ids), record.sampling.seed, record.tenant) == ([1, 2, 3], 9, "t")
+    assert isinstance(commit, CommitValue)
+    assert (commit.token_ids, commit.max_nodes, commit.max_depth, commit.features) == ((8,), 6, 3, None)
+    return link, commit
+
+
+def test_trees_are_taken_as_they_are_and_shown() -> None:
+    host = PlayedHost()
+    link, commit = begun(host)
+    host.answer([TreeValue(commit.stamp, TREE)])
+    assert link.collect([KEY]) == [TREE]
+    (status,) = link.proposers()
+    assert status.attachment is not None
+    assert (status.name, status.attachment.request.process_id) == ("p", 3)
+    (drafter,) = link.state().drafters
+    assert (drafter.transport, drafter.requests) == ("inproc", 1)
+    link.end(KEY, FinishReason.LENGTH)
+    assert isinstance(host.batches[-1][0], bytes)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])
+def test_a_tree_for_another_state_is_dropped(stale: int) -> None:
+    host = PlayedHost()
+    link, commit = begun(host)
+    stamp = list(commit.stamp)
+    stamp[stale] += 1
+    host.answer([TreeValue((stamp[0], stamp[1], stamp[2], stamp[3], stamp[4]), TREE)])
+    assert link.collect([KEY]) == [None]
+    assert link.state().stale == 1
+    assert host.detached == 0
+
+
+@pytest.mark.parametrize("tree", [TokenTree((4, 4), (1, 0)), TokenTree.chain((100,)), TokenTree.chain([4] * 4)])
+def test_a_malformed_tree_ends_the_attachment_alone(tree: TokenTree) -> None:
+    host = PlayedHost()
+    link, commit = begun(host)
+    host.answer([TreeValue(commit.stamp, tree)])
+    assert link.state().malformed == 1
+    assert host.detached == 1
+    host.answer([TreeValue(commit.stamp, TREE)])
+    assert link.collect([KEY]) == [None]
+    link.commit([Committed(KEY, (9,), 5, 6, 3)])
+    link.end(KEY, FinishReason.LENGTH)
+
+
+def test_it_ends_with_the_link() -> None:
+    host = PlayedHost()
+    link, _ = begun(host)
+    link.close()
+    assert host.detached == 1
+    assert link.proposers() == []
+
+
+def test_what_does_not_fit_is_not_attached() -> None:
+    with pytest.raises(FailedPreconditionError, match="at most 1 are published"):
+        begun(PlayedHost(feature_boundaries=[1, 2]))
+
+
+def test_without_the_entry_point_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "HOST_ENTRY_POINTS", "slipstream.nobody_has_these")
+    with pytest.raises(FailedPreconditionError, match=r"entry point inproc in group slipstream\.nobody_has_these"):
+        load_host(["ngram"], threads=1)
