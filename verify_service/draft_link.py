@@ -152,16 +152,19 @@ class DraftLink:
         """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
         check_token(request, expected=self.config.attach_token, loopback=loopback)
         version, transports = negotiate(request, self.facts, self.config.transports)
-        rings = self._make_rings(request) if "shm" in transports else None
-        if rings is None:
-            transports = tuple(name for name in transports if name != "shm")
-        if not transports:
-            raise ResourceExhaustedError("there is no shared memory, and no other transport is offered")
         with self._changed:
-            epoch = self._register(request, transports).epoch
+            attachment = self._register(request, transports)
+        rings = self._make_rings(request) if "shm" in transports else None
+        with self._changed:
             if rings is not None:
-                self._rings[epoch] = rings
-        return self._agreed(version, epoch, transports[0], rings)
+                self._rings[attachment.epoch] = rings
+            else:
+                attachment.transports = tuple(name for name in transports if name != "shm")
+            if not attachment.transports:
+                nothing = ResourceExhaustedError("there is no shared memory, and no other transport is offered")
+                self._end(attachment, nothing)
+                raise nothing
+        return self._agreed(version, attachment.epoch, attachment.transports[0], rings)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]

@@ -21,6 +21,7 @@ from support import drafters
 from support.drafters import WireDrafter, attach_request, shake_hands, tree_reply, wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
 from support.shared_memory import rings_of
+from verify_service.attachments import MAX_ATTACHMENTS
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,30 @@ def test_without_memory_the_stream_is_used(monkeypatch: pytest.MonkeyPatch) -> N
                 async with attached(address, both=False):
                     pass
             assert isinstance(from_rpc_error(caught.value), ResourceExhaustedError)
+
+    run(scenario())
+
+
+def test_one_that_is_refused_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    create = Segment.create
+
+    def counted(size: int) -> Segment:
+        sizes.append(size)
+        return create(size)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Segment, "create", counted)
+        async with served() as (link, address), attached(address) as (stub, _):
+            request = await attach_request(stub, "p", transports=["shm"])
+            for _ in range(MAX_ATTACHMENTS - 1):
+                await stub.Attach(request, timeout=5)
+            taken = len(sizes)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Attach(request, timeout=5)
+            assert isinstance(from_rpc_error(caught.value), ResourceExhaustedError)
+            assert len(sizes) == taken
+            assert link.state().attachments == 0
 
     run(scenario())
 
