@@ -21,6 +21,8 @@ Key = tuple[str, str]
 
 PIECE = 128
 """Tokens added or evicted in one piece of work, well below a millisecond."""
+_RELEASED = 4 << 20
+"""Bytes of memory given back in one piece of work."""
 _SMALLEST_EXTENT = 64
 
 
@@ -69,6 +71,7 @@ class SuffixCache:
     _trees: dict[Key, TenantTree] = field(default_factory=dict)
     _waiting: deque[tuple[Key, npt.NDArray[np.int32]]] = field(default_factory=deque)
     _waiting_tokens: int = 0
+    _leaving: deque[TenantTree] = field(default_factory=deque)
     _adding: TenantTree | None = None
     _evicting: Key | None = None
     _done: int = 0
@@ -101,9 +104,12 @@ class SuffixCache:
             self._go_on_adding(self._adding)
         elif self._evicting is not None:
             self._go_on_evicting(self._evicting)
+        elif self._leaving:
+            if not self._leaving[0].tree.memory.release(_RELEASED):
+                self._leaving.popleft()
         elif self._waiting:
             self._begin()
-        return bool(self._waiting or self._adding is not None or self._evicting is not None)
+        return bool(self._waiting or self._leaving or self._adding is not None or self._evicting is not None)
 
     def _begin(self) -> None:
         key, response = self._waiting[0]
@@ -141,4 +147,4 @@ class SuffixCache:
             self.tokens -= length
             self._evicting, self._done = None, 0
             if not tree.responses:
-                del self._trees[key]
+                self._leaving.append(self._trees.pop(key))

@@ -7,6 +7,7 @@ pause; pages take memory when they are first written.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,12 @@ class _Region:
         except SystemError:
             old, self._map = self._map, mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._map[: len(old)] = old[:]
+
+    def shrink(self, size: int) -> None:
+        """Give back up to `size` bytes, all but a page."""
+        self.size = max(_PAGE, self.size - size // _PAGE * _PAGE)
+        with suppress(SystemError):
+            self._map.resize(self.size)
 
     def array(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self._map, np.int32)
@@ -132,6 +139,12 @@ class TreeMemory:
             if self._leaves is not None:
                 self._leaves.grow(4 * (end + 1))
             self._point()
+
+    def release(self, size: int) -> bool:
+        """Give back up to `size` bytes of a tree that is no longer used; returns whether more can be given back."""
+        regions = [self._nodes, self._groups, self._heads, self._text, *filter(None, [self._leaves])]
+        max(regions, key=lambda region: region.size).shrink(size)
+        return any(region.size > _PAGE for region in regions)
 
     def _point(self) -> None:
         self["nodes"], self["groups"], self["heads"] = self._nodes.address, self._groups.address, self._heads.address

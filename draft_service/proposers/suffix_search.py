@@ -69,6 +69,8 @@ class SuffixSearch:
     def __call__(self, local: int, shared: int, max_tokens: int, max_depth: int) -> TokenTree | None:
         """The best continuation of the text of tree `local`, in itself or in tree `shared` (addresses; 0: none).
 
+        All text staged in `local` must have been appended: what lies behind its end is written to.
+
         At most `max_tokens` (1 to 63) nodes and `max_depth` levels. Path probabilities come as `log_probs`.
         """
         found = search(self._address, local, shared, max_tokens, max_depth)

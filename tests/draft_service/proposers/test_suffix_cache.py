@@ -110,3 +110,13 @@ def test_room_is_used_again() -> None:
     for i in range(200):
         respond(cache, ("a", ""), [i] * 60)
     assert cache._trees["a", ""].tree.memory.size == size
+
+
+def test_an_emptied_tree_gives_its_memory_back() -> None:
+    cache = SuffixCache(8, 1, 10_000)
+    respond(cache, ("a", ""), list(range(5000)))
+    tree = cache._trees["a", ""].tree
+    before = tree.memory.size
+    respond(cache, ("b", ""), [1, 2, 3])
+    assert list(cache._trees) == [("b", "")]
+    assert tree.memory.size < before / 10 and not cache._leaving

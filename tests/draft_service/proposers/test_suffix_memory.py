@@ -39,3 +39,14 @@ def test_room_for_nodes_is_there_before_they_are() -> None:
     assert grown >= size
     memory.reserve_nodes(100_000)
     assert memory.size >= 100_000 * 48 > grown
+
+
+def test_memory_is_given_back_by_pieces() -> None:
+    memory = TreeMemory(8, tokens=100_000, removable=True)
+    memory.reserve_nodes(100_000)
+    size, pieces = memory.size, 1
+    while memory.release(1 << 20):
+        assert 0 < size - memory.size <= 1 << 20
+        size, pieces = memory.size, pieces + 1
+    assert memory.size == 5 * mmap.PAGESIZE
+    assert pieces >= 5
