@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ class FeatureStore:
     """A block of rows for each KV page that was written while states were captured.
 
     It takes `limit` bytes of host memory at most, once there is a layout: where that is less than all pages need, the
-    page written longest ago gives its block up. Pages are known by their ids; a page that gets another owner must be
-    forgotten, before it is written.
+    page written longest ago gives its block up. Pages are known by their ids, and must be forgotten before they get
+    another owner.
     """
 
     def __init__(self, *, num_pages: int, page_size: int, hidden_size: int, limit: int) -> None:
@@ -56,12 +56,11 @@ class FeatureStore:
         self._blocks.clear()
         self._free = list(range(blocks))[::-1]
 
-    def forget(self, pages: Iterable[int]) -> None:
-        """These pages have a new owner."""
-        for page in pages:
-            block = self._blocks.pop(page, None)
-            if block is not None:
-                self._free.append(block)
+    def forget(self, page: int) -> None:
+        """The page is given up."""
+        block = self._blocks.pop(page, None)
+        if block is not None:
+            self._free.append(block)
 
     def write(self, pages: Sequence[int], features: FeatureRows) -> None:
         """Keep states, at the boundaries of the layout, of positions of a request that holds `pages`."""

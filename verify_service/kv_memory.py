@@ -15,7 +15,7 @@ from verify_service.request_state import RequestState
 class KVMemory:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
-    `features` lie beside the pages, and are dropped as these change hands.
+    `features` lie beside the pages, and are dropped with them.
     Line `state.line` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache, or
     by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
     writes it after the step has read it.
@@ -25,14 +25,14 @@ class KVMemory:
         self._page_size = config.page_size
         self._caching = config.prefix_cache
         self._total = config.num_pages
-        self._pool = PagePool(config.num_pages)
-        self._cache = PrefixCache(self._pool, config.page_size)
         self.features = FeatureStore(
             num_pages=config.num_pages,
             page_size=config.page_size,
             hidden_size=hidden_size,
             limit=config.feature_bytes,
         )
+        self._pool = PagePool(config.num_pages, self.features.forget)
+        self._cache = PrefixCache(self._pool, config.page_size)
         self.page_table = PageTable(config.max_running, -(-max_context // config.page_size))
 
     @property
@@ -95,7 +95,6 @@ class KVMemory:
                 return False
             self._cache.evict(short)
         pages = self._pool.allocate(missing)
-        self.features.forget(pages)
         self.page_table.write(state.line, held, pages)
         state.pages.extend(pages)
         return True

@@ -329,4 +329,6 @@ class VerifyLoop:
             preemptions=counters.preemptions,
             prefix_hit_tokens=counters.prefix_hit_tokens,
             draining=self._draining,
+            feature_boundaries=len(self._memory.features.boundaries),
+            feature_pages=self._memory.features.pages,
         )

@@ -25,3 +25,7 @@ class LoopState:
     preemptions: int
     prefix_hit_tokens: int
     draining: bool
+    feature_boundaries: int = 0
+    """At how many boundaries hidden states are captured."""
+    feature_pages: int = 0
+    """KV pages beside which some are kept."""

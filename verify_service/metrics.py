@@ -95,6 +95,8 @@ class _Counters(Collector):
             ("kv_pages_total", "KV pages.", loop.pages_total),
             ("kv_pages_free", "KV pages that nobody holds.", loop.pages_free),
             ("kv_pages_cached", "KV pages that only the prefix cache holds.", loop.pages_cached),
+            ("feature_boundaries", "Boundaries whose hidden states are captured.", loop.feature_boundaries),
+            ("feature_pages", "KV pages beside which hidden states are kept.", loop.feature_pages),
             ("draft_attachments", "Draft services attached.", link.attachments),
             ("draft_deadline_seconds", "Longest wait of a step for trees at the moment.", link.deadline),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -83,12 +83,14 @@ def _copy_slots(
 class PagePool:
     """Which pages are free and how many holders each other page has.
 
-    The page released last is the first to be given away again; a new pool starts at page 0.
+    The page released last is the first to be given away again; a new pool starts at page 0. `on_free` is told of each
+    page that becomes free.
     """
 
-    __slots__ = ("_free", "_references")
+    __slots__ = ("_free", "_on_free", "_references")
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, on_free: Callable[[int], object] = lambda page: None) -> None:
+        self._on_free = on_free
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
 
@@ -124,6 +126,7 @@ class PagePool:
         if self._references[page]:
             return False
         self._free.append(page)
+        self._on_free(page)
         return True
 
     def release_all(self, pages: Iterable[int]) -> None:

@@ -63,6 +63,17 @@ TestPagePool = PoolMachine.TestCase
 TestPagePool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
+def test_whoever_asks_is_told_of_pages_that_become_free() -> None:
+    freed: list[int] = []
+    pool = PagePool(4, freed.append)
+    pages = pool.allocate(3)
+    pool.retain(pages[1])
+    pool.release_all(pages)
+    assert freed == [0, 2]
+    pool.release(pages[1])
+    assert freed == [0, 2, 1]
+
+
 def test_release_all_and_lowest_pages_first() -> None:
     pool = PagePool(3)
     assert pool.allocate(2) == [0, 1]

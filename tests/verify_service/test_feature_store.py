@@ -51,7 +51,7 @@ def test_what_lies_before_a_hole_is_left_out() -> None:
     store.write(pages, states(3, 9))
     assert same(store.read(pages, 0, 9), states(3, 9))
     assert (store.reach(pages, 9), store.reach(pages, 3), store.reach(pages, 2)) == (3, 3, 0)
-    store.forget([2])
+    store.forget(2)
     assert same(store.read(pages, 0, 9), states(8, 9))
     assert same(store.read(pages, 0, 4), states(3, 4))
     assert store.pages == 2
@@ -60,7 +60,7 @@ def test_what_lies_before_a_hole_is_left_out() -> None:
 def test_a_page_with_a_new_owner_holds_nothing_of_the_old_one() -> None:
     store = store_of()
     store.write([3], states(0, 4))
-    store.forget([3])
+    store.forget(3)
     store.write([3], states(1, 2, seed=5))
     assert same(store.read([3], 0, 2), states(1, 2, seed=5))
 

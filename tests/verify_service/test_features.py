@@ -157,6 +157,8 @@ def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
     with running_loop(model, config, taker, taker) as runner:
         runner.run([request(1, prompt)])
         runner.run([request(2, [*prompt[:50], 7, 8, 9])])
+        state = runner.loop.state()
+        assert (state.feature_boundaries, state.feature_pages) == (2, state.pages_cached)
     assert taker.received[RequestKey(0, 2)].cached == 48
     check(model, taker, list(taker.received))
 
