@@ -56,7 +56,8 @@ class Intake:
 
     def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
         slot.caught_up = True
-        slot.answered = max(slot.answered, reply.stamp.base_length)
+        if reply.stamp.base_length <= slot.base_length:
+            slot.answered = max(slot.answered, reply.stamp.base_length)
         if reply.stamp != slot.stamp:
             self.stale += 1
             slot.tally.late += reply.stamp.base_length < slot.base_length
@@ -76,4 +77,6 @@ def _refuse(slot: Slot, nack: Nack) -> None:
     if slot.refused:
         return
     slot.refused = True
-    _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])
+    if not slot.explained:
+        slot.explained = True
+        _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])

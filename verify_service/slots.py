@@ -52,6 +52,8 @@ class Slot:
     """Whether its Open waits for its turn, or for a step that captures these states."""
     refused: bool = False
     """The drafter will make no trees for this request."""
+    explained: bool = False
+    """Whether the log tells why it refused this request; a drafter may refuse it again after each Resume."""
 
     @property
     def stamp(self) -> Stamp:
@@ -108,7 +110,7 @@ class Slot:
         """Let the request go."""
         self.key = None
         self.tree = self.given = None
-        self.fed = self.announced = self.late = False
+        self.fed = self.announced = self.late = self.explained = False
 
 
 class SlotTable:

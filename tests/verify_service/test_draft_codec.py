@@ -246,6 +246,27 @@ def test_a_slot_is_refused_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "\n" not in line
 
 
+def test_a_request_refused_after_every_resume_is_explained_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    link, hostile, _ = link_with_two_drafters()
+    for _ in range(10):
+        resume = draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=current_stamp(hostile)))
+        deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[resume]).SerializeToString())
+        nack = draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=current_stamp(hostile), reason="no"))
+        deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[nack]).SerializeToString())
+    assert sum("will get no trees" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_an_answer_to_a_state_that_never_was_shows_nothing() -> None:
+    link, hostile, honest = link_with_two_drafters()
+    (slot,) = hostile.slots.taken()
+    tree = tree_pb2.TokenTree(stamp=current_stamp(hostile))
+    tree.stamp.base_length += 1
+    deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[draft_pb2.DraftReply(tree=tree)]).SerializeToString())
+    assert slot.answered == 0
+    assert_harmless(link, honest)
+
+
 @pytest.mark.parametrize(
     ("record", "kind", "field", "value"),
     [
