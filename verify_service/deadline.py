@@ -45,3 +45,7 @@ class Deadline:
             begun, plain = self._begun
             (self._plain if plain else self._drafted).append(now - begun)
             self._begun = None
+
+    def step_lost(self) -> None:
+        """No tokens of the step that has begun will come: nobody is left to whom they would belong."""
+        self._begun = None

@@ -145,6 +145,8 @@ class DraftLink:
         """Close the request's slot, if it has one."""
         with self._changed:
             self._bindings.end(key, reason)
+            if not self._bindings.running:
+                self._deadline.step_lost()
 
     # --- The RPC thread ----------------------------------------------------------------------------------------
 

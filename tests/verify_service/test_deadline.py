@@ -58,3 +58,12 @@ def test_an_end_without_a_beginning_is_no_measurement() -> None:
     step(deadline, 0.004, plain=True)
     deadline.step_ends(200.0)
     assert deadline.seconds == pytest.approx(0.001)
+
+
+def test_a_step_that_is_lost_is_no_measurement() -> None:
+    deadline = Deadline(1.0, 0.25)
+    step(deadline, 0.004, plain=True)
+    deadline.step_begins(10.0, plain=True)
+    deadline.step_lost()
+    deadline.step_ends(200.0)
+    assert deadline.seconds == pytest.approx(0.001)

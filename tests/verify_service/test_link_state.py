@@ -9,6 +9,7 @@ import pytest
 from support import drafters
 from support.drafters import wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served
+from verify_service.request import FinishReason
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)
@@ -52,5 +53,21 @@ def test_the_deadline_is_learned_from_steps() -> None:
                 assert seconds < 2.0
                 await asyncio.sleep(0.04)
             assert 0.01 <= link.state().deadline < 1.0
+
+    run(scenario())
+
+
+def test_the_time_between_requests_is_no_step() -> None:
+    async def scenario() -> None:
+        async with served(deadline=5.0, deadline_share=0.25) as (link, address), wire_drafter(address, "p"):
+            learned = link.state().deadline
+            link.begin(opening())
+            link.commit([committed(4, 10)])
+            link.collect([KEY])
+            link.end(KEY, FinishReason.STOP)
+            await asyncio.sleep(0.1)
+            link.begin(opening())
+            link.commit([committed(4, 10)])
+            assert link.state().deadline == learned
 
     run(scenario())
