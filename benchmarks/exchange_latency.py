@@ -2,10 +2,11 @@
 
 By `inproc` the proposer runs in this process, which is what the boundary's cost is measured against; by the others a
 draft service runs as its own process. This one plays the verify loop on the draft link, with no model in between: the
-time from `commit` to the last tree in `collect`, n-gram lookup included. Run with --pause to leave the time of a
-verify step between rounds, as in serving, where both ends have gone to sleep meanwhile.
+time from `commit` to the last tree in `collect`, the proposer's own work included. Run with --pause-ms to leave the
+time of a verify step between rounds, as in serving, where both ends have gone to sleep meanwhile.
 
     python -m benchmarks.exchange_latency --requests 1,16 --pause-ms 0,4
+    python -m benchmarks.exchange_latency --proposer draft-model:demo_models/slipstream-demo-draft
 """
 
 from __future__ import annotations
@@ -17,22 +18,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
 
 from slipstream.rpc.server import GrpcServer
 from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.models.checkpoint import fingerprint
+from slipstream_kernels.models.config import ModelConfig
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig
-from verify_service.request import FinishReason, RequestKey, SamplingParams
+from verify_service.request import RequestKey, SamplingParams
 from verify_service.tree_source import Committed, Opening
 
 TEXT = tuple(range(10, 42)) * 2
 """Repeats itself, so that there is a tree at every step."""
 TREE_ROWS, TREE_DEPTH = 9, 8
+TURN_ROUNDS = 20
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 SWITCH_SECONDS = 5e-4
@@ -62,31 +68,63 @@ def served(link: DraftLink) -> Iterator[int]:
         thread.join()
 
 
-def measure(transport: str, requests: int, rounds: int, pause: float) -> list[float]:
-    """Seconds of each round, sorted, with so many requests drafted for together."""
-    offered = () if transport == IN_PROCESS else (transport,)
-    link = DraftLink(LinkFacts("m", "t", 1000, 64, 2, 4096, 64), LinkConfig(deadline=1.0, transports=offered))
-    with served(link) as port, _beside(link) if transport == IN_PROCESS else _behind(link, port):
-        return sorted(_rounds(link, requests, rounds, pause))
+def measure(
+    transports: Sequence[str], proposer: str, requests: int, rounds: int, pause: float
+) -> dict[str, list[float]]:
+    """Seconds of each transport's rounds, sorted, with so many requests drafted for together.
+
+    All stand ready at once and take turns of a few rounds, so that they meet the same machine.
+    """
+    seconds: dict[str, list[float]] = {transport: [] for transport in transports}
+    with ExitStack() as stack:
+        turns = {
+            transport: _rounds(stack.enter_context(_linked(transport, proposer)), proposer, requests, pause)
+            for transport in transports
+        }
+        for turn in turns.values():
+            for _ in range(max(TURN_ROUNDS, rounds // 10)):
+                next(turn)
+        while len(seconds[transports[-1]]) < rounds:
+            for transport, turn in turns.items():
+                seconds[transport].extend(next(turn) for _ in range(TURN_ROUNDS))
+    return {transport: sorted(times) for transport, times in seconds.items()}
 
 
 @contextmanager
-def _beside(link: DraftLink) -> Iterator[None]:
+def _linked(transport: str, proposer: str) -> Iterator[DraftLink]:
+    """A link with the proposer attached by one transport."""
+    offered = () if transport == IN_PROCESS else (transport,)
+    link = DraftLink(_facts(proposer), LinkConfig(deadline=1.0, transports=offered))
+    with served(link) as port, _beside(link, proposer) if transport == IN_PROCESS else _behind(link, port, proposer):
+        yield link
+
+
+def _facts(proposer: str) -> LinkFacts:
+    """Those of a target that the proposer fits."""
+    folder = Path(proposer.partition(":")[2] or "/")
+    if not (folder / "config.json").is_file():
+        return LinkFacts("m", "t", 1000, 64, 2, 4096, 64)
+    config = ModelConfig.from_folder(folder)
+    return LinkFacts("m", fingerprint(folder).tokenizer, config.vocab_size, 64, 2, config.max_context, 64)
+
+
+@contextmanager
+def _beside(link: DraftLink, proposer: str) -> Iterator[None]:
     """The proposer runs in this process."""
-    host = load_host(("ngram",), threads=1)
+    host = load_host((proposer,), threads=1)
     attach_host(link, host)
     yield
     host.stop(STOP_SECONDS)
 
 
 @contextmanager
-def _behind(link: DraftLink, port: int) -> Iterator[None]:
+def _behind(link: DraftLink, port: int, proposer: str) -> Iterator[None]:
     """The proposer runs in a draft service."""
     command = (sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{port}", "--port", "0")
-    with subprocess.Popen((*command, "--log-level", "warning")) as drafter:
+    with subprocess.Popen((*command, "--proposers", proposer, "--log-level", "warning")) as drafter:
         try:
             limit = time.monotonic() + START_SECONDS
-            while not link.known("ngram"):
+            while not link.known(proposer.partition(":")[0]):
                 if drafter.poll() is not None or time.monotonic() > limit:
                     raise RuntimeError("the draft service did not attach")
                 time.sleep(0.01)
@@ -95,25 +133,22 @@ def _behind(link: DraftLink, port: int) -> Iterator[None]:
             drafter.terminate()
 
 
-def _rounds(link: DraftLink, requests: int, rounds: int, pause: float) -> list[float]:
+def _rounds(link: DraftLink, proposer: str, requests: int, pause: float) -> Iterator[float]:
+    """Seconds of one round after the other."""
     keys = [RequestKey(1, number) for number in range(requests)]
     for key in keys:
-        link.begin(Opening(key, "ngram", TEXT, len(TEXT), SamplingParams(), 0, "", "", 0))
-    seconds, warm_up = [], rounds // 10
-    for step in range(warm_up + rounds):
+        link.begin(Opening(key, proposer.partition(":")[0], TEXT, len(TEXT), SamplingParams(), 0, "", "", 0))
+    for step in count():
         if pause:
             time.sleep(pause)
         token = TEXT[step % len(TEXT)]
         begun = time.perf_counter()
         link.commit([Committed(key, (token,), len(TEXT) + step + 1, TREE_ROWS, TREE_DEPTH) for key in keys])
         trees = link.collect(keys)
-        if step >= warm_up:
-            seconds.append(time.perf_counter() - begun)
-            if not all(trees):
-                raise RuntimeError(f"{sum(tree is None for tree in trees)} of {requests} trees did not come")
-    for key in keys:
-        link.end(key, FinishReason.LENGTH)
-    return seconds
+        seconds = time.perf_counter() - begun
+        if step and not all(trees):
+            raise RuntimeError(f"{sum(tree is None for tree in trees)} of {requests} trees did not come")
+        yield seconds
 
 
 def _numbers(text: str) -> list[float]:
@@ -122,6 +157,7 @@ def _numbers(text: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--proposer", default="ngram", metavar="NAME[:DIR]")
     parser.add_argument("--transports", default="inproc,shm,grpc")
     parser.add_argument("--requests", type=_numbers, default=[1.0, 16.0])
     parser.add_argument("--pause-ms", type=_numbers, default=[0.0, 4.0])
@@ -136,8 +172,9 @@ def main() -> None:
     for requests in map(int, options.requests):
         for pause in options.pause_ms:
             best = 0.0
-            for transport in options.transports.split(","):
-                times = measure(transport, requests, options.rounds, pause / 1000)
+            transports = options.transports.split(",")
+            measured = measure(transports, options.proposer, requests, options.rounds, pause / 1000)
+            for transport, times in measured.items():
                 row = [1e6 * times[int(share * (len(times) - 1))] for share in (0.5, 0.9, 0.99, 0.999)]
                 best = best or row[0]
                 cells = " ".join(f"{value:8.0f}" for value in row)
@@ -145,6 +182,7 @@ def main() -> None:
                 names = ("p50_us", "p90_us", "p99_us", "p999_us")
                 figures.append(
                     {
+                        "proposer": options.proposer,
                         "transport": transport,
                         "requests": requests,
                         "pause_ms": pause,
