@@ -69,11 +69,15 @@ class SuffixConfig:
 
 @dataclass(slots=True)
 class _Session:
-    """One request: `length` tokens are staged in its tree, the first `prompt_length` of them its prompt."""
+    """One request: `length` tokens are staged in its tree, of which those from `response` on will be cached.
+
+    A session that opens in the middle of a response caches what is said from there on, with as much before it as a path
+    holds: what came earlier was cached when the session before it closed.
+    """
 
     tree: SuffixTree
     key: Key
-    prompt_length: int
+    response: int
     length: int
 
 
@@ -100,9 +104,8 @@ class SuffixProposer(Proposer):
         length = len(opening.token_ids)
         tree = SuffixTree(self.config.max_tree_depth, tokens=length)
         tree.stage(0, opening.token_ids)
-        self._sessions[session] = _Session(
-            tree, (opening.tenant, opening.adapter_id), min(opening.prompt_length, length), length
-        )
+        response = max(opening.prompt_length, length - self.config.max_tree_depth)
+        self._sessions[session] = _Session(tree, (opening.tenant, opening.adapter_id), response, length)
         self._behind[session] = None
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
@@ -115,7 +118,7 @@ class SuffixProposer(Proposer):
         state = self._sessions.pop(session, None)
         self._behind.pop(session, None)
         if state is not None:
-            self.cache.add(state.key, state.tree.memory.text[state.prompt_length : state.length].copy())
+            self.cache.add(state.key, state.tree.memory.text[state.response : state.length].copy())
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         return [self._propose(request) for request in requests]

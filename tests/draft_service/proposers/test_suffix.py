@@ -70,13 +70,17 @@ def test_frequency_decides() -> None:
     assert tree.log_probs == pytest.approx([-0.5108256])
 
 
-def test_output_so_far_counts_as_response() -> None:
-    proposer = create(ProposerOptions("suffix"))
-    proposer.open(1, Opening([1, 2, *RESPONSE[:5]], 2))
-    proposer.commit(1, RESPONSE[5:])
-    proposer.close(1)
-    settle(proposer)
-    assert proposer.cache.tokens == len(RESPONSE)
+def test_a_response_over_several_sessions_is_cached_once() -> None:
+    proposer = create(ProposerOptions("suffix", "max_tree_depth=8"))
+    response = list(range(100, 200))
+    for session, (begin, end) in enumerate([(0, 40), (40, 70), (70, 100)], start=1):
+        proposer.open(session, Opening([1, 2, *response[:begin]], 2))
+        proposer.commit(session, response[begin:end])
+        proposer.close(session)
+        settle(proposer)
+    assert proposer.cache.tokens == len(response) + 2 * 8
+    proposer.open(9, Opening([3, 136, 137, 138, 139], 1))
+    assert tokens(propose(proposer, 9)) == (140, 141, 142, 143), "also across the seams"
 
 
 def test_a_long_prompt_is_taken_in_by_pieces() -> None:
