@@ -30,6 +30,7 @@ class FeatureStore:
         self._written: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._free: list[int] = []
+        self._full: set[int] = set()
 
     @property
     def pages(self) -> int:
@@ -54,12 +55,14 @@ class FeatureStore:
         self._rows = np.empty((blocks * self._page_size, width), np.uint16)
         self._written = np.zeros(blocks * self._page_size, np.bool_)
         self._blocks.clear()
+        self._full.clear()
         self._free = list(range(blocks))[::-1]
 
     def forget(self, page: int) -> None:
         """The page is given up."""
         block = self._blocks.pop(page, None)
         if block is not None:
+            self._full.discard(block)
             self._free.append(block)
 
     def write(self, pages: Sequence[int], features: FeatureRows) -> None:
@@ -69,18 +72,21 @@ class FeatureStore:
             return
         for number in range(features.first // size, (features.end - 1) // size + 1):
             first, end = max(features.first, number * size), min(features.end, (number + 1) * size)
-            start = self._block(pages[number]) * size
+            block = self._block(pages[number])
+            start = block * size
             places = slice(start + first % size, start + first % size + end - first)
             self._rows[places] = features.rows[first - features.first : end - features.first]
             self._written[places] = True
+            if end % size == 0 and self._written[start : start + size].all():
+                self._full.add(block)
 
     def reach(self, pages: Sequence[int], end: int) -> int:
         """As `FeatureHistory.reach`, of a request that holds `pages`."""
-        at = end
-        while at > 0:
-            number = (at - 1) // self._page_size
-            low = number * self._page_size
-            at -= len(self._tail(pages[number], low, at)) if number < len(pages) else 0
+        at, size = end, self._page_size
+        while at > 0 and (at - 1) // size < len(pages):
+            page = pages[(at - 1) // size]
+            low = (at - 1) // size * size
+            at = low if self._blocks.get(page, -1) in self._full else at - len(self._tail(page, low, at))
             if at > low:
                 break
         return at
@@ -116,6 +122,7 @@ class FeatureStore:
         if block is None:
             block = self._free.pop() if self._free else self._blocks.popitem(last=False)[1]
             self._blocks[page] = block
+            self._full.discard(block)
             self._written[block * self._page_size : (block + 1) * self._page_size] = False
         else:
             self._blocks.move_to_end(page)

@@ -75,6 +75,9 @@ def test_within_its_limit_the_pages_written_last_are_kept() -> None:
     store.write([2], states(0, 4))
     assert store.read([1], 0, 4) is None
     assert same(store.read([0], 0, 4), states(0, 4))
+    assert (store.reach([1], 4), store.reach([0], 4), store.reach([0, 2], 8)) == (4, 0, 0)
+    store.write([3], states(1, 4))
+    assert (store.reach([2], 4), store.reach([3], 4), store.reach([0], 4)) == (0, 1, 4)
 
 
 def test_another_layout_begins_empty_and_none_takes_no_memory() -> None:
