@@ -148,7 +148,7 @@ def _reply(message: draft_pb2.DraftReply) -> Reply:
 
 
 def _tree(message: tree_pb2.TokenTree) -> TreeReply:
-    longest = max(map(len, (message.token_ids, message.parents, message.log_probs, message.sources)))
+    longest = max(len(message.token_ids), len(message.parents), len(message.log_probs), len(message.sources))
     if longest >= MAX_ROWS:
         raise InvalidArgumentError(f"a tree of {longest} nodes, none has more than {MAX_ROWS - 1}", field="tree")
     log_probs = tuple(message.log_probs)
