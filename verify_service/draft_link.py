@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -52,7 +52,7 @@ class DraftLink:
         config: LinkConfig,
         *,
         on_wait: Callable[[float], None] | None = None,
-        first_epoch: int | None = None,
+        epochs: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.facts = facts
@@ -63,8 +63,7 @@ class DraftLink:
         self._bindings = Bindings()
         self._intake = Intake(self._bindings, facts.vocab_size)
         self._rings: dict[int, SharedRings] = {}
-        # Epochs of an earlier life of this service must not be taken for ours.
-        self._next_epoch = secrets.randbits(48) + 1 if first_epoch is None else first_epoch
+        self._epochs = _unguessable() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
         self._deadline = Deadline(config.deadline, config.deadline_share)
         self._waits = self._misses = self._malformed = 0
@@ -284,8 +283,7 @@ class DraftLink:
         if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
             raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
         check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
-        epoch, num_slots = self._next_epoch, self.config.num_slots
-        self._next_epoch += 1
+        epoch, num_slots = next(self._epochs), self.config.num_slots
         slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
         attachment = Attachment(epoch, request, transports, slots, outbox, Allowance(num_slots))
         self._bindings.attachments[epoch] = attachment
@@ -358,6 +356,14 @@ class DraftLink:
         except SegmentError as error:
             _log.warning("transport shm is not to be had: %s", error)
             return None
+
+
+def _unguessable() -> Iterator[int]:
+    """Epochs that no earlier life of this service had, and that nobody can open an exchange with but whom they name."""
+    epoch = secrets.randbits(48)
+    while True:
+        epoch += secrets.randbits(32) + 1
+        yield epoch
 
 
 def _learn(places: Sequence[Place | None], patient: set[int], now: float) -> None:

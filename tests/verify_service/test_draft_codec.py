@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import count
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ trees = st.builds(
 
 def link_with_two_drafters() -> tuple[DraftLink, Attachment, Attachment]:
     """One request each, both waiting for a tree; the first drafter is the one to misbehave."""
-    link = DraftLink(FACTS, LinkConfig(deadline=0.0), first_epoch=4)
+    link = DraftLink(FACTS, LinkConfig(deadline=0.0), epochs=count(4))
     attachments = []
     for name, key in (("hostile", HOSTILE), ("honest", HONEST)):
         offers = (Offer(name, 8, 4), Offer(f"{name}-2", 8, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -97,6 +98,19 @@ def test_attachments_are_limited_expire_unopened_and_end_with_the_service() -> N
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Attach(request)
             assert isinstance(from_rpc_error(caught.value), UnavailableError)
+
+    run(scenario())
+
+
+def test_one_drafters_epoch_tells_nothing_of_anothers() -> None:
+    async def scenario() -> None:
+        async with served() as (_, address), open_channel(address) as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            request = await attach_request(stub, "p", transports=["grpc"])
+            epochs = [(await stub.Attach(request)).epoch for _ in range(9)]
+            gaps = [later - earlier for earlier, later in pairwise(epochs)]
+            assert min(gaps) > 0
+            assert len({gap >> 16 for gap in gaps}) > 4
 
     run(scenario())
 
