@@ -21,7 +21,7 @@ from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
-from slipstream_kernels.models.gpu.graphs import PassGraphs
+from slipstream_kernels.models.gpu.graphs import LATE_GRAPHS, PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, kv_bytes_per_token, plan_memory
@@ -209,11 +209,15 @@ class GpuModel:
     def capture(self, boundaries: tuple[int, ...]) -> None:
         """Keep the states of all rows at these boundaries, from the next pass on; with none, keep nothing.
 
+        Waits for the passes under way.
         Raises ValueError for more than the limits allow, or boundaries that the model has not.
         """
         limits, known = self.limits, boundaries_of(self.config.num_layers)
         if len(boundaries) > limits.boundaries or not set(boundaries) <= set(known):
             raise ValueError(f"boundaries are {boundaries}, must be at most {limits.boundaries} of 0 to {known[-1]}")
+        self.wait()
+        self._graphs.drop_late()
+        self._pool.drop_states()
         self._host.reserve_states(limits.max_rows * len(boundaries) * self.config.hidden_size)
         self._boundaries = boundaries
 
@@ -285,6 +289,7 @@ class GpuModel:
         return KVStore(keys, values, limits.page_size)
 
     def _layout(self, bucket: Bucket) -> PlanLayout:
+        bucket = bucket.without_states
         if bucket not in self._layouts:
             group = self._weights.shard.group
             self._layouts[bucket] = PlanLayout(
@@ -362,8 +367,8 @@ def _planned(
     cuda = device.type == "cuda"
     plain = attention == FLASHINFER
     graphs = len(Buckets(limits, plain_prefill=plain).all()) if capture and cuda else 0
-    if limits.boundaries:
-        graphs *= 2  # those of passes that keep states are captured as they are met
+    if limits.boundaries and graphs:
+        graphs += LATE_GRAPHS  # of passes that keep states
     available = available_bytes(device, limits.memory_utilization) + held
     plan = partial(plan_memory, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=not cuda)
     memory = plan(limits)

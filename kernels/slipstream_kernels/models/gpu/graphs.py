@@ -16,10 +16,15 @@ from slipstream_kernels.models.gpu.buckets import Bucket
 _log = logging.getLogger(__name__)
 
 
+LATE_GRAPHS = 32
+"""Buckets not captured at start-up that get a graph, which passes that keep states do; others go without."""
+
+
 class PassGraphs:
     """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one.
 
-    Graphs are captured at start-up, and once some are, any other bucket's when it is used for the second time.
+    Graphs are captured at start-up, and once some are, those of up to LATE_GRAPHS other buckets when they are used for
+    the second time.
     """
 
     def __init__(self, run: Callable[[Bucket], None]) -> None:
@@ -27,6 +32,7 @@ class PassGraphs:
         self._run = run
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._used_once: set[Bucket] = set()
+        self._late: list[Bucket] = []
         self._pool: Any = None  # torch gives its handles a private type
 
     def __len__(self) -> int:
@@ -35,13 +41,20 @@ class PassGraphs:
     def run(self, bucket: Bucket) -> None:
         """Queue a pass on the current stream."""
         graph = self._graphs.get(bucket)
-        if graph is None and self._pool is not None and bucket in self._used_once:
+        if graph is None and bucket in self._used_once and self._pool is not None and len(self._late) < LATE_GRAPHS:
             graph = self._captured_late(bucket)
         if graph is None:
             self._used_once.add(bucket)
             self._run(bucket)
         else:
             graph.replay()
+
+    def drop_late(self) -> None:
+        """Forget the graphs that were not captured at start-up. None of them may be running."""
+        for bucket in self._late:
+            del self._graphs[bucket]
+        self._late.clear()
+        self._used_once.clear()
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
         """Run each bucket once, which compiles its kernels, then capture it; not on the default stream.
@@ -62,7 +75,9 @@ class PassGraphs:
         """Where a capture fails, as for want of memory, this bucket and others like it go on without."""
         try:
             with _no_collection():
-                return self._capture(bucket)
+                graph = self._capture(bucket)
+            self._late.append(bucket)
+            return graph
         except Exception:  # noqa: BLE001 - a pass runs without a graph too
             _log.exception("no graph could be captured for passes of %s", bucket)
             self._pool = None

@@ -104,6 +104,10 @@ class BufferPool:
             self._buffers[bucket] = self._views(bucket)
         return self._buffers[bucket]
 
+    def drop_states(self) -> None:
+        """Forget the buffers of buckets that keep states; passes under way may still use them."""
+        self._buffers = {bucket: buffers for bucket, buffers in self._buffers.items() if not bucket.boundaries}
+
     def _views(self, bucket: Bucket) -> PassBuffers:
         views = {
             name: self._storage[name][: prod(shape)].view(shape) for name, (shape, _) in self._shapes(bucket).items()

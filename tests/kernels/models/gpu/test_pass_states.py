@@ -61,6 +61,17 @@ def test_results_keep_their_bits_and_nothing_is_kept_unasked(model: GpuModel) ->
     assert kept.states() is not None
 
 
+def test_what_is_kept_of_buckets_does_not_grow_with_the_boundaries_tried(model: GpuModel) -> None:
+    for _ in range(2):
+        for boundaries in ((0,), (1, 2), (2, 1), (3, 0, 1), ()):
+            model.capture(boundaries)
+            for first, end in ((0, 5), (5, 6)):
+                kept = model.launch(chunk(model, first, end)).states()
+                assert kept is None if not boundaries else kept is not None and len(kept) == end - first
+    assert len(model._layouts) == len(model._buckets.all())
+    assert not any(bucket.boundaries for bucket in model._pool._buffers)
+
+
 def test_states_are_gone_once_their_memory_is_used_again(model: GpuModel) -> None:
     model.capture((1,))
     first = model.launch(chunk(model, 0, 5))
