@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from slipstream.rpc.server import GrpcServer
-from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import ModelConfig
 from verify_service.draft_link import DraftLink
@@ -111,7 +111,7 @@ def _facts(proposer: str) -> LinkFacts:
 @contextmanager
 def _beside(link: DraftLink, proposer: str) -> Iterator[None]:
     """The proposer runs in this process."""
-    host = load_host((proposer,), threads=1)
+    host = load_host((proposer,), HostLimits())
     attach_host(link, host)
     yield
     host.stop(STOP_SECONDS)

@@ -17,7 +17,7 @@ from draft_service.tensors import bfloat16_copy
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.in_process import IN_PROCESS, Answer, Commands, CommitValue, TreeValue
+from slipstream_kernels.exchange.in_process import IN_PROCESS, Answer, Commands, CommitValue, HostLimits, TreeValue
 
 _log = logging.getLogger(__name__)
 
@@ -102,9 +102,9 @@ class QueueFeed:
         """Nothing is held."""
 
 
-def create(specs: Sequence[str], *, threads: int) -> InProcessHost:
+def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
     """Load proposers, named as on this service's command line. Raises SlipstreamError as `load_proposers` does."""
-    return InProcessHost(load_proposers([ProposerSpec.parse(spec) for spec in specs], threads=threads))
+    return InProcessHost(load_proposers([ProposerSpec.parse(spec) for spec in specs], **limits._asdict()))
 
 
 def _commit(value: CommitValue) -> Commit:

@@ -65,7 +65,7 @@ def _resolve_spec(spec: str, *, demo: bool) -> str:
     name, colon, folder = spec.partition(":")
     if "=" in name:
         return spec
-    if colon:
+    if name == DRAFT_MODEL and colon:
         return f"{name}:{resolve_model(Path(folder))}"
     if name == DRAFT_MODEL:
         if not demo:

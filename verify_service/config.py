@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, Numbers, ServiceSettings
+from slipstream_kernels.exchange.in_process import HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.attachments import TRANSPORTS
 from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
@@ -69,6 +70,18 @@ class VerifySettings(ServiceSettings):
         "or draft-model:DIR, or NAME=module:factory[:ARGUMENT]; repeat the flag or separate by commas",
     )
     inproc_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers in this process")
+    inproc_max_nodes: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_ROWS,
+        description="Rows of their largest tree, root included; default: the proposer's",
+    )
+    inproc_max_depth: int | None = Field(
+        default=None, ge=1, le=MAX_ROWS - 1, description="Their longest path; default: the proposer's"
+    )
+    inproc_topk: int | None = Field(
+        default=None, ge=1, le=16, description="Children of a node of their trees; default: the proposer's"
+    )
     adaptive: bool = Field(
         default=True,
         description="For requests that say nothing about speculation: trees only as deep as measured time justifies",
@@ -145,6 +158,11 @@ class VerifySettings(ServiceSettings):
     def chunk(self) -> int:
         """Prompt rows of one step."""
         return self.prefill_chunk or (CPU_CHUNK if self.on_cpu else CUDA_CHUNK)
+
+    @property
+    def host_limits(self) -> HostLimits:
+        """Those of the proposers in this process."""
+        return HostLimits(self.inproc_threads, self.inproc_max_nodes, self.inproc_max_depth, self.inproc_topk)
 
     @property
     def feature_bytes(self) -> int:

@@ -12,6 +12,7 @@ from slipstream_kernels.exchange.in_process import (
     IN_PROCESS,
     CommitValue,
     HostFactory,
+    HostLimits,
     ProposerHost,
     Replies,
     TreeValue,
@@ -26,12 +27,12 @@ from verify_service.outbox import Outbox
 _log = logging.getLogger(__name__)
 
 
-def load_host(specs: Sequence[str], *, threads: int) -> ProposerHost:
+def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
     """Load proposers beside the model. SlipstreamError, CheckpointError or OSError for those that cannot be had."""
     for entry in entry_points(group=HOST_ENTRY_POINTS, name=IN_PROCESS):
         try:
             factory: HostFactory = entry.load()
-            return factory(specs, threads=threads)
+            return factory(specs, limits)
         except (SlipstreamError, CheckpointError, OSError):
             raise
         except Exception as error:

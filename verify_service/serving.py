@@ -64,7 +64,7 @@ async def serve(settings: VerifySettings) -> None:
 
     async def prepare() -> None:
         if settings.inproc:
-            hosts.append(await asyncio.to_thread(load_host, settings.inproc, threads=settings.inproc_threads))
+            hosts.append(await asyncio.to_thread(load_host, settings.inproc, settings.host_limits))
         loaded = await asyncio.to_thread(load, settings)
         gc.freeze()  # what lives as long as the process is not looked through while requests run
         verify.backend = _start(settings, loaded, verify, metrics, hosts)

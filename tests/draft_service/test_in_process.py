@@ -13,7 +13,7 @@ from draft_service.in_process import InProcessHost, create
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.exchange.in_process import CommitValue, Replies, TreeValue
+from slipstream_kernels.exchange.in_process import CommitValue, HostLimits, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(
@@ -122,4 +122,11 @@ def test_proposers_that_do_not_fit_are_named(host: InProcessHost) -> None:
 @pytest.mark.parametrize("spec", ["nonsense", "none", "", "ngram:9-2"])
 def test_what_is_no_proposer_is_refused(spec: str) -> None:
     with pytest.raises(InvalidArgumentError):
-        create([spec], threads=1)
+        create([spec], HostLimits())
+
+
+def test_the_operators_limits_are_those_of_the_offer() -> None:
+    host = create(["ngram"], HostLimits(max_nodes=5, max_depth=3))
+    (offer,) = draft_pb2.AttachRequest.FromString(host.offer(INFO)).proposers
+    host.stop(SECONDS)
+    assert (offer.max_nodes, offer.max_depth) == (5, 3)

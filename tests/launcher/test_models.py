@@ -42,6 +42,12 @@ def test_proposers_of_the_verify_process_have_a_name_and_their_folder(tiny_draft
 
 def test_third_party_proposers_pass_as_they_are():
     assert resolve_draft(("mine=package.module:factory:x",), demo=False) == ("mine=package.module:factory:x",)
+    assert resolve_draft(("theirs:/some/folder",), demo=False) == ("theirs:/some/folder",)
+
+
+def test_arguments_that_are_no_folder_pass_as_they_are():
+    specs = ("ngram:2-4", "inproc:hybrid:suffix+ngram:max_nodes=9")
+    assert resolve_draft(specs, demo=False) == specs
 
 
 def test_the_demo_model_brings_its_own_draft_model(demo_model, demo_draft_model):

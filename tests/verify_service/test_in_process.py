@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, TreeValue
+from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, HostLimits, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from verify_service import in_process
 from verify_service.draft_link import DraftLink
@@ -125,4 +125,4 @@ def test_what_does_not_fit_is_not_attached() -> None:
 def test_without_the_entry_point_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "HOST_ENTRY_POINTS", "slipstream.nobody_has_these")
     with pytest.raises(FailedPreconditionError, match=r"entry point inproc in group slipstream\.nobody_has_these"):
-        load_host(["ngram"], threads=1)
+        load_host(["ngram"], HostLimits())

@@ -74,10 +74,22 @@ class ProposerHost(Protocol):
         ...
 
 
+class HostLimits(NamedTuple):
+    """CPU threads of the proposers, and the operator's limits of their trees: None where a proposer chooses.
+
+    `max_nodes` counts the root, `top_k` the children of a node.
+    """
+
+    threads: int = 1
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    top_k: int | None = None
+
+
 class HostFactory(Protocol):
-    """Loads proposers, each written NAME[:ARGUMENT] or NAME=module:factory[:ARGUMENT], with that many CPU threads.
+    """Loads proposers, each written NAME[:ARGUMENT] or NAME=module:factory[:ARGUMENT].
 
     Raises SlipstreamError (slipstream.rpc.errors) for unknown proposers and wrong arguments.
     """
 
-    def __call__(self, specs: Sequence[str], *, threads: int) -> ProposerHost: ...
+    def __call__(self, specs: Sequence[str], limits: HostLimits) -> ProposerHost: ...
