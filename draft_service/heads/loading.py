@@ -1,0 +1,87 @@
+"""EAGLE heads from checkpoint folders.
+
+The family follows from the tensors' names, never from `architectures`. A tensor that is missing, unexpected or of
+another shape than the config says is an error. Rows that a head shares with its target are read from the target's
+folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from draft_service.heads.config import HeadConfig
+from draft_service.heads.eagle import Eagle1, Eagle3, EagleHead, Vocabulary
+from draft_service.heads.files import read_tensors
+from draft_service.heads.names import canonical, check, family_of, num_states
+from draft_service.heads.vocabulary import target_ids, token_map
+from slipstream_kernels.models.config import CheckpointError, read_json
+
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None = None) -> EagleHead:
+    """The head in `folder`, with the embedding and scoring rows of the model in `target` where it has none itself.
+
+    map_file: the target ids that an EAGLE-1 head scores (`vocabulary.token_map`); others are left out. Raises
+    CheckpointError.
+    """
+    config = HeadConfig.from_folder(folder)
+    tensors = canonical(read_tensors(folder))
+    family = family_of(tensors)
+    check(family, config, tensors)
+    maps = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    embedding, head, own_head = _shared(config, tensors, target)
+    size = len(embedding)
+    if map_file is not None:
+        if family != "eagle":
+            raise CheckpointError("a token map is for EAGLE-1 heads; an EAGLE-3 head has a map of its own")
+        ids: torch.Tensor | None = token_map(map_file, min(size, len(head)))
+        vocabulary = Vocabulary(embedding, head[ids], ids, size)
+    else:
+        if not own_head and maps["d2t"] is not None:
+            raise CheckpointError("d2t is there, but not lm_head.weight of the draft vocabulary")
+        ids = target_ids(maps["d2t"], maps["t2d"], draft_size=len(head), target_size=size)
+        vocabulary = Vocabulary(embedding, head, ids, size)
+    if family == "eagle":
+        return Eagle1(config, tensors, vocabulary)
+    # In SpecForge's files norm_output only says that there is a norm before the scores.
+    post_norm = config.norm_output and (config.speculators or "fc_norm.0.weight" in tensors)
+    return Eagle3(config, tensors, vocabulary, num_states=num_states(config, tensors), post_norm=post_norm)
+
+
+def _shared(
+    config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: Path | None
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Embedding rows, scoring rows, and whether the latter are the head's own."""
+    embedding, head = tensors.get(_EMBEDDING), tensors.get(_HEAD)
+    own_head = head is not None
+    if head is None and config.tie_word_embeddings and embedding is not None:
+        head = embedding
+    if embedding is None or head is None:
+        missing = _EMBEDDING if embedding is None else _HEAD
+        if target is None:
+            raise CheckpointError(f"{missing} is missing; name the target's folder, from which it is taken")
+        rows = _target_rows(target)
+        embedding = rows[0] if embedding is None else embedding
+        head = rows[1] if head is None else head
+    for name, each in ((_EMBEDDING, embedding), (_HEAD, head)):
+        if each.ndim != 2 or each.shape[1] != config.hidden_size:
+            raise CheckpointError(f"the target's {name} has shape {list(each.shape)}, the head needs its own")
+    if config.vocab_size and len(embedding) != config.vocab_size:
+        raise CheckpointError(f"config.json: vocab_size is {config.vocab_size}, the target's is {len(embedding)}")
+    return embedding, head, own_head
+
+
+def _target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings"))
+    found = read_tensors(folder, names[:1] if tied else names)
+    missing = [name for name in names[: 1 if tied else 2] if name not in found]
+    if missing:
+        raise CheckpointError(f"{folder}: {missing[0]} is missing")
+    embedding = found[names[0]].float()
+    return embedding, embedding if tied else found[names[1]].float()

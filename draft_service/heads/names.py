@@ -1,0 +1,157 @@
+"""Which family a checkpoint belongs to, by its tensors' names, and what each tensor of the EAGLE families must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from draft_service.heads.config import HeadConfig
+from slipstream_kernels.models.config import CheckpointError
+
+_RENAMED = (
+    (r"model\.", ""),
+    (r"(midlayer|transformer)\.", "layers.0."),
+    (r"fusion_fc\.", "fc."),
+    (r"(embedding|embed)_layernorm\.", "enorm."),
+    (r"hidden_layernorm\.", "layers.0.input_layernorm."),
+    (r"(pre_lm_head|lm_head)_layernorm\.", "norm."),
+)
+"""Beginnings of names, and what they become, in order."""
+
+_DERIVED = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+"""Buffers that some files hold and that the config determines."""
+
+_TOGETHER = (r"fc_norm\.\d+\.weight", r"layers\.\d+\.self_attn\.[qk]_norm\.weight")
+"""Tensors of which there are all or none."""
+
+_OTHERS = (
+    (r"mask_hidden", "P-EAGLE"),
+    (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "MTP"),
+    (r"(medusa_head\.)?\d+\.0\.linear\..*", "Medusa"),
+    (r"(blocks|lm_heads)\.\d+\..*", "Medusa"),
+    (r"(speculator\.)?emb\.\d+\.weight", "MLP speculator"),
+)
+
+
+def canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors by EAGLE's own names, the first layer being `layers.0`. CheckpointError if two become one."""
+    renamed: dict[str, torch.Tensor] = {}
+    for original, tensor in tensors.items():
+        name = original
+        for pattern, replacement in _RENAMED:
+            name = re.sub(rf"^{pattern}", replacement, name)
+        if _DERIVED.fullmatch(name):
+            continue
+        if name in renamed:
+            raise CheckpointError(f"tensor {name} is there under two names, one of them {original}")
+        renamed[name] = tensor
+    return renamed
+
+
+def family_of(names: Collection[str]) -> str:
+    """`eagle` or `eagle3`, by canonical names. CheckpointError, which says what it is, for other families."""
+    for pattern, family in _OTHERS:
+        if any(re.fullmatch(pattern, name) for name in names):
+            raise CheckpointError(f"this is a {family} checkpoint, no EAGLE head")
+    if "hidden_norm.weight" in names and "fc.weight" in names:
+        raise CheckpointError("this is a DFlash checkpoint, no EAGLE head")
+    if "d2t" in names or "layers.0.hidden_norm.weight" in names:
+        return "eagle3"
+    if "fc.weight" in names:
+        return "eagle"
+    raise CheckpointError("no EAGLE head: fc.weight is missing")
+
+
+def check(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises CheckpointError, naming the tensor, unless every one is expected, there and of the right shape."""
+    required, optional = dict(_required(family, config, tensors)), dict(_optional(family, config, tensors))
+    if missing := sorted(required.keys() - tensors.keys()):
+        raise CheckpointError(f"{len(missing)} tensors are missing: {', '.join(missing[:8])}")
+    expected = optional | required
+    for group in _TOGETHER:
+        there = [name for name in optional if re.fullmatch(group, name) and name in tensors]
+        if there and len(there) < sum(1 for name in optional if re.fullmatch(group, name)):
+            raise CheckpointError(f"of the tensors {group} only {', '.join(there)} are there")
+    if "input_norm.weight" in tensors and "fc_norm.0.weight" in tensors:
+        raise CheckpointError("input_norm.weight and fc_norm.0.weight exclude each other")
+    for name, tensor in tensors.items():
+        if name in ("d2t", "t2d") and family == "eagle3":
+            continue
+        if name not in expected:
+            raise CheckpointError(f"unexpected tensor {name} in an {family} head")
+        if len(tensor.shape) != len(expected[name]) or any(
+            wanted not in (size, -1) for size, wanted in zip(tensor.shape, expected[name], strict=True)
+        ):
+            raise CheckpointError(f"{name} has shape {list(tensor.shape)}, expected {list(expected[name])}")
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{name} has type {tensor.dtype}, expected a floating-point one")
+
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+"""Names and shapes; -1 stands for any size."""
+
+
+def num_states(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> int:
+    """How many of the target's boundaries an EAGLE-3 head reads. Raises CheckpointError."""
+    fc = tensors.get("fc.weight")
+    if fc is None or fc.ndim != 2 or fc.shape[1] % config.target_hidden_size:
+        shape = "missing" if fc is None else f"of shape {list(fc.shape)}"
+        raise CheckpointError(f"fc.weight is {shape}, expected columns in multiples of {config.target_hidden_size}")
+    return fc.shape[1] // config.target_hidden_size
+
+
+def _required(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:
+    hidden, middle = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    if family == "eagle3":
+        yield "fc.weight", (hidden, num_states(config, tensors) * config.target_hidden_size)
+        yield "layers.0.hidden_norm.weight", (hidden,)
+        yield "layers.0.input_layernorm.weight", (hidden,)
+        yield "norm.weight", (hidden,)
+        if config.norm_before_fc or config.fc_norm:
+            begin = "input_norm." if config.norm_before_fc else "fc_norm."
+            yield from ((name, shape) for name, shape in _norms_before_fc(config, tensors) if name.startswith(begin))
+    else:
+        yield "fc.weight", (hidden, hidden + config.target_hidden_size)
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        width = 2 * hidden if layer == 0 and family == "eagle3" else hidden
+        if layer > 0:
+            yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            yield f"{prefix}self_attn.{name}_proj.weight", (size, width)
+        yield prefix + "self_attn.o_proj.weight", (hidden, q_size)
+        yield prefix + "mlp.gate_proj.weight", (middle, hidden)
+        yield prefix + "mlp.up_proj.weight", (middle, hidden)
+        yield prefix + "mlp.down_proj.weight", (hidden, middle)
+
+
+def _optional(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:
+    hidden = config.hidden_size
+    vocab = config.vocab_size or -1
+    yield "embed_tokens.weight", (vocab, hidden)
+    yield "lm_head.weight", (vocab if family == "eagle" else -1, hidden)
+    if family == "eagle3":
+        yield from _norms_before_fc(config, tensors)
+    else:
+        yield "fc.bias", (hidden,)
+        yield "enorm.weight", (hidden,)
+        yield "hnorm.weight", (config.target_hidden_size,)
+        yield "norm.weight", (hidden,)
+        yield "layers.0.input_layernorm.weight", (hidden,)
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}.self_attn."
+        for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
+            yield f"{prefix}{name}_proj.bias", (heads * config.head_dim,)
+        yield prefix + "q_norm.weight", (config.head_dim,)
+        yield prefix + "k_norm.weight", (config.head_dim,)
+
+
+def _norms_before_fc(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:
+    states = num_states(config, tensors)
+    yield "input_norm.weight", (states * config.target_hidden_size,)
+    for state in range(states):
+        yield f"fc_norm.{state}.weight", (config.target_hidden_size,)

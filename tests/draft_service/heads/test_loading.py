@@ -1,0 +1,156 @@
+"""What is no EAGLE head, or not all of one, is refused by name."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draft_service.heads.loading import load_eagle
+from slipstream_kernels.models.config import CheckpointError
+from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_target(tmp_path / "target")
+    write_head(tmp_path / "head", EAGLE3["layers.0"])
+    return tmp_path / "head"
+
+
+def load(folder, **options):
+    return load_eagle(folder, folder.parent / "target", **options)
+
+
+def change(folder, put=(), drop=(), **config):
+    path = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name not in drop} | dict(put)
+    save_file(tensors, path)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | config))
+
+
+@pytest.mark.parametrize(
+    ("put", "drop", "message"),
+    [
+        ({}, ["layers.0.mlp.up_proj.weight"], "missing.*layers.0.mlp.up_proj.weight"),
+        ({}, ["norm.weight"], "missing.*norm.weight"),
+        ({}, ["fc.weight"], "fc.weight"),
+        ({}, ["d2t", "t2d"], "d2t is missing"),
+        ({}, ["lm_head.weight"], "lm_head.weight"),
+        ({"fc.bias": torch.zeros(32)}, [], "unexpected tensor fc.bias"),
+        ({"layers.1.input_layernorm.weight": torch.zeros(32)}, [], "unexpected tensor layers.1"),
+        ({"midlayer.hidden_norm.weight": torch.zeros(32)}, [], "two names"),
+        ({"layers.0.self_attn.q_proj.weight": torch.zeros(32, 32)}, [], r"q_proj.weight has shape \[32, 32\]"),
+        ({"layers.0.self_attn.q_norm.weight": torch.zeros(8)}, [], "only layers.0.self_attn.q_norm.weight"),
+        ({"fc_norm.0.weight": torch.zeros(32)}, [], "only fc_norm.0.weight"),
+        ({"fc.weight": torch.zeros(32, 80)}, [], r"fc.weight is of shape \[32, 80\]"),
+        ({"norm.weight": torch.zeros(32, dtype=torch.int32)}, [], "norm.weight has type"),
+        ({"d2t": torch.zeros(39, dtype=torch.int64)}, [], "d2t has shape"),
+        ({"d2t": torch.arange(40)}, [], "different tokens"),
+        ({"d2t": torch.full((40,), 60)}, ["t2d"], "from 60 to 99 of 96"),
+        ({"d2t": -torch.arange(40)}, ["t2d"], "twice"),
+        ({"t2d": torch.ones(96, dtype=torch.bool)}, ["d2t"], "marks 96 tokens"),
+        ({"t2d": torch.ones(40, dtype=torch.bool)}, [], "t2d has shape"),
+        ({"mask_hidden": torch.zeros(1, 1, 96)}, [], "P-EAGLE"),
+        ({"hidden_norm.weight": torch.zeros(32)}, [], "DFlash"),
+        ({"model.mtp_layers.0.input_proj.weight": torch.zeros(32, 64)}, [], "MTP"),
+        ({"0.0.linear.weight": torch.zeros(32, 32)}, [], "Medusa"),
+        ({"speculator.emb.0.weight": torch.zeros(32, 32)}, [], "MLP"),
+    ],
+)
+def test_tensors_that_do_not_fit(put, drop, message, folder):
+    change(folder, put, drop)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
+        ({"norm_before_fc": True}, "input_norm.weight"),
+        ({"fc_norm": True}, "fc_norm.0.weight"),
+        ({"vocab_size": 128}, "vocab_size is 128"),
+        ({"eagle_aux_hidden_state_layer_ids": ["2"]}, "eagle_aux_hidden_state_layer_ids"),
+        ({"num_hidden_layers": 2}, "layers.1"),
+    ],
+)
+def test_configs_that_do_not_fit(config, message, folder):
+    if "vocab_size" in config:
+        change(folder, drop=["t2d"])
+    change(folder, **config)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_a_head_without_embedding_needs_the_target(folder):
+    with pytest.raises(CheckpointError, match=r"embed_tokens.weight is missing; name the target"):
+        load_eagle(folder)
+    write_target(folder.parent / "target", hidden=48)
+    with pytest.raises(CheckpointError, match="head needs its own"):
+        load(folder)
+
+
+def test_an_eagle1_head_of_a_tied_target(tmp_path):
+    target = write_target(tmp_path / "target", tied=True)
+    write_head(tmp_path / "head", EAGLE1["two layers"])
+    head = load(tmp_path / "head")
+    assert torch.equal(head.vocabulary.head, target["model.embed_tokens.weight"])
+
+
+def test_token_map(tmp_path):
+    target = write_target(tmp_path / "target")
+    write_head(tmp_path / "head", EAGLE1["no bias"])
+    ids = [7, 3, 90]
+    torch.save(ids, tmp_path / "freq.pt")
+    head = load(tmp_path / "head", map_file=tmp_path / "freq.pt")
+    x = torch.randn(2, 32)
+    logits = head.logits(x)
+    torch.testing.assert_close(logits[:, ids], x @ target["lm_head.weight"][ids].T)
+    assert int(torch.isfinite(logits).sum()) == 6
+    for content, message in (([1, 1], "twice"), ([96], "of 96"), (["a"], "not a list"), ([0.5], "not a list")):
+        torch.save(content, tmp_path / "freq.pt")
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path / "head", map_file=tmp_path / "freq.pt")
+    write_head(tmp_path / "three", EAGLE3["layers.0"])
+    with pytest.raises(CheckpointError, match="EAGLE-1"):
+        load(tmp_path / "three", map_file=tmp_path / "freq.pt")
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path):
+    write_head(tmp_path / "head", EAGLE1["no bias"])
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(marker), "w"))
+
+    (tmp_path / "head" / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Evil()}, 2))
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin"):
+        load_eagle(tmp_path / "head")
+    assert not marker.exists()
+
+
+def test_split_binary_files(tmp_path):
+    target = write_target(tmp_path / "target")
+    assert target
+    write_head(tmp_path / "head", EAGLE1["no bias"])
+    whole = tmp_path / "head" / "pytorch_model.bin"
+    tensors = torch.load(whole, weights_only=True)
+    first = {name: tensor for name, tensor in tensors.items() if name.startswith("fc")}
+    torch.save(first, tmp_path / "head" / "one.bin")
+    torch.save({name: tensors[name] for name in tensors.keys() - first.keys()}, tmp_path / "head" / "two.bin")
+    whole.unlink()
+    with pytest.raises(CheckpointError, match=r"no pytorch_model.bin"):
+        load(tmp_path / "head")
+    index = {name: "one.bin" if name in first else "two.bin" for name in tensors}
+    path = tmp_path / "head" / "pytorch_model.bin.index.json"
+    path.write_text(json.dumps({"weight_map": index}))
+    assert load(tmp_path / "head").family == "eagle"
+    path.write_text(json.dumps({"weight_map": {"fc.weight": "../one.bin"}}))
+    with pytest.raises(CheckpointError, match="outside"):
+        load(tmp_path / "head")
