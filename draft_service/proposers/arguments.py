@@ -13,6 +13,7 @@ Config = TypeVar("Config")
 ALIASES: dict[str, dict[str, int]] = {
     "num_steps": {"max_depth": 0},
     "num_draft_tokens": {"max_nodes": 0},
+    "topk": {"top_k": 0},
     "num_speculative_tokens": {"max_depth": 0, "max_nodes": 1},
 }
 """Names that users of other engines know: the fields that they set, and what is added to the number. SGLang's count of

@@ -15,6 +15,8 @@ from slipstream.rpc.errors import InvalidArgumentError
 Factory = Callable[[ProposerOptions], Proposer]
 
 _BUILT_IN = {
+    "eagle": "draft_service.proposers.eagle:create",
+    "eagle3": "draft_service.proposers.eagle3:create",
     "hybrid": "draft_service.proposers.hybrid:create",
     "ngram": "draft_service.proposers.ngram:create",
     "draft-model": "draft_service.proposers.draft_model:create",

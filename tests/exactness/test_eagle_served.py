@@ -1,0 +1,44 @@
+"""EAGLE heads in their published layouts through three real processes: they draft, and no token depends on them."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.exactness_cells import Count, EngineSetting
+from support.ask import ask, jobs
+from support.cluster import Cluster
+from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head
+
+SHAPE = Shape(hidden=384, intermediate=256, heads=3, kv_heads=1, vocab=8192)
+HEADS = {
+    "eagle": EAGLE1["bias, as the key's absence says"],
+    "eagle3": replace(EAGLE3["midlayer, offsets and mask"], draft_vocab=1024, head_dim=128),
+}
+
+
+@pytest.fixture(scope="module")
+def work():
+    return [job for length in (5, 150) for job in jobs(2, tokens=32, length=length)]
+
+
+@pytest.fixture(scope="module")
+def reference(demo_model, work):
+    with Cluster(demo_model, verify_args=EngineSetting(4096, 16, False, False).verify_args(512)) as cluster:
+        return ask(cluster, work, concurrency=1)
+
+
+@pytest.mark.parametrize("engine", [EngineSetting(), EngineSetting(16, 16, True, False)])
+def test_tokens_are_the_references(engine, demo_model, work, reference, tmp_path):
+    for name, layout in HEADS.items():
+        write_head(tmp_path / name, layout, SHAPE, seed=1)
+    draft = tuple(f"{name}:{tmp_path / name}:target={demo_model}:topk=3:num_steps=3" for name in HEADS)
+    arguments = (*engine.verify_args(256), "--draft-deadline-ms", "250")
+    names = [*HEADS, ""]
+    with Cluster(demo_model, draft=draft, verify_args=arguments) as cluster:
+        answers = iter(ask(cluster, [replace(job, proposer=name) for job in work for name in names]))
+    counts = {name: Count() for name in names}
+    for index, answer in enumerate(reference):
+        for name in names:
+            counts[name].add(f"{index}", next(answers), answer)
+    assert sum(count.mismatches for count in counts.values()) == 0, counts
+    assert all(counts[name].drafted > 50 for name in HEADS), counts
