@@ -1,4 +1,4 @@
-"""Random walks of a link: drafters come, go, lag, refuse and forget; the link's books stay right and all drafters in step.
+"""Random walks of a link: drafters come, go, lag, refuse and forget; its books stay right and all drafters in step.
 
 The test plays the loop and all drafters. A drafter follows the published rules and nothing else.
 """
