@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import uvloop
 
-from draft_service.codec import Identity
+from draft_service.codec import Drafting, Identity
 from draft_service.config import DraftSettings, load_settings
 from draft_service.link import VerifyLink
 from draft_service.metrics import make_registry
@@ -48,6 +48,7 @@ async def serve(settings: DraftSettings) -> None:
         token=settings.attach_token,
         transports=settings.transports,
         share=settings.share,
+        drafting=Drafting(settings.mode, settings.fan_out),
     )
     server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
     port = await server.start()

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 TRANSPORTS = ("shm", "grpc")
+MODES = {
+    "lockstep": draft_pb2.DRAFT_MODE_LOCKSTEP,
+    "ahead": draft_pb2.DRAFT_MODE_AHEAD,
+    "ahead-or-wait": draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT,
+}
 REPLIES_PER_SLOT = 4
 """Replies that verify takes in one message, for each slot of the attachment."""
 BYTES_PER_REPLY = 2048
@@ -64,11 +69,26 @@ class Attachment:
     num_slots: int
     transport: str = "grpc"
     shared_memory: SharedMemory | None = None
+    max_ahead: int = 0
+    """Trees ahead that verify keeps for one state of a slot; 0 in lockstep."""
+    waits: bool = True
+    """Whether verify waits for a tree where none ahead was right."""
 
     @property
     def replies_per_message(self) -> int:
         """Most replies that verify takes in one message."""
         return REPLIES_PER_SLOT * self.num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How trees are made: `mode` is that of `MODES`, `fan_out` how many trees ahead for one state of a request."""
+
+    mode: str = "lockstep"
+    fan_out: int = 0
+
+
+LOCKSTEP = Drafting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +142,12 @@ def decode_transports(message: draft_pb2.DraftLinkServiceGetInfoResponse) -> tup
 
 
 def encode_attach(
-    identity: Identity, proposers: Sequence[Proposer], token: str, transports: Sequence[str], share: float | None
+    identity: Identity,
+    proposers: Sequence[Proposer],
+    token: str,
+    transports: Sequence[str],
+    share: float | None,
+    drafting: Drafting = LOCKSTEP,
 ) -> draft_pb2.AttachRequest:
     fingerprints = [p.tokenizer_fingerprint for p in proposers if p.tokenizer_fingerprint]
     return draft_pb2.AttachRequest(
@@ -137,10 +162,14 @@ def encode_attach(
         address=identity.address,
         process_id=identity.process_id,
         share=share,
+        mode=MODES[drafting.mode],
+        fan_out=drafting.fan_out,
     )
 
 
-def decode_attachment(message: draft_pb2.AttachResponse, transports: Sequence[str]) -> Attachment:
+def decode_attachment(
+    message: draft_pb2.AttachResponse, transports: Sequence[str], drafting: Drafting = LOCKSTEP
+) -> Attachment:
     """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
     transport = message.transport or "grpc"
     if message.version != PROTOCOL_VERSION or transport not in transports:
@@ -148,7 +177,9 @@ def decode_attachment(message: draft_pb2.AttachResponse, transports: Sequence[st
             f"verify chose version {message.version} and transport {message.transport!r}, which were not offered"
         )
     memory = _decode_memory(message.shared_memory) if message.HasField("shared_memory") else None
-    return Attachment(message.epoch, message.num_slots, transport, memory)
+    ahead = 0 if drafting.mode == "lockstep" else min(message.max_ahead, drafting.fan_out)
+    waits = not ahead or drafting.mode != "ahead"
+    return Attachment(message.epoch, message.num_slots, transport, memory, ahead, waits)
 
 
 def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemory:
@@ -235,6 +266,7 @@ def _encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         feature_boundaries=proposer.feature_boundaries,
         max_nodes=proposer.max_nodes,
         max_depth=proposer.max_depth,
+        lockstep=not proposer.forkable,
     )
 
 
@@ -256,7 +288,14 @@ def _decode_commit(message: draft_pb2.Commit) -> Commit:
     states = _decode_states(message.features) if message.HasField("features") else None
     if states is not None and len(states) != len(message.token_ids):
         raise UnavailableError(f"{len(states)} rows of states for {len(message.token_ids)} tokens")
-    return Commit(_decode_stamp(message.stamp), list(message.token_ids), message.max_nodes, message.max_depth, states)
+    return Commit(
+        _decode_stamp(message.stamp),
+        list(message.token_ids),
+        message.max_nodes,
+        message.max_depth,
+        states,
+        message.tree_id,
+    )
 
 
 def _decode_states(message: tensor_pb2.Tensor) -> torch.Tensor:
@@ -305,10 +344,15 @@ def _sendable(reason: str) -> str:
 def _encode_reply(reply: TreeReply | ResumeReply | NackReply) -> draft_pb2.DraftReply:
     stamp = _encode_stamp(reply.stamp)
     match reply:
-        case TreeReply(tree=tree):
+        case TreeReply(tree=tree, tree_id=tree_id, parent=parent):
             return draft_pb2.DraftReply(
                 tree=tree_pb2.TokenTree(
-                    stamp=stamp, token_ids=tree.token_ids, parents=tree.parents, log_probs=tree.log_probs or ()
+                    stamp=stamp,
+                    token_ids=tree.token_ids,
+                    parents=tree.parents,
+                    log_probs=tree.log_probs or (),
+                    tree_id=tree_id,
+                    parent=None if parent is None else tree_pb2.ParentNode(tree_id=parent[0], node=parent[1]),
                 )
             )
         case ResumeReply(have_length=have_length):

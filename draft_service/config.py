@@ -67,6 +67,14 @@ class DraftSettings(ServiceSettings):
         allow_inf_nan=False,
         description="Part of the requests to draft for, where others offer the same proposers; default: all",
     )
+    mode: Literal["lockstep", "ahead", "ahead-or-wait"] = Field(
+        default="lockstep",
+        description="When trees are made: lockstep, once a step has ended; ahead, while it runs, for the ways in which "
+        "it may end, and verify goes on plainly where none was right; ahead-or-wait, where it waits for a tree then",
+    )
+    fan_out: int = Field(
+        default=6, ge=1, le=16, description="Trees made ahead for a request while a step runs, in the modes ahead"
+    )
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")

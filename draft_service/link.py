@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import grpc
 
 from draft_service import codec
-from draft_service.codec import Attachment, Identity
+from draft_service.codec import LOCKSTEP, Attachment, Drafting, Identity
 from draft_service.outbox import Outbox
 from draft_service.proposers.base import Proposer
 from draft_service.records import Reply, ShareReply
@@ -67,6 +67,7 @@ class VerifyLink:
         "_attachment",
         "_avoided",
         "_backoff",
+        "_drafting",
         "_identity",
         "_reported",
         "_share",
@@ -86,8 +87,10 @@ class VerifyLink:
         token: str = "",
         transports: Sequence[str] = codec.TRANSPORTS,
         share: float | None = None,
+        drafting: Drafting = LOCKSTEP,
     ) -> None:
         self._address = address
+        self._drafting = drafting
         self._worker = worker
         self._identity = identity
         self._token = token
@@ -156,9 +159,11 @@ class VerifyLink:
             proposers = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
             if not proposers:
                 raise FailedPreconditionError(f"no proposer fits the model served at {self._address}")
-            request = codec.encode_attach(self._identity, proposers, self._token, self._transports, self._share)
+            request = codec.encode_attach(
+                self._identity, proposers, self._token, self._transports, self._share, self._drafting
+            )
             answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
-            attachment = codec.decode_attachment(answer, self._transports)
+            attachment = codec.decode_attachment(answer, self._transports, self._drafting)
             common = [name for name in codec.decode_transports(info) if name in self._transports]
             await self._exchange(stub, attachment, proposers, common[common.index(attachment.transport) :], avoided)
         finally:

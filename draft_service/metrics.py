@@ -25,6 +25,7 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("slipstream_draft_sessions", "Requests drafted for", float(stats.sessions))
         yield CounterMetricFamily("slipstream_draft_trees", "Trees sent", float(stats.trees_sent))
         yield CounterMetricFamily("slipstream_draft_nodes", "Drafted tokens sent", float(stats.nodes_sent))
+        yield CounterMetricFamily("slipstream_draft_ahead", "Trees sent ahead", float(stats.ahead_sent))
         yield CounterMetricFamily("slipstream_draft_superseded", "Trees too late to send", float(stats.superseded))
         yield CounterMetricFamily(
             "slipstream_draft_partial_sessions",

@@ -44,6 +44,8 @@ class Commit:
     max_depth: int
     features: torch.Tensor | None = None
     """bfloat16 [tokens, any], the states that predicted the tokens; None if they come in an Extend, or not at all"""
+    tree_id: int = 0
+    """the tree ahead that verify takes for the state, 0 for none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,15 @@ Record = Open | Extend | Commit | Close | Gap
 
 @dataclass(frozen=True, slots=True)
 class TreeReply:
-    """The tree for the state of the stamp; an empty one asks for a plain step."""
+    """The tree for the state of the stamp; an empty one asks for a plain step.
+
+    A tree ahead supposes that the step to that state accepts node `parent[1]` of tree `parent[0]` last; -1 for none.
+    """
 
     stamp: Stamp
     tree: TokenTree
+    tree_id: int = 0
+    parent: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

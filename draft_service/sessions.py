@@ -13,8 +13,21 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
+from draft_service.ahead import Outlook, Prepared
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
-from draft_service.records import Close, Commit, Extend, Gap, NackReply, Open, Record, Reply, ResumeReply, Stamp
+from draft_service.records import (
+    Close,
+    Commit,
+    Extend,
+    Gap,
+    NackReply,
+    Open,
+    Record,
+    Reply,
+    ResumeReply,
+    Stamp,
+    TreeReply,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +52,8 @@ class Slot:
     wants_tree: bool = False
     awaits_open: bool = False
     featured: int = 0
+    outlook: Outlook | None = None
+    """of a request that is drafted ahead, what its next step may lead to"""
 
 
 @dataclass(slots=True)
@@ -46,6 +61,8 @@ class SessionTable:
     """All slots of one attachment. `numbers` yields session numbers that are unique in the process.
 
     `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
+    `max_ahead` is how many trees ahead verify keeps for one state, 0 in lockstep; `waits` says whether it waits for a
+    tree where none of them was right.
     """
 
     epoch: int
@@ -54,6 +71,8 @@ class SessionTable:
     numbers: count[int]
     hidden_size: int = 0
     partial: int = 0
+    max_ahead: int = 0
+    waits: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
     _slots: dict[int, Slot] = field(default_factory=dict)
 
@@ -99,6 +118,11 @@ class SessionTable:
                 wanted.setdefault(slot.proposer, []).append((slot, request))
         return wanted
 
+    @property
+    def slots(self) -> list[Slot]:
+        """All that verify has opened."""
+        return list(self._slots.values())
+
     def refuse(self, slot: Slot, reason: str) -> NackReply:
         """No more trees for this slot until the next Open."""
         self._forget(slot)
@@ -131,6 +155,9 @@ class SessionTable:
             self.partial += 1
             _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
         self._want(slot, record)
+        if self.max_ahead and proposer.forkable:
+            slot.outlook = Outlook(record.opening, due=slot.wants_tree)
+            slot.wants_tree &= self.waits
         return None
 
     def _commit(self, record: Commit, slot: Slot | None) -> Reply | None:
@@ -148,15 +175,35 @@ class SessionTable:
         if not follows or stamp.root_token != record.token_ids[-1]:
             return self._resume(stamp, slot)
         try:
-            slot.proposer.commit(slot.session, record.token_ids)
+            found = None
+            if slot.outlook is None:
+                slot.proposer.commit(slot.session, record.token_ids)
+            else:
+                found = slot.outlook.advance(slot.proposer, slot.session, record)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to take tokens", slot.proposer.name)
             return self.refuse(slot, f"proposer {slot.proposer.name} failed")
         slot.stamp = stamp
         self._want(slot, record)
+        if slot.outlook is not None:
+            return self._look_out(slot, slot.outlook, found, record)
         if record.features is None:
             return None
         return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
+
+    def _look_out(self, slot: Slot, outlook: Outlook, found: Prepared | None, record: Commit) -> Reply | None:
+        """See what the step that begins verifies: the tree ahead that verify took, the same one sent again, or none."""
+        outlook.due = slot.wants_tree
+        if found is None or not slot.wants_tree:
+            slot.wants_tree &= self.waits
+            return None
+        taken = record.tree_id == found.tree_id
+        slot.wants_tree = False
+        if not taken and not self.waits:
+            return None
+        outlook.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
+        outlook.tree_id = found.tree_id
+        return None if taken else TreeReply(slot.stamp, outlook.tree, outlook.tree_id)
 
     def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
@@ -207,10 +254,13 @@ class SessionTable:
 
     def _forget(self, slot: Slot) -> None:
         proposer, session = slot.proposer, slot.session
+        outlook, slot.outlook = slot.outlook, None
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
         try:
+            if outlook is not None:
+                outlook.close(proposer)
             proposer.close(session)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to close a session", proposer.name)

@@ -17,6 +17,7 @@ from operator import index
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from draft_service.ahead import Foresight
 from draft_service.codec import Attachment
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
@@ -64,6 +65,8 @@ class WorkerStats:
     nodes_sent: int = 0
     superseded: int = 0
     failures: int = 0
+    ahead_sent: int = 0
+    """Trees sent ahead, for the ways in which a verify step might end."""
     sessions: int = 0
     partial: int = 0
     """Sessions that began without older states which their proposer wanted."""
@@ -173,6 +176,8 @@ class Worker:
                 self._table.partial = 0
             if replies and self._send is not None:
                 self._send(replies)
+            if self._table is not None and self._table.max_ahead:
+                self._draft_ahead(self._table)
             more_work = self._advance()
 
     def _take(self, *, wait: bool) -> list[_Item]:
@@ -213,7 +218,13 @@ class Worker:
             case _Attach(attachment, proposers, send, feed):
                 self._leave()
                 self._table = SessionTable(
-                    attachment.epoch, attachment.num_slots, proposers, self._numbers, self._hidden_size
+                    attachment.epoch,
+                    attachment.num_slots,
+                    proposers,
+                    self._numbers,
+                    self._hidden_size,
+                    max_ahead=attachment.max_ahead,
+                    waits=attachment.waits,
                 )
                 self._send, self._feed = send, feed
             case _Detach(epoch):
@@ -238,7 +249,7 @@ class Worker:
         replies: list[Reply] = []
         for proposer, wanted in table.wanted().items():
             trees = self._propose(proposer, [request for _, request in wanted])
-            self._arrived.extend(self._pick_up())
+            self._look()
             for (slot, _), tree in zip(wanted, trees, strict=True):
                 slot.wants_tree = False
                 if tree is None:
@@ -247,12 +258,28 @@ class Worker:
                 elif self._is_current(slot):
                     self.stats.trees_sent += 1
                     self.stats.nodes_sent += len(tree)
-                    replies.append(TreeReply(slot.stamp, tree))
+                    tree_id = 0
+                    if slot.outlook is not None:
+                        tree_id = slot.outlook.tree_id = next(self._numbers)
+                        slot.outlook.tree = tree
+                    replies.append(TreeReply(slot.stamp, tree, tree_id))
                 else:
                     # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
                     self.stats.superseded += 1
                     replies.append(TreeReply(slot.stamp, EMPTY_TREE))
         return replies
+
+    def _draft_ahead(self, table: SessionTable) -> None:
+        """Send trees ahead as they are made, for the states that are the newest."""
+        foresight = Foresight(table.max_ahead, self._numbers, self._propose, self._is_current, self._look)
+        for replies in foresight.prepare(table.slots):
+            if replies and self._send is not None:
+                self._send(replies)
+                self.stats.ahead_sent += len(replies)
+
+    def _look(self) -> None:
+        """Take in what the feed holds, to be handled in the next pass."""
+        self._arrived.extend(self._pick_up())
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
         """One tree a request, empty where the proposer has no guess, None where it failed."""

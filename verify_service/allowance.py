@@ -20,18 +20,20 @@ OPENED_PER_STEP = 64
 class Allowance:
     """Replies that may still come, and tokens that may be told again.
 
-    A correct drafter answers each record once or twice and never runs out of replies.
+    A correct drafter answers each record once or twice and never runs out of replies. One that drafts ahead may send
+    `ahead` trees more.
     """
 
-    __slots__ = ("_left", "_limit", "_tokens")
+    __slots__ = ("_left", "_limit", "_per_record", "_tokens")
 
-    def __init__(self, num_slots: int) -> None:
-        self._limit = self._left = BURST_PER_SLOT * num_slots
+    def __init__(self, num_slots: int, ahead: int = 0) -> None:
+        self._limit = self._left = (BURST_PER_SLOT + ahead) * num_slots
+        self._per_record = REPLIES_PER_RECORD + ahead
         self._tokens = OPENED_AT_ONCE
 
     def earn(self, records: int) -> None:
         """Records were sent to the drafter."""
-        self._left = min(self._limit, self._left + REPLIES_PER_RECORD * records)
+        self._left = min(self._limit, self._left + self._per_record * records)
 
     def spend(self, replies: int, size: int) -> None:
         """A message of `size` bytes has come. InvalidArgumentError if it is one too many."""

@@ -15,7 +15,7 @@ from slipstream.rpc.errors import (
 )
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.allowance import Allowance
-from verify_service.draft_records import AttachRequest, LinkFacts, Offer
+from verify_service.draft_records import AttachRequest, LinkFacts, Mode, Offer
 from verify_service.outbox import Outbox
 from verify_service.patience import Patience
 from verify_service.slots import SlotTable
@@ -29,6 +29,8 @@ TRANSPORTS = ("shm", "grpc")
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
 MAX_NAME = 256
+MAX_AHEAD = 16
+"""Trees ahead that are kept for one state of a slot."""
 OPEN_SECONDS = 10.0
 """How long an attachment may take to open its Exchange."""
 
@@ -62,6 +64,11 @@ class Attachment:
     def __post_init__(self) -> None:
         self.tallies = tuple(Tally() for _ in self.request.offers)
         self.share = 1.0 if self.request.share is None else self.request.share
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it drafts ahead."""
+        return self.slots.max_ahead > 0
 
     @property
     def live(self) -> bool:
@@ -126,6 +133,11 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             f"transports {list(request.transports)} offered, {list(transports)} spoken here", field="transports"
         )
     return min(request.max_version, MAX_VERSION), common
+
+
+def ahead_limit(request: AttachRequest) -> int:
+    """How many trees ahead are kept for one state of a slot; 0 in lockstep."""
+    return 0 if request.mode is Mode.LOCKSTEP else min(request.fan_out, MAX_AHEAD)
 
 
 def check_share(share: float) -> None:

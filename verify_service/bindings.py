@@ -62,7 +62,9 @@ class _Batch:
         if states is not None:
             self.state_bytes += states.nbytes
             slot.featured += len(states)
-        self.records.append(Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states))
+        self.records.append(
+            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id)
+        )
         self.slots.append(slot)
 
     def put(self) -> bool:
@@ -142,8 +144,8 @@ class Bindings:
             if running is None:
                 continue
             running.tokens.extend(committed.token_ids)
-            if running.place is not None:
-                running.place.slot.settle(committed.token_ids)
+            for place in running.places:
+                place.slot.settle(committed.token_ids)
             self._hand_over(running)
             running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
             if running.place is None:
@@ -245,6 +247,8 @@ class Bindings:
             place.attachment.tallies[index],
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
+            max_ahead=0 if offer.lockstep else place.attachment.slots.max_ahead,
+            waits=offer.lockstep or place.attachment.slots.waits,
         )
         self._stand(running, place)
         if caught_up or (not offer.feature_boundaries and self._opens(running, place)):

@@ -255,4 +255,8 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         late=state.tally.late,
         drafted_tokens=state.tally.drafted,
         accepted_tokens=state.tally.accepted,
+        ahead_hits=state.tally.ahead_hits,
+        ahead_misses=state.tally.ahead_misses,
+        ahead_late=state.tally.ahead_late,
+        ahead_stale=state.tally.ahead_stale,
     )

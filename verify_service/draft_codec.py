@@ -15,6 +15,7 @@ from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.codec import FINISH_REASONS, encode_sampling
 from verify_service.draft_records import (
+    NO_NODE,
     AttachReply,
     AttachRequest,
     Close,
@@ -23,9 +24,11 @@ from verify_service.draft_records import (
     Extend,
     Gap,
     LinkFacts,
+    Mode,
     Nack,
     Offer,
     Open,
+    ParentNode,
     Reply,
     Resume,
     RingAddress,
@@ -35,6 +38,12 @@ from verify_service.draft_records import (
 )
 from verify_service.request import FinishReason
 
+_MODES = {
+    draft_pb2.DRAFT_MODE_UNSPECIFIED: Mode.LOCKSTEP,
+    draft_pb2.DRAFT_MODE_LOCKSTEP: Mode.LOCKSTEP,
+    draft_pb2.DRAFT_MODE_AHEAD: Mode.AHEAD,
+    draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT: Mode.AHEAD_OR_WAIT,
+}
 REPLIES_PER_SLOT = 4
 """Replies of one message, for each slot of the attachment. One pass of a drafter makes one a slot."""
 BYTES_PER_REPLY = 2048
@@ -85,11 +94,21 @@ def decode_attach(data: bytes) -> AttachRequest:
         address=message.address,
         process_id=message.process_id,
         share=message.share if message.HasField("share") else None,
+        mode=_mode(message.mode),
+        fan_out=message.fan_out,
     )
 
 
+def _mode(value: draft_pb2.DraftMode) -> Mode:
+    try:
+        return _MODES[value]
+    except KeyError:
+        raise InvalidArgumentError(f"mode {value} is unknown", field="mode") from None
+
+
 def _offer(message: draft_pb2.ProposerOffer) -> Offer:
-    return Offer(message.name, message.max_nodes, message.max_depth, tuple(message.feature_boundaries))
+    boundaries = tuple(message.feature_boundaries)
+    return Offer(message.name, message.max_nodes, message.max_depth, boundaries, message.lockstep)
 
 
 def encode_attached(reply: AttachReply) -> bytes:
@@ -100,6 +119,7 @@ def encode_attached(reply: AttachReply) -> bytes:
         transport=reply.transport,
         num_slots=reply.num_slots,
         deadline_us=reply.deadline_us,
+        max_ahead=reply.max_ahead,
         shared_memory=None
         if reply.shared_memory is None
         else draft_pb2.SharedMemory(
@@ -118,7 +138,8 @@ def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
     """The records of one ExchangeRequest, copied; stamps and trees are not checked yet.
 
     InvalidArgumentError if the message is larger than an attachment of `num_slots` slots may send, the bytes are no
-    ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, or a log_prob that is not finite.
+    ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, a log_prob that is not finite, or a
+    parent that no tree has.
     """
     most = REPLIES_PER_SLOT * num_slots
     if len(data) > message_limit(num_slots):
@@ -155,7 +176,14 @@ def _tree(message: tree_pb2.TokenTree) -> TreeReply:
     if not all(map(math.isfinite, log_probs)):
         raise InvalidArgumentError("log_probs must be finite", field="tree.log_probs")
     tree = TokenTree(tuple(message.token_ids), tuple(message.parents), log_probs or None)
-    return TreeReply(_stamp(message), tree, tuple(message.sources))
+    parent = _parent(message.parent) if message.HasField("parent") else None
+    return TreeReply(_stamp(message), tree, tuple(message.sources), message.tree_id, parent)
+
+
+def _parent(message: tree_pb2.ParentNode) -> ParentNode:
+    if not -1 <= message.node < MAX_ROWS - 1:
+        raise InvalidArgumentError(f"node must be -1 to {MAX_ROWS - 2}, got {message.node}", field="tree.parent.node")
+    return NO_NODE if message.node < 0 else ParentNode(message.tree_id, message.node)
 
 
 def _stamp(message: tree_pb2.TokenTree | draft_pb2.Resume | draft_pb2.Nack) -> Stamp:
@@ -187,6 +215,7 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
                     features=None if record.features is None else _tensor(record.features),
                     max_nodes=record.max_nodes,
                     max_depth=record.max_depth,
+                    tree_id=record.tree_id,
                 )
             )
         case Extend():

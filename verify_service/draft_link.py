@@ -23,10 +23,10 @@ from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.exchange.segment import SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
-from verify_service.attachments import MAX_ATTACHMENTS, Attachment, check_token, check_union, negotiate
+from verify_service.attachments import MAX_ATTACHMENTS, Attachment, ahead_limit, check_token, check_union, negotiate
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
-from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Mode, Reply
 from verify_service.feature_feed import MESSAGE_BYTES
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
@@ -104,7 +104,8 @@ class DraftLink:
         """Tell each attachment what this step added, in one message and such as its states need."""
         with self._changed:
             self._deadline.step_ends(self._clock())
-            for attachment in {each.epoch: each for each in self._bindings.catching_up}.values():
+            ahead = [each for each in self._bindings.live if each.ahead]
+            for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
             self._bindings.commit(commits)
 
@@ -165,7 +166,7 @@ class DraftLink:
                 nothing = ResourceExhaustedError("there is no shared memory, and no other transport is offered")
                 self._end(attachment, nothing)
                 raise nothing
-        return self._agreed(version, attachment.epoch, attachment.transports[0], rings)
+        return self._agreed(version, attachment, attachment.transports[0], rings)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
@@ -177,7 +178,7 @@ class DraftLink:
         version, transports = negotiate(request, self.facts, (IN_PROCESS,))
         with self._changed:
             attachment = self._register(request, transports)
-        transport = connect(attachment, self._agreed(version, attachment.epoch, IN_PROCESS, None))
+        transport = connect(attachment, self._agreed(version, attachment, IN_PROCESS, None))
         with self._changed:
             attachment.transport = transport
             self._bindings.rebalance()
@@ -284,8 +285,10 @@ class DraftLink:
             raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
         check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
         epoch, num_slots = next(self._epochs), self.config.num_slots
-        slots, outbox = SlotTable(epoch, num_slots), Outbox(self.config.outbox_limit)
-        attachment = Attachment(epoch, request, transports, slots, outbox, Allowance(num_slots))
+        ahead = ahead_limit(request)
+        slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
+        outbox, allowance = Outbox(self.config.outbox_limit), Allowance(num_slots, ahead)
+        attachment = Attachment(epoch, request, transports, slots, outbox, allowance)
         self._bindings.attachments[epoch] = attachment
         _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
         return attachment
@@ -344,10 +347,11 @@ class DraftLink:
             return ShmTransport(self._rings[attachment.epoch], attachment.slots.size, wake)
         return StreamTransport(wake)
 
-    def _agreed(self, version: int, epoch: int, transport: str, rings: SharedRings | None) -> AttachReply:
+    def _agreed(self, version: int, attachment: Attachment, transport: str, rings: SharedRings | None) -> AttachReply:
         deadline_us = round(self.config.deadline * 1e6)
         address = rings.address if rings else None
-        return AttachReply(version, epoch, transport, self.config.num_slots, deadline_us, address)
+        slots = attachment.slots
+        return AttachReply(version, attachment.epoch, transport, slots.size, deadline_us, address, slots.max_ahead)
 
     def _make_rings(self, request: AttachRequest) -> SharedRings | None:
         states = MESSAGE_BYTES if any(offer.feature_boundaries for offer in request.offers) else 0
@@ -367,17 +371,22 @@ def _unguessable() -> Iterator[int]:
 
 
 def _learn(places: Sequence[Place | None], patient: set[int], now: float) -> None:
-    """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss."""
+    """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss.
+
+    Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
+    """
     complete: dict[int, bool] = {}
+    supplied: dict[int, bool] = {}
     attachments: dict[int, Attachment] = {}
     for place in places:
         if place is not None and not place.attachment.ended:
-            epoch = place.attachment.epoch
+            epoch, slot = place.attachment.epoch, place.slot
             attachments[epoch] = place.attachment
-            complete[epoch] = complete.get(epoch, True) and not place.slot.awaited
-            place.slot.tally.hits += place.slot.tree is not None
+            complete[epoch] = complete.get(epoch, True) and not slot.awaited
+            supplied[epoch] = supplied.get(epoch, False) or slot.supplied or slot.waits
+            slot.count()
     for epoch, attachment in attachments.items():
-        if complete[epoch]:
+        if complete[epoch] and supplied[epoch]:
             attachment.patience.hit()
         elif epoch in patient:
             attachment.patience.miss(now)

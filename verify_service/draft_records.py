@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from slipstream_kernels.models.boundaries import Bits
@@ -18,6 +19,25 @@ class Stamp(NamedTuple):
     generation: int
     base_length: int
     root_token: int
+
+
+class Mode(Enum):
+    """When a drafter makes trees, and whether a step waits for them; see DraftMode in draft.proto."""
+
+    LOCKSTEP = "lockstep"
+    AHEAD = "ahead"
+    AHEAD_OR_WAIT = "ahead-or-wait"
+
+
+class ParentNode(NamedTuple):
+    """The node of a tree that a step accepted last; `node` is -1 where it accepted none."""
+
+    tree_id: int
+    node: int
+
+
+NO_NODE = ParentNode(0, -1)
+"""The step accepted no drafted token, whether it had a tree or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,8 @@ class Commit:
     max_depth: int
     features: Bits | None = None
     """A row for each of `token_ids`; None where none are wanted, or they come in an `Extend`."""
+    tree_id: int = 0
+    """The tree ahead that is taken for this state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +96,17 @@ Command = Open | Extend | Commit | Close | Gap
 
 @dataclass(frozen=True, slots=True)
 class TreeReply:
-    """A tree whose lists have been read but not yet checked. `sources` is empty or has one entry a node."""
+    """A tree whose lists have been read but not yet checked. `sources` is empty or has one entry a node.
+
+    A tree ahead has a `parent`: how the step before the stamp's state is supposed to end, NO_NODE for every tree_id
+    where no node is accepted.
+    """
 
     stamp: Stamp
     tree: TokenTree
     sources: tuple[int, ...] = ()
+    tree_id: int = 0
+    parent: ParentNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +140,8 @@ class Offer:
     max_nodes: int
     max_depth: int
     feature_boundaries: tuple[int, ...] = ()
+    lockstep: bool = False
+    """It makes no trees ahead, whatever the attachment's mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +157,8 @@ class AttachRequest:
     address: str
     process_id: int
     share: float | None = None
+    mode: Mode = Mode.LOCKSTEP
+    fan_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +186,7 @@ class AttachReply:
     num_slots: int
     deadline_us: int
     shared_memory: SharedMemoryAddress | None = None
+    max_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,21 +56,30 @@ class Intake:
 
     def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
         slot.caught_up = True
-        if reply.stamp.base_length <= slot.base_length:
-            slot.answered = max(slot.answered, reply.stamp.base_length)
-        if reply.stamp != slot.stamp:
+        ahead = reply.parent is not None
+        keep = slot.may_hold(reply)
+        if keep or reply.stamp.base_length <= slot.base_length:
+            slot.answered = max(slot.answered, min(reply.stamp.base_length, slot.base_length))
+        if not keep and not slot.fits(reply):
+            passed = reply.stamp.base_length < slot.base_length
             self.stale += 1
-            slot.tally.late += reply.stamp.base_length < slot.base_length
+            slot.tally.late += passed
+            slot.tally.ahead_late += ahead and passed
+            slot.tally.ahead_stale += ahead and not passed
             return
+        max_nodes, max_depth = slot.limits(ahead=ahead)
         if reply.sources and len(reply.sources) != len(reply.tree):
             raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")
         if any(source >= len(attachment.request.offers) for source in reply.sources):
             raise InvalidArgumentError(f"sources must be below {len(attachment.request.offers)}", field="sources")
         try:
-            reply.tree.validate(vocab_size=self._vocab_size, max_nodes=slot.max_nodes - 1, max_depth=slot.max_depth)
+            reply.tree.validate(vocab_size=self._vocab_size, max_nodes=max_nodes - 1, max_depth=max_depth)
         except InvalidTreeError as error:
             raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
-        slot.tree = reply.tree
+        if keep:
+            slot.hold(reply)
+        else:
+            slot.put(reply)
 
 
 def _refuse(slot: Slot, nack: Nack) -> None:

@@ -139,6 +139,10 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         ("late", "Trees that came for a state which had passed."),
         ("drafted", "Tokens of trees that steps took."),
         ("accepted", "Tokens of such trees that were right."),
+        ("ahead_hits", "Steps that found a tree made ahead for the way in which the one before had ended."),
+        ("ahead_misses", "Steps of requests that are drafted ahead which found none."),
+        ("ahead_late", "Trees ahead that came when their step had begun."),
+        ("ahead_stale", "Trees ahead that no step under way could lead to, or that were more than are kept."),
     ):
         family = CounterMetricFamily(f"slipstream_drafter_{field}", text, labels=names)
         for state, label in zip(drafters, labels, strict=True):

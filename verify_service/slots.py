@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_records import Offer, Stamp
+from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from verify_service.draft_records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
 from verify_service.request import RequestKey
 from verify_service.tally import Tally
 
@@ -20,7 +20,8 @@ class Slot:
     """One request's place in one attachment.
 
     Invariant: `tree`, where there is one, was made for exactly the state (generation, base_length, root_token) and
-    keeps within `max_nodes` (root included) and `max_depth`.
+    keeps within `max_nodes` (root included) and `max_depth`. `ahead` holds at most `max_ahead` trees, all of them for
+    states that the step from this state may lead to, within what the proposer offers.
     """
 
     epoch: int
@@ -54,6 +55,23 @@ class Slot:
     """The drafter will make no trees for this request."""
     explained: bool = False
     """Whether the log tells why it refused this request; a drafter may refuse it again after each Resume."""
+    max_ahead: int = 0
+    waits: bool = True
+    """Whether steps wait for its trees."""
+    tree_id: int = 0
+    """How the drafter calls `tree`."""
+    given_id: int = 0
+    prepared: bool = False
+    """Whether `tree` was made ahead."""
+    supplied: bool = False
+    """Whether the drafter kept up with the last step: it had a tree, or there are some for its possible ends."""
+    origin: ParentNode = NO_NODE
+    """How the step that led to the present state ended."""
+    ahead: dict[tuple[int, int, ParentNode], TreeReply] = field(default_factory=dict)
+    """Trees ahead by base length, root token and parent."""
+    most_nodes: int = 1
+    most_depth: int = 0
+    """Of the proposer's trees, whatever the state wants."""
 
     @property
     def stamp(self) -> Stamp:
@@ -63,7 +81,7 @@ class Slot:
     @property
     def awaited(self) -> bool:
         """Whether a tree is wanted, may still come, and has not."""
-        return self.tree is None and self.max_nodes > 1 and self.caught_up and self.drafted_for
+        return self.waits and self.tree is None and self.max_nodes > 1 and self.caught_up and self.drafted_for
 
     @property
     def drafted_for(self) -> bool:
@@ -76,50 +94,131 @@ class Slot:
         near = self.max_nodes <= 1 or (self.answered > 0 and self.base_length - self.answered <= NEAR_TOKENS)
         return self.drafted_for and near
 
-    def open(self, key: RequestKey, tally: Tally, *, caught_up: bool, boundaries: tuple[int, ...] = ()) -> None:
+    def open(
+        self,
+        key: RequestKey,
+        tally: Tally,
+        *,
+        caught_up: bool,
+        boundaries: tuple[int, ...] = (),
+        max_ahead: int = 0,
+        waits: bool = True,
+    ) -> None:
         """Take a request under a new generation."""
         self.generation += 1
         self.key = key
         self.tally = tally
-        self.tree = self.given = None
+        self._drop_trees()
         self.answered = 0
         self.fed = self.refused = self.late = False
         self.boundaries = boundaries
         self.caught_up = caught_up
+        self.max_ahead = max_ahead
+        self.waits = waits
 
     def stand_at(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
-        """Move to a new state; the budget is cut to what the proposer offers. A tree for the old state is dropped."""
+        """Move to a new state; the budget is cut to what the proposer offers.
+
+        A tree for the old state is dropped, and of those ahead all but the one for the way in which its step ended.
+        """
         self.base_length = base_length
         self.root_token = root_token
+        self.most_nodes, self.most_depth = min(offer.max_nodes, MAX_ROWS), min(offer.max_depth, MAX_ROWS - 1)
         self.max_nodes = min(max_nodes, offer.max_nodes)
         self.max_depth = min(max_depth, offer.max_depth)
-        self.tree = None
+        ahead, self.ahead = self.ahead, {}
+        self.supplied = bool(ahead) or self.tree is not None
+        self.tree, self.tree_id, self.prepared = None, 0, False
+        found = ahead.get((base_length, root_token, self.origin))
+        if found is not None:
+            self.put(found)
+
+    def fits(self, reply: TreeReply) -> bool:
+        """Whether a tree is for the present state, and supposed rightly how the step before ended."""
+        return reply.stamp == self.stamp and (
+            reply.parent is None or (self.max_ahead > 0 and reply.parent == self.origin)
+        )
+
+    def may_hold(self, reply: TreeReply) -> bool:
+        """Whether a tree supposes an end that the step from the present state may have, and there is room for it."""
+        parent, base_length = reply.parent, reply.stamp.base_length
+        if parent is None or base_length <= self.base_length:
+            return False
+        if parent.node < 0:
+            possible = base_length == self.base_length + 1
+        else:
+            possible = parent.tree_id > 0 and parent.tree_id in (self.tree_id, self.given_id)
+        return possible and (len(self.ahead) < self.max_ahead or _key(reply) in self.ahead)
+
+    def limits(self, *, ahead: bool) -> tuple[int, int]:
+        """Rows and depth that a tree may have. What the next state wants is not known when one is made ahead."""
+        return (self.most_nodes, self.most_depth) if ahead else (self.max_nodes, self.max_depth)
+
+    def hold(self, reply: TreeReply) -> None:
+        """Keep a checked tree until the step is over."""
+        self.ahead[_key(reply)] = reply
+
+    def put(self, reply: TreeReply) -> None:
+        """Take a checked tree for the present state, cut to what that wants."""
+        tree, self.tree_id, self.prepared = reply.tree, reply.tree_id, reply.parent is not None
+        if self.prepared:
+            self.supplied = True
+            if len(tree) >= self.max_nodes or tree.depth > self.max_depth:
+                tree = tree.truncated(max(0, self.max_nodes - 1), self.max_depth)
+        self.tree = tree
 
     def give(self) -> TokenTree | None:
         """The tree for the step that begins, None for a plain row."""
-        self.given = self.tree or None
+        self.given, self.given_id = self.tree or None, self.tree_id
         return self.given
 
+    def count(self) -> None:
+        """A step that wants a tree takes what is there."""
+        self.tally.hits += self.tree is not None
+        if self.max_ahead and self.drafted_for:
+            self.tally.ahead_hits += self.prepared
+            self.tally.ahead_misses += not self.prepared
+
     def settle(self, tokens: Sequence[int]) -> None:
-        """The step has committed these tokens."""
+        """The step from the present state has committed these tokens."""
+        self.origin = NO_NODE
         if self.given is not None:
-            self.tally.settle(self.given, tokens)
-            self.given = None
+            node = self.tally.settle(self.given, tokens)
+            if node >= 0:
+                self.origin = ParentNode(self.given_id, node)
+        self.given, self.given_id = None, 0
 
     def close(self) -> None:
         """Let the request go."""
         self.key = None
-        self.tree = self.given = None
+        self._drop_trees()
         self.fed = self.announced = self.late = self.explained = False
+
+    def _drop_trees(self) -> None:
+        self.tree = self.given = None
+        self.tree_id = self.given_id = 0
+        self.prepared = self.supplied = False
+        self.origin = NO_NODE
+        self.ahead = {}
+
+
+def _key(reply: TreeReply) -> tuple[int, int, ParentNode]:
+    assert reply.parent is not None
+    return reply.stamp.base_length, reply.stamp.root_token, reply.parent
 
 
 class SlotTable:
-    """Slots 0 to `size` - 1; the lowest free one is taken first."""
+    """Slots 0 to `size` - 1; the lowest free one is taken first.
 
-    __slots__ = ("_free", "_slots", "size")
+    `max_ahead` and `waits` are those of requests whose proposer drafts in the attachment's mode.
+    """
 
-    def __init__(self, epoch: int, size: int) -> None:
+    __slots__ = ("_free", "_slots", "max_ahead", "size", "waits")
+
+    def __init__(self, epoch: int, size: int, *, max_ahead: int = 0, waits: bool = True) -> None:
         self.size = size
+        self.max_ahead = max_ahead
+        self.waits = waits
         self._slots = [Slot(epoch, index) for index in range(size)]
         self._free = list(range(size))
 

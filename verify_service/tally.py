@@ -15,6 +15,10 @@ class Tally:
     `hits` and `misses` count trees that were there when a step asked for them, and those that a step waited for in
     vain; `late` trees that came for a state which had passed. `drafted` and `accepted` count tokens of the trees that
     steps took, where the request went on afterwards.
+
+    Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
+    had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
+    no step under way could lead to, or that were more than are kept.
     """
 
     hits: int = 0
@@ -22,17 +26,26 @@ class Tally:
     late: int = 0
     drafted: int = 0
     accepted: int = 0
+    ahead_hits: int = 0
+    ahead_misses: int = 0
+    ahead_late: int = 0
+    ahead_stale: int = 0
 
-    def settle(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """A step that was given `tree` has committed `tokens`, the last of which is no node's."""
+    def settle(self, tree: TokenTree, tokens: Sequence[int]) -> int:
+        """A step that was given `tree` has committed `tokens`, the last of which is no node's.
+
+        Returns the last node accepted, -1 for none.
+        """
+        node, count = matched(tree, tokens[:-1])
         self.drafted += len(tree)
-        self.accepted += matched(tree, tokens[:-1])
+        self.accepted += count
+        return node
 
 
-def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """How many of the tokens are a path from the root on; of equal siblings the first is followed."""
+def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
+    """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
     at, count = -1, 0
     for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
         if count < len(tokens) and parent == at and token == tokens[count]:
             at, count = node, count + 1
-    return count
+    return at, count

@@ -20,6 +20,8 @@ class SourcedTree(TokenTree):
 class Composite(Proposer):
     """Combines other proposers of its process, which stay what they are: requests may ask for each of them."""
 
+    drafts_ahead = False  # a member's session would have to be forked with it, and members may not allow that
+
     @abstractmethod
     def join(self, others: Mapping[str, Proposer]) -> None:
         """Told once, before `bind`, of all other proposers by name.

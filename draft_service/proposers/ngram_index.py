@@ -52,9 +52,26 @@ class NgramIndex:
         """Index up to `limit` further tokens; returns whether all are indexed now."""
         return index_tokens(self._address, limit)
 
-    def tree(self, room: TrieRoom, *, max_nodes: int, max_depth: int, max_matches: int, trust: int) -> TokenTree | None:
-        """Merge the continuations of all matches into a tree of at most `max_nodes` nodes, the root not counted."""
+    def tree(
+        self,
+        room: TrieRoom,
+        *,
+        max_nodes: int,
+        max_depth: int,
+        max_matches: int,
+        trust: int,
+        supposed: Sequence[int] = (),
+    ) -> TokenTree | None:
+        """Merge the continuations of all matches into a tree of at most `max_nodes` nodes, the root not counted.
+
+        It continues the text as if `supposed` followed it; the text itself stays as it is.
+        """
+        length = self.length
+        if supposed:
+            self.extend(supposed)
         made = look_up(self._address, room.address, max_nodes, max_depth, max_matches, trust)
+        self.length = length
+        self._record["length"] = length
         return room.tree(made) if made else None
 
     def _grow(self, capacity: int) -> None:

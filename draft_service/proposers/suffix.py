@@ -84,6 +84,8 @@ class _Session:
 class SuffixProposer(Proposer):
     """Drafts from suffix trees. Needs no model; any vocabulary."""
 
+    drafts_ahead = False  # a session that is closed becomes a response to draft from, which a fork never was
+
     def __init__(self, name: str, config: SuffixConfig) -> None:
         self.name = name
         self.config = config

@@ -155,12 +155,14 @@ def test_outputs_are_written_whole() -> None:
 
 
 def test_info_and_state_carry_every_figure() -> None:
-    facts = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2)
+    facts = VerifyFacts(
+        "n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2
+    )
     info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None))
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, Tally(5, 6, 7, 8, 9))
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, Tally(5, 6, 7, 8, 9, 11, 12, 13, 14))
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
@@ -171,4 +173,4 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
-    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10]
+    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_records import Offer
+from verify_service.draft_records import NO_NODE, Offer, ParentNode, TreeReply
 from verify_service.request import RequestKey
-from verify_service.slots import SlotTable
+from verify_service.slots import Slot, SlotTable
 from verify_service.tally import Tally
 
 OFFER = Offer("p", max_nodes=8, max_depth=4)
@@ -53,3 +53,72 @@ def test_moving_on_drops_the_tree_and_cuts_the_budget_to_the_offer() -> None:
     slot.stand_at(6, 1, 1, 0, OFFER)
     assert slot.tree is None
     assert not slot.awaited
+
+
+def ahead_slot(max_ahead: int = 3) -> Slot:
+    """A slot at 5 tokens whose step verifies tree 70: 10 -> 11, or 12."""
+    slot = SlotTable(9, 1).take()
+    assert slot is not None
+    slot.open(RequestKey(1, 1), Tally(), caught_up=True, max_ahead=max_ahead, waits=False)
+    slot.fed = True
+    slot.stand_at(5, 3, 8, 4, OFFER)
+    slot.put(TreeReply(slot.stamp, TokenTree((10, 11, 12), (-1, 0, -1)), tree_id=70))
+    assert slot.give() is not None
+    return slot
+
+
+def ahead(slot: Slot, more: int, bonus: int, tree_id: int, node: int, first: int = 20) -> TreeReply:
+    stamp = slot.stamp._replace(base_length=slot.base_length + more, root_token=bonus)
+    parent = NO_NODE if node < 0 else ParentNode(tree_id, node)
+    return TreeReply(stamp, TokenTree.chain([first, first + 1, first + 2]), tree_id=100 + first, parent=parent)
+
+
+def test_the_tree_ahead_for_what_has_happened_is_taken() -> None:
+    slot = ahead_slot()
+    for reply in (ahead(slot, 2, 6, 70, 0, 20), ahead(slot, 2, 6, 70, 2, 30), ahead(slot, 1, 6, 70, -1, 40)):
+        assert slot.may_hold(reply)
+        slot.hold(reply)
+    slot.settle((12, 6))
+    slot.stand_at(7, 6, 3, 4, OFFER)
+    assert slot.tree == TokenTree.chain([30, 31]), "cut to two nodes beside the root"
+    assert (slot.tree_id, slot.prepared, slot.ahead) == (130, True, {})
+    slot.count()
+    assert (slot.tally.ahead_hits, slot.tally.ahead_misses) == (1, 0)
+
+
+def test_one_for_another_path_to_the_same_stamp_is_not() -> None:
+    slot = ahead_slot()
+    slot.hold(ahead(slot, 2, 6, 70, 0))
+    late = ahead(slot, 2, 6, 70, 2, 30)
+    slot.settle((12, 6))
+    slot.stand_at(7, 6, 8, 4, OFFER)
+    assert slot.tree is None
+    assert not slot.awaited, "who drafts ahead is not waited for"
+    slot.count()
+    assert (slot.tally.ahead_hits, slot.tally.ahead_misses) == (0, 1)
+    assert not slot.fits(TreeReply(slot.stamp, late.tree, tree_id=1, parent=ParentNode(70, 0)))
+    assert not slot.fits(TreeReply(slot.stamp, late.tree, tree_id=1, parent=ParentNode(71, 2)))
+    assert slot.fits(late), "it has come after the commit and before the step"
+
+
+def test_no_more_are_kept_than_agreed_and_none_that_cannot_happen() -> None:
+    slot = ahead_slot(max_ahead=2)
+    assert not slot.may_hold(ahead(slot, 2, 6, 71, 0)), "no step verifies tree 71"
+    assert not slot.may_hold(ahead(slot, 2, 6, 70, -1)), "a step without an accepted node adds one token"
+    assert not slot.may_hold(ahead(slot, 0, 6, 70, -1))
+    first, second, third = (ahead(slot, 1, bonus, 70, -1) for bonus in (1, 2, 3))
+    slot.hold(first)
+    slot.hold(second)
+    assert not slot.may_hold(third)
+    assert slot.may_hold(first), "it takes its own place"
+    lockstep = ahead_slot(max_ahead=0)
+    assert not lockstep.may_hold(ahead(lockstep, 1, 6, 70, -1))
+
+
+def test_a_plain_step_leads_to_what_supposed_no_node() -> None:
+    slot = ahead_slot()
+    slot.given = None
+    slot.hold(ahead(slot, 1, 10, 70, -1))
+    slot.settle((10,))
+    slot.stand_at(6, 10, 8, 4, OFFER)
+    assert slot.tree == TokenTree.chain([20, 21, 22])

@@ -14,11 +14,20 @@ TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "count"),
-    [((), 0), ((30,), 1), ((31,), 0), ((30, 31), 2), ((9, 50), 2), ((30, 50), 1), ((9, 50, 7), 2), ((7, 30), 0)],
+    ("tokens", "end"),
+    [
+        ((), (-1, 0)),
+        ((30,), (0, 1)),
+        ((31,), (-1, 0)),
+        ((30, 31), (1, 2)),
+        ((9, 50), (3, 2)),
+        ((30, 50), (0, 1)),
+        ((9, 50, 7), (3, 2)),
+        ((7, 30), (-1, 0)),
+    ],
 )
-def test_the_matched_path(tokens: tuple[int, ...], count: int) -> None:
-    assert matched(TREE, tokens) == count
+def test_the_matched_path(tokens: tuple[int, ...], end: tuple[int, int]) -> None:
+    assert matched(TREE, tokens) == end
 
 
 def test_it_agrees_with_the_verifiers_walk() -> None:
@@ -30,5 +39,5 @@ def test_it_agrees_with_the_verifiers_walk() -> None:
         )
         took = walk(tree, [draw.randrange(3) for _ in range(size + 1)])
         tally = Tally()
-        tally.settle(tree, took.tokens)
+        assert tally.settle(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
         assert (tally.drafted, tally.accepted) == (size, len(took.nodes))
