@@ -85,7 +85,7 @@ def measure_here(options: argparse.Namespace) -> None:
     """One size in this process, in step with `SizeProcess.measure`."""
     from benchmarks.tensor_parallel_ranks import Target
     from benchmarks.tensor_parallel_size import config_of, measure_size
-    from slipstream_kernels.models.gpu.rank_error import RankError
+    from slipstream_kernels.models.rank_error import RankError
 
     def report(name: str, content: Any) -> None:
         print(RESULT + json.dumps((name, content)), flush=True)

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from slipstream_kernels.models.gpu.rank_error import RankError
+from slipstream_kernels.models.rank_error import RankError
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel, follow
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.rank_error import RankError
 from slipstream_kernels.models.gpu.rank_group import (
     DistributedRankGroup,
     RankGroup,
@@ -37,6 +36,7 @@ from slipstream_kernels.models.gpu.rank_group import (
     open_rendezvous,
 )
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.rank_error import RankError
 
 _Model = TypeVar("_Model", bound=LeadingGpuModel)
 

@@ -20,8 +20,8 @@ from slipstream_kernels.models.gpu.follower_process import FollowerProcesses, Fo
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.rank_error import RankError
 from slipstream_kernels.models.gpu.rank_group import RankGroup
+from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import EMPTY_TREE, Span, pass_of

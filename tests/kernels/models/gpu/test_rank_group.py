@@ -11,7 +11,7 @@ from slipstream_kernels.models.gpu.rank_group import FIRST_BLOCK
 PRELUDE = f"""
 import os, sys, time
 import torch
-from slipstream_kernels.models.gpu.rank_error import RankError
+from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
 
 FIRST_BLOCK = {FIRST_BLOCK}
