@@ -6,6 +6,7 @@ last of them scores what comes next.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ class EagleSession:
     draft: DraftSession
     cache: HeadCache
     begin: int
-    waiting: list[torch.Tensor] = field(default_factory=list)
+    waiting: deque[torch.Tensor] = field(default_factory=deque)
     last: torch.Tensor | None = None
 
     @property
@@ -43,9 +44,15 @@ class EagleSession:
 
     def take(self, rows: int) -> torch.Tensor:
         """The states of the next `rows` rows, which wait no longer."""
-        states = torch.cat(self.waiting)
-        self.waiting = [states[rows:]] if rows < len(states) else []
-        return states[:rows]
+        taken: list[torch.Tensor] = []
+        while rows:
+            piece = self.waiting.popleft()
+            if len(piece) > rows:
+                self.waiting.appendleft(piece[rows:])
+                piece = piece[:rows]
+            taken.append(piece)
+            rows -= len(piece)
+        return torch.cat(taken)
 
 
 @dataclass(slots=True)

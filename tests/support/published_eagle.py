@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from support.eagle_heads import Layout, Shape
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -121,3 +123,31 @@ class Published:
 
     def normed(self, name, x):
         return x / torch.sqrt((x * x).mean() + self.eps) * self.tensors[f"{name}.weight"]
+
+
+def published(layout: Layout, tensors: Tensors, target: Tensors, shape: Shape) -> Published:
+    """The head that `write_head` wrote beside the target that `write_target` wrote, in float64."""
+    double = {name: tensor.double() for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    embedding = double.get("embed_tokens.weight", target["model.embed_tokens.weight"].double())
+    tied = layout.config.get("tie_word_embeddings")
+    head = double.get("lm_head.weight", embedding if tied else target["lm_head.weight"].double())
+    ids = torch.arange(shape.vocab)
+    if "d2t" in tensors:
+        ids = torch.tensor([entry + int(offset) for entry, offset in enumerate(tensors["d2t"])])
+    elif "t2d" in tensors:
+        ids = torch.tensor([token for token in range(shape.vocab) if tensors["t2d"][token]])
+    norm_output = layout.config.get("norm_output", False)
+    return Published(
+        double,
+        layout.family,
+        shape.heads,
+        shape.kv_heads,
+        embedding,
+        head,
+        ids,
+        theta=layout.config.get("rope_parameters", {}).get("rope_theta", 10000.0),
+        llama3=layout.config.get("rope_scaling"),
+        norm_before_residual=layout.config.get("norm_before_residual", False),
+        post_norm=norm_output and (layout.nested or "fc_norm.0" in layout.norms),
+        layers=layout.layers,
+    )

@@ -7,39 +7,12 @@ from draft_service.heads.eagle import HeadRows
 from draft_service.heads.layer import Segment
 from draft_service.heads.loading import load_eagle
 from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head, write_target
-from support.published_eagle import Published
+from support.published_eagle import published
 
 SHAPE = Shape()
 TEXT = 9
 TREE = (-1, -1, 0, 0, 2, 1)
 """Parents of the tree's rows; -1 is the row of the last committed token."""
-
-
-def published(layout, tensors, target):
-    double = {name: tensor.double() for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-    embedding = double.get("embed_tokens.weight", target["model.embed_tokens.weight"].double())
-    tied = layout.config.get("tie_word_embeddings")
-    head = double.get("lm_head.weight", embedding if tied else target["lm_head.weight"].double())
-    ids = torch.arange(SHAPE.vocab)
-    if "d2t" in tensors:
-        ids = torch.tensor([entry + int(offset) for entry, offset in enumerate(tensors["d2t"])])
-    elif "t2d" in tensors:
-        ids = torch.tensor([token for token in range(SHAPE.vocab) if tensors["t2d"][token]])
-    norm_output = layout.config.get("norm_output", False)
-    return Published(
-        double,
-        layout.family,
-        SHAPE.heads,
-        SHAPE.kv_heads,
-        embedding,
-        head,
-        ids,
-        theta=layout.config.get("rope_parameters", {}).get("rope_theta", 10000.0),
-        llama3=layout.config.get("rope_scaling"),
-        norm_before_residual=layout.config.get("norm_before_residual", False),
-        post_norm=norm_output and (layout.nested or "fc_norm.0" in layout.norms),
-        layers=layout.layers,
-    )
 
 
 def tree_mask(prefix):
@@ -60,7 +33,7 @@ def test_logits(name, tmp_path):
     target = write_target(tmp_path / "target")
     tensors = write_head(tmp_path / "head", layout, SHAPE, seed=5)
     head = load_eagle(tmp_path / "head", tmp_path / "target")
-    reference = published(layout, tensors, target)
+    reference = published(layout, tensors, target, SHAPE)
     width = layout.target_hidden or SHAPE.hidden
     generator = torch.Generator().manual_seed(3)
     count = layout.states if layout.family == "eagle3" else 1

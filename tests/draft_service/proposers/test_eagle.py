@@ -13,7 +13,8 @@ from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions,
 from draft_service.proposers.eagle import EagleConfig, EagleProposer
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.ops.philox import gumbel
-from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head, write_target
+from support.published_eagle import published
 
 GREEDY = Sampling(temperature=0.0)
 NO_TOKENIZER = sha256().hexdigest()
@@ -195,6 +196,36 @@ def test_text_is_computed_from_target_states_however_it_came(layout, tmp_path):
     for one, other in zip(others, proposer.propose([DraftRequest(n, 64, 63) for n in (1, 120, 130)]), strict=True):
         same(one, other)
     assert [len(t) for t in proposer.propose([DraftRequest(1, 4, 63), DraftRequest(130, 64, 1)])] == [3, 3]
+
+
+@pytest.mark.parametrize("layout", [EAGLE1["two layers"], EAGLE3["midlayer, offsets and mask"], EAGLE3["EAGLE-3.1"]])
+@pytest.mark.parametrize("begin", [0, 2])
+def test_log_probs_of_a_tree_are_the_published_heads(layout, begin, tmp_path):
+    proposer = proposer_of(tmp_path, layout, f"target={tmp_path / 'target'}:num_steps=4:topk=3:num_draft_tokens=40")
+    tensors = write_head(tmp_path / "head", layout, seed=2)
+    reference = published(layout, tensors, write_target(tmp_path / "target"), Shape())
+    tokens = [5, 60, 7, 81, 9, 33]
+    width = 32 * (layout.states if layout.family == "eagle3" else 1)
+    states = torch.randn(5, width, generator=torch.Generator().manual_seed(8)).bfloat16()
+    proposer.open(1, Opening(tokens, 3, GREEDY, cached_length=begin))
+    proposer.take_features(1, begin, states[begin:])
+    (tree,) = proposer.propose([DraftRequest(1, 64, 63)])
+    logits = []
+    for row in range(begin, 5):
+        fused = reference.fuse(list(states[row].double().split(32)))
+        logits.append(reference.row(tokens[row + 1], fused, row, list(range(row - begin))))
+    text = 5 - begin
+    found = {-1: 0.0}
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        found[node] = found[parent] + float(torch.log_softmax(logits[text + parent], 0)[token])
+        ancestors, each = [], parent
+        while each >= 0:
+            ancestors.append(text + each)
+            each = tree.parents[each]
+        state = reference.rows[text + parent][1]
+        logits.append(reference.row(token, state, 5 + len(ancestors), [*range(text), *ancestors]))
+    assert max(map(len, paths(tree))) == 4
+    np.testing.assert_allclose(tree.log_probs, [found[node] for node in range(len(tree))], atol=1e-4)
 
 
 def test_drafted_tokens_are_those_the_head_scores(tmp_path):

@@ -1,0 +1,56 @@
+"""One config from flat files, nested ones, and every count of layers."""
+
+import json
+
+import pytest
+
+from draft_service.heads.config import HeadConfig
+
+LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 96}
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def read(tmp_path, document):
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    return HeadConfig.from_folder(tmp_path)
+
+
+def test_defaults(tmp_path):
+    config = read(tmp_path, LAYER)
+    assert (config.num_layers, config.num_kv_heads, config.head_dim) == (1, 4, 8)
+    assert (config.rms_norm_eps, config.rope_theta, config.rope_scaling) == (1e-6, 10000.0, None)
+    assert (config.target_hidden_size, config.boundaries, config.speculators) == (32, (), False)
+
+
+def test_nested(tmp_path):
+    document = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": LAYER | {"head_dim": 16, "rope_parameters": {"rope_theta": 5e5}},
+        "norm_before_residual": True,
+        "target_hidden_size": 48,
+    }
+    config = read(tmp_path, document)
+    assert (config.hidden_size, config.head_dim, config.rope_theta, config.vocab_size) == (32, 16, 5e5, 96)
+    assert (config.norm_before_residual, config.target_hidden_size, config.speculators) == (True, 48, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "boundaries"),
+    [
+        ({IDS: [2, 18, 33]}, (2, 18, 33)),
+        ({IDS: [1, 46, 90]}, (1, 46, 90)),
+        ({"eagle_config": {IDS: [1, 46, 90]}}, (2, 47, 91)),
+        ({"eagle_config": {IDS: [24, 30, 36]}}, (24, 30, 36)),
+        ({IDS: [2, 18, 33], "eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
+        ({IDS: None, "eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
+    ],
+)
+def test_boundaries(document, boundaries, tmp_path):
+    assert read(tmp_path, LAYER | document).boundaries == boundaries
+
+
+def test_a_list_copied_from_outputs_is_suspected(tmp_path, caplog):
+    read(tmp_path, LAYER | {IDS: [2, 18, 33]})
+    assert not caplog.records
+    read(tmp_path, LAYER | {IDS: [1, 46, 90]})
+    assert "begins with 1" in caplog.text
