@@ -17,6 +17,9 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2, verify_pb
 REQUEST_SECONDS = 600.0
 """Deadline of one request: a benchmark that hangs must end."""
 
+STATE_SECONDS = 30.0
+"""Deadline of a look at the counters: a machine that is busy takes its time to connect."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -166,8 +169,10 @@ async def connect(gateway_grpc: str) -> AsyncIterator[Runner]:
 
 
 def verify_state(address: str) -> verify_pb2.GetStateResponse:
-    """The verify service's counters of the moment."""
+    """The verify service's counters of the moment; waits for a service that is not there yet."""
     with open_sync_channel(address) as channel:
         stub = verify_pb2_grpc.VerifyServiceStub(channel)
-        state: verify_pb2.GetStateResponse = stub.GetState(verify_pb2.GetStateRequest(), timeout=5.0)
+        state: verify_pb2.GetStateResponse = stub.GetState(
+            verify_pb2.GetStateRequest(), timeout=STATE_SECONDS, wait_for_ready=True
+        )
         return state
