@@ -13,6 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # which would take brackets in help texts for markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
