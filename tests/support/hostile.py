@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
 from slipstream_kernels.exchange.byte_ring import RingError
@@ -154,12 +155,13 @@ class HostileDrafter:
         while not self._over.is_set():
             try:
                 data = self.rings[0].read(1 << 24)
-            except RingError:
+                response = None if data is None else draft_pb2.ExchangeResponse.FromString(data)
+            except (RingError, DecodeError):
                 return  # its own scribbles
-            if data is None:
+            if response is None:
                 self.rings[0].wait(0.02)
             else:
-                self._take(draft_pb2.ExchangeResponse.FromString(data))
+                self._take(response)
 
     def _take(self, response: draft_pb2.ExchangeResponse) -> None:
         for command in response.commands:
