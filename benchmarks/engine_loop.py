@@ -132,10 +132,11 @@ class LocalLoop:
         for key in keys:
             self.loop.cancel(key)
         self._wait(lambda: self._open == 0, timeout)
-        if any(self._answers.pop(key).finish_reason is not FinishReason.CANCELLED for key in keys):
-            raise LoopFailedError("a request ended before the measurement")
+        reasons = [self._answers.pop(key).finish_reason for key in keys]
         if self.loop.state().preemptions:
             raise LoopFailedError("requests made way for one another: the loop has too few pages")
+        if any(reason is not FinishReason.CANCELLED for reason in reasons):
+            raise LoopFailedError("a request ended before the measurement")
 
     def watch(self, steps: int, *, settle: int = 8, timeout: float = 600.0) -> list[Arrival]:
         """The arrivals at the borders of `steps` steps in a row, after `settle` of them."""
