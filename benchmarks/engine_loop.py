@@ -142,7 +142,9 @@ class LocalLoop:
         """The arrivals at the borders of `steps` steps in a row, after `settle` of them."""
         gc.collect()
         self.arrivals.clear()
-        self._wait(lambda: len(self.arrivals) > settle + steps, timeout)
+        self._wait(lambda: len(self.arrivals) > settle + steps or self._open == 0, timeout)
+        if len(self.arrivals) <= settle + steps:
+            raise LoopFailedError("the requests ended before the measurement")
         return self.arrivals[settle : settle + steps + 1]
 
     def _announce(self, jobs: Sequence[Job]) -> list[RequestKey]:

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.engine_loop import EngineConfig, Job, LoopFailedError, local_loop
 from benchmarks.engine_trees import SizedTrees
 from slipstream_kernels.models.causal_lm import CausalLM
+from support.ask import wait_until
 
 CONFIG = EngineConfig(num_pages=128, max_running=4)
 
@@ -59,10 +60,19 @@ def test_requests_that_end_early_spoil_the_measurement(model):
 def test_requests_that_make_way_spoil_the_measurement(model):
     def measure(loop):
         with loop.decoding(jobs(2, tokens=100)):
-            loop.watch(80, timeout=60.0)
+            wait_until(lambda: loop.loop.state().preemptions, "nobody made way")
 
     config = EngineConfig(num_pages=8, max_running=2, page_size=16)
     with local_loop(model, config) as loop, pytest.raises(LoopFailedError, match="too few pages"):
+        measure(loop)
+
+
+def test_nothing_is_measured_of_requests_that_have_ended(model):
+    def measure(loop):
+        with loop.decoding(jobs(1, tokens=50)):
+            loop.watch(60, timeout=60.0)
+
+    with local_loop(model, CONFIG) as loop, pytest.raises(LoopFailedError, match="ended before the measurement"):
         measure(loop)
 
 
