@@ -10,7 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.config import CheckpointError
+
+_SAFETENSORS = "model.safetensors"
+_SINGLE_FILES = (_SAFETENSORS, "pytorch_model.bin")
+"""Where weights lie if not in several files, the preferred first; several have an index named after it."""
 
 
 def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str, torch.Tensor]:
@@ -19,10 +23,14 @@ def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str,
     Safetensors files are preferred; pytorch_model.bin, whole or with an index, is read as tensors alone: a file that
     would run code is refused. Raises CheckpointError.
     """
-    if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
-        return _read_safetensors(weight_files(folder), only)
+    present = [name for name in _SINGLE_FILES if any(folder.glob(f"{name}*"))]
+    if not present:
+        raise CheckpointError(f"{folder}: none of {', '.join(_SINGLE_FILES)}, and no index of one")
+    files = weight_files(folder, present[0])
+    if present[0] == _SAFETENSORS:
+        return _read_safetensors(files, only)
     tensors: dict[str, torch.Tensor] = {}
-    for path in _bin_files(folder):
+    for path in files:
         content = load_pickled(path)
         if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
             raise CheckpointError(f"{path}: not a dictionary of tensors")
@@ -48,18 +56,3 @@ def _read_safetensors(paths: list[Path], only: Collection[str] | None) -> dict[s
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
     return tensors
-
-
-def _bin_files(folder: Path) -> list[Path]:
-    index = folder / "pytorch_model.bin.index.json"
-    if not index.exists():
-        if not (folder / "pytorch_model.bin").exists():
-            raise CheckpointError(f"{folder}: no model.safetensors, no pytorch_model.bin and no index of either")
-        return [folder / "pytorch_model.bin"]
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: weight_map is missing")
-    names = sorted(set(weight_map.values()))
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{index}: weight_map names files outside the folder")
-    return [folder / name for name in names]

@@ -41,13 +41,13 @@ def fingerprint(folder: Path) -> Fingerprint:
     return Fingerprint(model=model.hexdigest(), tokenizer=tokenizer.hexdigest())
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, in order of name: those of its index, or model.safetensors."""
-    index = folder / "model.safetensors.index.json"
+def weight_files(folder: Path, single: str = "model.safetensors") -> list[Path]:
+    """The files of a folder that hold its weights, in order of name: those of the index of `single`, or that one."""
+    index = folder / f"{single}.index.json"
     if not index.exists():
-        if not (folder / "model.safetensors").exists():
-            raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json")
-        return [folder / "model.safetensors"]
+        if not (folder / single).exists():
+            raise CheckpointError(f"{folder}: neither {single} nor {index.name}")
+        return [folder / single]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index}: weight_map is missing")

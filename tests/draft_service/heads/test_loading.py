@@ -145,7 +145,7 @@ def test_split_binary_files(tmp_path):
     torch.save(first, tmp_path / "head" / "one.bin")
     torch.save({name: tensors[name] for name in tensors.keys() - first.keys()}, tmp_path / "head" / "two.bin")
     whole.unlink()
-    with pytest.raises(CheckpointError, match=r"no pytorch_model.bin"):
+    with pytest.raises(CheckpointError, match=r"none of model.safetensors, pytorch_model.bin"):
         load(tmp_path / "head")
     index = {name: "one.bin" if name in first else "two.bin" for name in tensors}
     path = tmp_path / "head" / "pytorch_model.bin.index.json"
