@@ -35,8 +35,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED = 20_240
 CROSS_PROMPTS = 48
 QUICK_PROMPTS = 12
-CROSS_SEQUENTIAL = 6
-"""Of the prompts of the cross part, how many also run one at a time."""
 TOP_LOGPROBS = 4
 ORACLE_MINIMUM = 6.0
 
@@ -141,9 +139,9 @@ class Exactness:
 
     async def run_main(self) -> list[tuple[str, Count]]:
         """All prompts under each proposer, temperature and concurrency, on one set of services."""
-        plan = cells.main_cells()
-        missing = [cell for cell in plan if self._stored(cell.name) is None]
         engine = EngineSetting()
+        plan = cells.combinations(engine)
+        missing = [cell for cell in plan if self._stored(cell.name) is None]
         pages = sum(-(-(len(case.ids) + 1) // engine.page_size) for case in self.cases) + 1024
         if missing:
             with self._cluster(engine, pages, self._proposers()) as cluster:
@@ -159,26 +157,23 @@ class Exactness:
         """The crossed prompts under every engine setting; all proposers and temperatures share each batch."""
         settings = cells.cross_settings(quick=self.options.quick)
         crossed = [case for case in self.cases if case.crossed]
-        single = crossed[:: max(1, len(crossed) // CROSS_SEQUENTIAL)][:CROSS_SEQUENTIAL]
         results: list[tuple[str, Count]] = []
-        combinations = len(cells.PROPOSERS) * len(TEMPERATURES)
-        with _bar(len(settings) * combinations * (len(crossed) + len(single)), "cross") as bar:
+        with _bar(len(settings) * len(cells.combinations(settings[0])) * len(crossed), "cross") as bar:
             for engine in settings:
-                runs = [(8, crossed), (1, single)]
-                plan = {c: [Cell(engine, p, t, c) for p in cells.PROPOSERS for t in TEMPERATURES] for c, _ in runs}
-                names = [cell.name for concurrency, _ in runs for cell in plan[concurrency]]
+                plan = cells.combinations(engine)
+                names = [cell.name for cell in plan]
                 bar.set_postfix_str(engine.name)
-                wanted = {cell.name: len(chosen) for concurrency, chosen in runs for cell in plan[concurrency]}
-                if any((self._stored(name) or Count()).requests < wanted[name] for name in names):
+                if any(self._stored(name) is None for name in names):
                     with self._cluster(engine, self._pages(engine, crossed), self._proposers()) as cluster:
                         async with connect(cluster.gateway_grpc) as runner:
-                            for concurrency, chosen in runs:
-                                work = [(case, cell) for case in chosen for cell in plan[concurrency]]
+                            for concurrency in cells.CONCURRENCIES:
+                                chosen = [cell for cell in plan if cell.concurrency == concurrency]
+                                work = [(case, cell) for case in crossed for cell in chosen]
                                 Random(SEED).shuffle(work)  # long and short prompts meet
                                 await self._run_cells(runner, work, concurrency, bar.update)
                         self._store_preemptions(engine, int(verify_state(cluster.verify_address).preemptions))
                 else:
-                    bar.update(combinations * (len(crossed) + len(single)))
+                    bar.update(len(plan) * len(crossed))
                 results.extend((name, self._known(name)) for name in names)
         return results
 

@@ -107,9 +107,8 @@ def _difference(name: str, answer: Answer, reference: Answer) -> str:
     return f"prompt {name}, output position {position}: {lengths}"
 
 
-def main_cells() -> list[Cell]:
-    """Every prompt: proposer x temperature x concurrency, the engine as it comes."""
-    engine = EngineSetting()
+def combinations(engine: EngineSetting) -> list[Cell]:
+    """Proposer x temperature x concurrency under one engine setting."""
     return [Cell(engine, *each) for each in product(PROPOSERS, TEMPERATURES, CONCURRENCIES)]
 
 

@@ -70,9 +70,11 @@ class ServiceProcess:
 
     def __init__(self, command: ServiceCommand, spawner: Spawner, sink: LogSink = discard_log) -> None:
         self.command = command
+        # A spawner nobody holds ends its thread, and with that the leash's owner.
+        self._spawner = spawner
         self._lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._sink = sink
-        self.popen = spawner.start(command)
+        self.popen = self._spawner.start(command)
         self._reader = threading.Thread(target=self._read, name=f"log-{command.name}", daemon=True)
         self._reader.start()
 

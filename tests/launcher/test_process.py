@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -32,6 +33,20 @@ def test_children_end_when_their_launcher_is_killed():
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_outlives_every_reference_to_its_spawner():
+    child = ServiceProcess(
+        ServiceCommand("child", (sys.executable, "-c", "import time; time.sleep(600)"), ""), Spawner()
+    )
+    try:
+        # The kernel's leash is on the thread that started the child.
+        time.sleep(0.2)
+        assert any(thread.name.startswith("spawner") for thread in threading.enumerate())
+        wait_for_exec(psutil.Process(child.pid))
+        assert child.running
+    finally:
+        child.kill()
 
 
 def wait_for_exec(child: psutil.Process) -> None:

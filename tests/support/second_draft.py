@@ -28,10 +28,13 @@ def draft_service(cluster: Cluster, *proposers: str, arguments: Sequence[str] = 
     service = ServiceProcess(
         ServiceCommand("second", (*command, *hosted, *arguments), address, {"PYTHONPATH": PYTHON_PATH}), Spawner()
     )
+
+    def attached():
+        assert service.running, f"{service.describe_end()}\n{service.log()}"
+        return bool(drafters_at(cluster, address))
+
     try:
-        wait_until(
-            lambda: any(drafter.address == address for drafter in state(cluster).drafters), service.log, START_SECONDS
-        )
+        wait_until(attached, service.log, START_SECONDS)
         yield service
     finally:
         service.stop(STOP_SECONDS)
