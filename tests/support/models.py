@@ -56,7 +56,7 @@ def make_tiny_model(
     shards: int = 1,
     overrides: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a random model of `family` (llama, mistral, qwen2, qwen3) and return its folder.
+    """Write a random model of `family` (llama, mimo, mistral, qwen2, qwen3) and return its folder.
 
     Equal arguments give equal bytes. `overrides` replaces or adds entries of config.json.
     """
@@ -138,7 +138,7 @@ def _random_tensors(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str,
         yield prefix + "input_layernorm.weight", norm(hidden)
         for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
             yield f"{prefix}self_attn.{name}_proj.weight", linear(size, hidden)
-            if config["model_type"] == "qwen2":
+            if config["model_type"] in ("mimo", "qwen2"):
                 yield f"{prefix}self_attn.{name}_proj.bias", normal(size, scale=0.2)
         if config["model_type"] == "qwen3":
             yield prefix + "self_attn.q_norm.weight", norm(head_dim)

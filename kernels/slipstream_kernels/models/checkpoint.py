@@ -81,17 +81,28 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield "lm_head.weight", (config.vocab_size, hidden)
 
 
-def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of all tensors, in bfloat16 (wider ones are rounded), read one after the other.
+def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """What names of tensors of the layers that predict further tokens begin with, in MiMo's and DeepSeek's layout."""
+    layers = range(config.num_mtp_layers)
+    return (
+        *(f"model.mtp_layers.{layer}." for layer in layers),
+        *(f"model.layers.{config.num_layers + layer}." for layer in layers),
+    )
 
-    Raises CheckpointError unless names and shapes fit exactly; that a tensor is missing shows at the end.
+
+def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of all tensors of the model, in bfloat16 (wider ones are rounded), read one after the other.
+
+    Those of layers that predict further tokens are left out. Raises CheckpointError unless names and shapes of all
+    others fit exactly; that a tensor is missing shows at the end.
     """
-    shapes = dict(expected_shapes(config))
+    shapes, left_out = dict(expected_shapes(config)), mtp_prefixes(config)
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (the file object is no mapping)
-                    yield name, _checked(file.get_tensor(name), name, shapes.pop(name, None), path)
+                    if not name.startswith(left_out):
+                        yield name, _checked(file.get_tensor(name), name, shapes.pop(name, None), path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
     if shapes:

@@ -10,7 +10,9 @@ from typing import Any
 
 from slipstream_kernels.ops.rotary import Llama3Scaling
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mimo", "mistral", "qwen2", "qwen3")
+_BIASED = ("mimo", "qwen2")
+"""Families whose query, key and value projections have a bias."""
 
 
 class CheckpointError(ValueError):
@@ -19,7 +21,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of a dense decoder of the Llama family. Sizes are in elements, the context in tokens."""
+    """Shape and constants of a dense decoder of the Llama family. Sizes are in elements, the context in tokens.
+
+    num_mtp_layers: layers that predict further tokens; drafters read them from the same folder, the model never.
+    """
 
     family: str
     vocab_size: int
@@ -36,11 +41,12 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    num_mtp_layers: int = 0
 
     @property
     def attention_bias(self) -> bool:
         """Whether the query, key and value projections have a bias."""
-        return self.family == "qwen2"
+        return self.family in _BIASED
 
     @property
     def head_norms(self) -> bool:
@@ -82,6 +88,7 @@ class ModelConfig:
             tie_word_embeddings=bool(fields.get("tie_word_embeddings")),
             eos_token_ids=_eos_token_ids(folder, fields),
             bos_token_id=fields.get("bos_token_id"),
+            num_mtp_layers=fields.size("num_nextn_predict_layers") if fields.get("num_nextn_predict_layers") else 0,
         )
         config._check_shapes()
         return config
@@ -146,7 +153,7 @@ def _refuse_variants(fields: _Fields, family: str) -> None:
     if fields.get("hidden_act") not in (None, "silu"):
         raise CheckpointError(f"config.json: hidden_act is {fields.get('hidden_act')!r}, supported is 'silu'")
     for name in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config"):
-        if fields.get(name) and not (name == "attention_bias" and family == "qwen2"):
+        if fields.get(name) and not (name == "attention_bias" and family in _BIASED):
             raise CheckpointError(f"config.json: {name} is set, which is not supported")
 
 

@@ -55,6 +55,21 @@ def test_tensors_that_do_not_fit_are_named(folder: Path, change: Callable[[Tenso
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["model.mtp_layers.0.input_proj.weight", "model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.bias"]
+)
+def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Path) -> None:
+    plain = load(make_tiny_model(tmp_path / "qwen2", family="qwen2"))
+    folder = make_tiny_model(tmp_path / "mimo", family="mimo", overrides={"num_nextn_predict_layers": 1})
+    rewrite(folder, lambda t: t.update({name: torch.zeros(3, dtype=torch.int8)}))
+    tensors = load(folder)
+    assert ModelConfig.from_folder(folder).num_mtp_layers == 1
+    assert tensors.keys() == plain.keys() and all(torch.equal(tensors[each], plain[each]) for each in plain)
+    rewrite(folder, lambda t: t.update({name.replace(".0.", ".1.").replace(".2.", ".3."): torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match="unexpected tensor"):
+        load(folder)
+
+
 def test_wider_types_are_rounded(folder: Path) -> None:
     before = load(folder)
     rewrite(folder, lambda t: t.update({name: tensor.float() for name, tensor in t.items()}))

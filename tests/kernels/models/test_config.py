@@ -68,6 +68,7 @@ def test_eos_of_generation_config_comes_first(tmp_path: Path) -> None:
 
 def test_families(tmp_path: Path) -> None:
     assert read(tmp_path, {"model_type": "qwen2", "attention_bias": True}).attention_bias
+    assert read(tmp_path, {"model_type": "mimo", "attention_bias": True}).attention_bias
     assert read(tmp_path, {"model_type": "qwen3"}).head_norms
     assert read(tmp_path, {"model_type": "mistral", "sliding_window": 1024}).max_context == 1024
     assert read(tmp_path, {"model_type": "qwen2", "sliding_window": 1024}).max_context == 4096
@@ -87,6 +88,7 @@ def test_families(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor is None"),
         ({"vocab_size": "absent"}, "vocab_size is None, must be a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers is -1"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"hidden_size": 120, "head_dim": 64}, "hidden_size is 120, must be a multiple of 16"),
