@@ -62,11 +62,12 @@ def _resolve_spec(spec: str, *, demo: bool) -> str:
                 f"--draft {spec} names no proposer; write {IN_PROCESS}NAME, or --draft {NO_DRAFT} for none"
             )
         return IN_PROCESS + _resolve_spec(own, demo=demo)
-    name, colon, folder = spec.partition(":")
+    name, colon, argument = spec.partition(":")
     if "=" in name:
         return spec
     if name == DRAFT_MODEL and colon:
-        return f"{name}:{resolve_model(Path(folder))}"
+        folder, more, parameters = argument.partition(":")
+        return f"{name}:{resolve_model(Path(folder))}{more}{parameters}"
     if name == DRAFT_MODEL:
         if not demo:
             raise ValueError("--draft draft-model needs a folder: --draft draft-model:DIR")

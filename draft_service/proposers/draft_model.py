@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import (
     DraftRequest,
     Opening,
@@ -47,13 +48,13 @@ class DraftModelConfig:
     """Limits and sizes.
 
     top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root
-    included; by default as many as a chain has. chunk: rows of one prefill pass. max_cached_tokens and
+    included; 0: as many as a chain has. chunk: rows of one prefill pass. max_cached_tokens and
     max_cached_bytes: size of all pages; one context always fits. group: sessions drafted in one pass.
     """
 
     max_depth: int = 4
     top_k: int = 3
-    max_nodes: int | None = None
+    max_nodes: int = 0
     page_size: int = 16
     max_cached_tokens: int = 65_536
     max_cached_bytes: int = 1 << 30
@@ -62,7 +63,9 @@ class DraftModelConfig:
 
     def __post_init__(self) -> None:
         if not (1 <= self.max_depth <= 63 and 1 <= self.top_k <= 16 and 2 <= self.rows <= 64):
-            raise InvalidArgumentError("max_depth must be 1 to 63, top_k 1 to 16, max_nodes 2 to 64")
+            raise ValueError("max_depth must be 1 to 63, top_k 1 to 16, max_nodes 2 to 64")
+        if min(self.page_size, self.max_cached_tokens, self.max_cached_bytes, self.chunk, self.group) < 1:
+            raise ValueError("page_size, max_cached_tokens, max_cached_bytes, chunk and group must be at least 1")
 
     @property
     def rows(self) -> int:
@@ -235,18 +238,15 @@ def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
 
 
 def create(options: ProposerOptions) -> DraftModelProposer:
-    """Factory. The argument is the model's folder."""
-    if not options.argument:
+    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of DraftModelConfig or their aliases."""
+    argument, _, rest = options.argument.partition(":")
+    if not argument:
         raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
-    folder = Path(options.argument)
+    folder = Path(argument)
     if not folder.is_dir():
         raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
-    default = DraftModelConfig()
-    config = DraftModelConfig(
-        max_depth=options.max_depth or default.max_depth,
-        top_k=options.top_k or default.top_k,
-        max_nodes=options.max_nodes,
-    )
+    default = DraftModelConfig(top_k=options.top_k or DraftModelConfig().top_k)
+    config = configured(default, replace(options, argument=rest))
     try:
         model = CausalLM.load(folder, threads=options.threads)
         tokenizer = fingerprint(folder).tokenizer

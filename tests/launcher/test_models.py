@@ -29,6 +29,11 @@ def test_names_must_differ(tiny_draft_model):
     assert resolve_draft(specs, demo=False) == specs
 
 
+def test_parameters_may_follow_the_folder(tiny_draft_model):
+    specs = (f"draft-model:{tiny_draft_model}:num_steps=4:topk=1",)
+    assert resolve_draft(specs, demo=False) == specs
+
+
 def test_proposers_of_the_verify_process_have_a_name_and_their_folder(tiny_draft_model, demo_draft_model):
     specs = (f"inproc:draft-model:{tiny_draft_model}", "inproc:ngram")
     assert resolve_draft(specs, demo=False) == specs
