@@ -14,6 +14,8 @@ from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.node_choice import NodeChoice
+from verify_service.path_chances import Drafted
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
@@ -43,6 +45,7 @@ class Drafting:
     def __init__(self, trees: TreeSource, memory: KVMemory, config: EngineConfig, budget: NodeBudget) -> None:
         self._trees = trees
         self._budget = budget
+        self._choice = NodeChoice(budget.costs)
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._wait: _Wait | None = None
@@ -108,21 +111,35 @@ class Drafting:
         trees = self._collect([item.state.key for item in awaiting])
         waited = time.perf_counter() - begun
         self._slow = waited > _NOTICEABLE
-        room, arrived, levels = self._step_nodes, 0, 1
-        for item, tree in zip(awaiting, trees, strict=True):
+        arrived = [(item, tree) for item, tree in zip(awaiting, trees, strict=True) if tree is not None and len(tree)]
+        levels = max((tree.depth for _, tree in arrived), default=1)
+        self._wait = _Wait(waited, len(awaiting), len(arrived), levels)
+        for item in awaiting:
             item.state.wants_tree = False
-            if tree is None or not tree.token_ids:
-                continue
-            depth = tree.depth
-            arrived += 1
-            levels = max(levels, depth)
-            item.tree = self._fitted(item, tree, depth, room)
-            room -= item.num_rows - 1
-        self._wait = _Wait(waited, len(awaiting), arrived, levels)
+        self._choose(arrived, sum(item.count for item in items), sum(item.decides for item in items), waited)
 
-    def _fitted(self, item: ScheduledRows, tree: TokenTree, depth: int, room: int) -> TokenTree | None:
-        """What of a tree of that depth fits its request, the pages, and `room` nodes; None if nothing does."""
-        state, base = item.state, item.base
+    def _choose(
+        self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], rows: int, deciding: int, waited: float
+    ) -> None:
+        """Give the items the nodes that pay and fit; those with a fixed budget all that fit, and first."""
+        room = self._step_nodes
+        for item, tree in arrived:
+            if not item.state.adaptive:
+                item.tree = self._fitted(item, tree, room)
+                room -= item.num_rows - 1
+        free = [(item, tree) for item, tree in arrived if item.state.adaptive]
+        if not free:
+            return
+        drafted = [_drafted(item.state, tree) for item, tree in free]
+        taken = self._step_nodes - room
+        chosen = self._choice.choose(drafted, rows=rows + taken, tokens=deciding, waited=waited)
+        for (item, _), part in zip(free, chosen, strict=True):
+            item.tree = None if part is None else self._fitted(item, part, room)
+            room -= item.num_rows - 1
+
+    def _fitted(self, item: ScheduledRows, tree: TokenTree, room: int) -> TokenTree | None:
+        """What of a tree fits its request, the pages, and `room` nodes; None if nothing does."""
+        state, base, depth = item.state, item.base, tree.depth
         rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
         allowed = self._memory.grow_up_to(state, base + allowed) - base
         if allowed == depth and len(tree.token_ids) < rows:
@@ -140,8 +157,9 @@ class Drafting:
         for decision in decisions:
             tree = decision.item.tree
             if tree is not None:
-                acceptance, matched = decision.item.state.acceptance, len(decision.walk.nodes)
-                self._budget.observe_tree(acceptance, nodes=len(tree), depth=tree.depth, matched=matched)
+                state, nodes = decision.item.state, decision.walk.nodes
+                self._choice.observe(_drafted(state, tree), nodes)
+                self._budget.observe_tree(state.acceptance, nodes=len(tree), depth=tree.depth, matched=len(nodes))
         if rows:
             self._budget.costs.observe(rows, seconds)
 
@@ -207,3 +225,7 @@ class Drafting:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over trees, the step decodes plainly")
             return [None] * len(keys)
+
+
+def _drafted(state: RequestState, tree: TokenTree) -> Drafted:
+    return Drafted((state.proposer, state.sampling.temperature > 0), state.acceptance.last, tree)

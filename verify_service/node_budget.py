@@ -6,6 +6,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 MAX_LEVELS = 16
 PROBE_EVERY = 512
 PROBE_STEPS = 4
@@ -20,8 +26,11 @@ class Acceptance:
 
     tried: float = 0.0
     matched: float = 0.0
+    last: int = 0
+    """Levels matched the last time."""
 
     def observe(self, tried: int, matched: int) -> None:
+        self.last = matched
         self.tried += tried - _SLOW * self.tried
         self.matched += matched - _SLOW * self.matched
 
@@ -49,6 +58,17 @@ class RowCosts:
         low, high = self._rows[at - 1], self._rows[at]
         slope = (self._seconds[at] - self._seconds[at - 1]) / (high - low)
         return self._scale * max(self._seconds[at - 1] + slope * (rows - low), 1e-9)
+
+    def each(self, rows: Ints) -> Floats:
+        """`seconds` of several numbers of rows."""
+        if len(self._rows) == 1:
+            return np.full(len(rows), self.seconds(1))
+        at = np.clip(np.searchsorted(self._rows, rows), 1, len(self._rows) - 1)
+        low = np.take(self._rows, at - 1)
+        least = np.take(self._seconds, at - 1)
+        slope = (np.take(self._seconds, at) - least) / (np.take(self._rows, at) - low)
+        seconds: Floats = self._scale * np.maximum(least + slope * (rows - low), 1e-9)
+        return seconds
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one pass."""

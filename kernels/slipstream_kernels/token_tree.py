@@ -70,10 +70,14 @@ class TokenTree:
         for node, (parent, depth) in enumerate(zip(self.parents, self.depths, strict=True)):
             if len(kept) <= max_nodes and depth <= max_depth and parent in kept:
                 kept[node] = len(kept) - 1
-        nodes = [node for node in kept if node >= 0]
+        return self.part([node for node in kept if node >= 0])
+
+    def part(self, nodes: Sequence[int]) -> TokenTree:
+        """The subtree of these nodes, ascending indices; each one's parent must be among them or the root."""
+        moved = {node: index for index, node in enumerate(nodes)} | {-1: -1}
         return TokenTree(
             tuple(self.token_ids[node] for node in nodes),
-            tuple(kept[self.parents[node]] for node in nodes),
+            tuple(moved[self.parents[node]] for node in nodes),
             None if self.log_probs is None else tuple(self.log_probs[node] for node in nodes),
         )
 

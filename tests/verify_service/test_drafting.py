@@ -34,8 +34,8 @@ class Fixed(ScriptedTrees):
         return [self.tree] * len(wanted)
 
 
-def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig) -> Drafting:
-    return Drafting(trees, memory, config, NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)])))
+def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: RowCosts | None = None) -> Drafting:
+    return Drafting(trees, memory, config, NodeBudget(costs or RowCosts([(1, 1e-3)])))
 
 
 def decoding(config: EngineConfig, memory: KVMemory, trees: Fixed, max_tokens: int = 100) -> RequestState:
@@ -210,3 +210,20 @@ def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatc
     state.wants_tree = True
     assert drafting.leaves_time([state]) == slow
     assert not drafting.leaves_time([])
+
+
+def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget() -> None:
+    trees = Fixed(TokenTree((1, 2, 3), (-1, 0, -1), (-0.05, -0.1, -4.0)))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting = drafting_of(trees, memory, config, RowCosts([(1, 1e-3), (3, 1.1e-3), (4, 1.9e-3), (5, 2e-3), (6, 9e-3), (64, 90e-3)]))
+    free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
+    fixed.adaptive = False
+    items = [ScheduledRows(free, 1), ScheduledRows(fixed, 1)]
+    drafting.attach_trees(items)
+    assert items[1].tree is trees.tree
+    assert items[0].tree is None
+    fixed.wants_tree, free.wants_tree = False, True
+    alone = ScheduledRows(free, 1)
+    drafting.attach_trees([alone])
+    assert alone.tree == TokenTree((1, 2), (-1, 0), (-0.05, -0.1))

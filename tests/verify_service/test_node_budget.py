@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +88,11 @@ def test_a_table_of_one_entry_is_flat_and_scaled() -> None:
     for _ in range(100):
         costs.observe(8, 6e-3)
     assert costs.seconds(3) == pytest.approx(6e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("table", [FLAT, STEEP, [(1, 2e-3)]])
+def test_costs_of_several_numbers_of_rows_are_those_of_each(table: list[tuple[int, float]]) -> None:
+    costs = RowCosts(table)
+    costs.observe(2, 3e-3)
+    rows = np.arange(1, 100)
+    assert costs.each(rows) == pytest.approx([costs.seconds(int(count)) for count in rows])

@@ -1,0 +1,65 @@
+"""Which drafted nodes are worth their rows: the likeliest of all requests in a step, as many as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.node_budget import RowCosts
+from verify_service.path_chances import Drafted, PathChances
+
+EXPLORE_EVERY = 64
+"""One step in so many takes all nodes, so that those which are never chosen are still judged."""
+
+_NEARLY_FREE = 1.02
+"""Where all nodes together raise a pass's time by less, there is nothing to choose."""
+
+
+class NodeChoice:
+    """Keeps, of what arrived for a step, the nodes that make tokens per second highest.
+
+    Nodes of all trees compete by the chance that they are output, the likeliest first, so that a parent always comes
+    before its children; of the sums of the first n, the one that yields most tokens per second of the pass wins.
+    """
+
+    def __init__(self, costs: RowCosts) -> None:
+        self._costs = costs
+        self._chances = PathChances()
+        self._steps = 0
+
+    def choose(self, trees: Sequence[Drafted], *, rows: int, tokens: float, waited: float) -> list[TokenTree | None]:
+        """What of each tree the step takes; None where nothing.
+
+        rows, tokens: what the step has and yields without these trees. waited: seconds it has cost already.
+        """
+        nodes = sum(len(drafted.tree) for drafted in trees)
+        self._steps += 1
+        if not nodes or self._steps % EXPLORE_EVERY == 0 or self._free(rows, nodes):
+            return [drafted.tree for drafted in trees]
+        chances = self._chances.paths(trees)
+        order = np.argsort(-chances, kind="stable")
+        seconds = waited + self._costs.each(rows + np.arange(nodes + 1))
+        yields = tokens + np.concatenate([[0.0], np.cumsum(chances[order])])
+        kept = np.zeros(nodes, np.bool_)
+        kept[order[: int(np.argmax(yields / seconds))]] = True
+        return _parts(trees, kept)
+
+    def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
+        """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
+        self._chances.observe(drafted, matched)
+
+    def _free(self, rows: int, nodes: int) -> bool:
+        return self._costs.seconds(rows + nodes) < _NEARLY_FREE * self._costs.seconds(rows)
+
+
+def _parts(trees: Sequence[Drafted], kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[TokenTree | None]:
+    parts: list[TokenTree | None] = []
+    first = 0
+    for drafted in trees:
+        tree = drafted.tree
+        chosen = np.flatnonzero(kept[first : first + len(tree)]).tolist()
+        first += len(tree)
+        parts.append(tree if len(chosen) == len(tree) else tree.part(chosen) if chosen else None)
+    return parts
