@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,21 @@ from safetensors import SafetensorError, safe_open
 from slipstream_kernels.models.checkpoint import weight_files
 from slipstream_kernels.models.config import CheckpointError
 
-_SAFETENSORS = "model.safetensors"
-_SINGLE_FILES = (_SAFETENSORS, "pytorch_model.bin")
+_SAFETENSORS = ".safetensors"
+USUAL_FILES = ("model.safetensors", "pytorch_model.bin")
 """Where weights lie if not in several files, the preferred first; several have an index named after it."""
 
 
-def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+def read_tensors(
+    folder: Path, only: Collection[str] | None = None, *, singles: Sequence[str] = USUAL_FILES
+) -> dict[str, torch.Tensor]:
     """All tensors of a folder as stored, or those named by `only` that it has.
 
-    Safetensors files are preferred; pytorch_model.bin, whole or with an index, is read as tensors alone: a file that
-    would run code is refused. Raises CheckpointError.
+    singles: files that may hold them, the preferred first. What torch.save wrote, whole or with an index, is read as
+    tensors alone: a file that would run code is refused. Raises CheckpointError.
     """
-    present = [name for name in _SINGLE_FILES if any(folder.glob(f"{name}*"))]
-    if not present:
-        raise CheckpointError(f"{folder}: none of {', '.join(_SINGLE_FILES)}, and no index of one")
-    files = weight_files(folder, present[0])
-    if present[0] == _SAFETENSORS:
+    single, files = _weights(folder, singles)
+    if single.endswith(_SAFETENSORS):
         return _read_safetensors(files, only)
     tensors: dict[str, torch.Tensor] = {}
     for path in files:
@@ -38,12 +37,35 @@ def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str,
     return tensors
 
 
+def tensor_names(folder: Path, *, singles: Sequence[str] = USUAL_FILES) -> list[str]:
+    """Names of all tensors of a folder, whose files are found as by `read_tensors`. Raises CheckpointError."""
+    single, files = _weights(folder, singles)
+    if not single.endswith(_SAFETENSORS):
+        return list(read_tensors(folder, singles=singles))
+    names: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names.extend(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    return names
+
+
 def load_pickled(path: Path) -> Any:
     """What torch.save wrote, of tensors and plain containers alone. Raises CheckpointError."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is none makes torch raise whatever its parser runs into
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _weights(folder: Path, singles: Sequence[str]) -> tuple[str, list[Path]]:
+    """Which of `singles`, whole or in several files, holds the weights, and the files."""
+    present = [name for name in singles if any(folder.glob(f"{name}*"))]
+    if not present:
+        raise CheckpointError(f"{folder}: none of {', '.join(singles)}, and no index of one")
+    return present[0], weight_files(folder, present[0])
 
 
 def _read_safetensors(paths: list[Path], only: Collection[str] | None) -> dict[str, torch.Tensor]:

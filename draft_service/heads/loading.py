@@ -65,7 +65,7 @@ def _shared(
         missing = _EMBEDDING if embedding is None else _HEAD
         if target is None:
             raise CheckpointError(f"{missing} is missing; name the target's folder, from which it is taken")
-        rows = _target_rows(target)
+        rows = target_rows(target)
         embedding = rows[0] if embedding is None else embedding
         head = rows[1] if head is None else head
     for name, each in ((_EMBEDDING, embedding), (_HEAD, head)):
@@ -76,11 +76,13 @@ def _shared(
     return embedding, head, own_head
 
 
-def _target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
     names = ("model.embed_tokens.weight", "lm_head.weight")
     tied = bool(read_json(folder / "config.json").get("tie_word_embeddings"))
-    found = read_tensors(folder, names[:1] if tied else names)
-    missing = [name for name in names[: 1 if tied else 2] if name not in found]
+    wanted = names[:1] if tied else names
+    found = read_tensors(folder, wanted)
+    missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(f"{folder}: {missing[0]} is missing")
     embedding = found[names[0]].float()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from draft_service.heads.config import HeadConfig
+from draft_service.heads.expected import check_tensors
 from slipstream_kernels.models.config import CheckpointError
 
 _RENAMED = (
@@ -23,16 +24,21 @@ _RENAMED = (
 _DERIVED = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Buffers that some files hold and that the config determines."""
 
-_TOGETHER = (r"fc_norm\.\d+\.weight", r"layers\.\d+\.self_attn\.[qk]_norm\.weight")
+_TOGETHER = (
+    r"fc_norm\.\d+\.weight",
+    r"layers\.\d+\.self_attn\.[qk]_norm\.weight",
+    r"layers\.\d+\.self_attn\.[qkv]_proj\.bias",
+)
 """Tensors of which there are all or none."""
 
 _OTHERS = (
     (r"mask_hidden", "P-EAGLE"),
     (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "MTP"),
-    (r"(medusa_head\.)?\d+\.0\.linear\..*", "Medusa"),
-    (r"(blocks|lm_heads)\.\d+\..*", "Medusa"),
+    (r"medusa_heads?\..*|\d+\.0\.linear\..*|(blocks|lm_heads)\.\d+\..*", "Medusa"),
+    (r"(speculator\.)?(forget_emb|projs|emb\.\d+|proj\.\d+)\.\d+\.weight", "Arctic speculator"),
     (r"(speculator\.)?emb\.\d+\.weight", "MLP speculator"),
 )
+"""What one tensor's name says, beside the EAGLE families."""
 
 
 def canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -50,11 +56,26 @@ def canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return renamed
 
 
-def family_of(names: Collection[str]) -> str:
-    """`eagle` or `eagle3`, by canonical names. CheckpointError, which says what it is, for other families."""
+def other_family(names: Collection[str]) -> str:
+    """What a checkpoint is if it is no EAGLE head, by its tensors' names; empty: nothing that is known."""
     for pattern, family in _OTHERS:
         if any(re.fullmatch(pattern, name) for name in names):
-            raise CheckpointError(f"this is a {family} checkpoint, no EAGLE head")
+            return family
+    return ""
+
+
+def require(family: str, names: Collection[str]) -> None:
+    """Raises CheckpointError, which says what it is, unless a checkpoint is of `family`, one of `other_family`'s."""
+    found = other_family(names) or ("EAGLE" if any(name.endswith("fc.weight") for name in names) else "")
+    if found != family:
+        known = found or f"none that is known, with tensors such as {min(names, default='')}"
+        raise CheckpointError(f"the checkpoint's family is {known}; expected {family}")
+
+
+def family_of(names: Collection[str]) -> str:
+    """`eagle` or `eagle3`, by canonical names. CheckpointError, which says what it is, for other families."""
+    if family := other_family(names):
+        raise CheckpointError(f"this is a {family} checkpoint, no EAGLE head")
     if "hidden_norm.weight" in names and "fc.weight" in names:
         raise CheckpointError("this is a DFlash checkpoint, no EAGLE head")
     if "d2t" in names or "layers.0.hidden_norm.weight" in names:
@@ -67,26 +88,20 @@ def family_of(names: Collection[str]) -> str:
 def check(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises CheckpointError, naming the tensor, unless every one is expected, there and of the right shape."""
     required, optional = dict(_required(family, config, tensors)), dict(_optional(family, config, tensors))
-    if missing := sorted(required.keys() - tensors.keys()):
-        raise CheckpointError(f"{len(missing)} tensors are missing: {', '.join(missing[:8])}")
-    expected = optional | required
+    check_groups(optional, tensors)
+    if "input_norm.weight" in tensors and "fc_norm.0.weight" in tensors:
+        raise CheckpointError("input_norm.weight and fc_norm.0.weight exclude each other")
+    maps = ("d2t", "t2d") if family == "eagle3" else ()
+    weights = {name: tensor for name, tensor in tensors.items() if name not in maps}
+    check_tensors(f"an {family} head", weights, required, optional)
+
+
+def check_groups(optional: Collection[str], tensors: Collection[str]) -> None:
+    """Raises CheckpointError where some, but not all, of optional tensors are there that belong together."""
     for group in _TOGETHER:
         there = [name for name in optional if re.fullmatch(group, name) and name in tensors]
         if there and len(there) < sum(1 for name in optional if re.fullmatch(group, name)):
             raise CheckpointError(f"of the tensors {group} only {', '.join(there)} are there")
-    if "input_norm.weight" in tensors and "fc_norm.0.weight" in tensors:
-        raise CheckpointError("input_norm.weight and fc_norm.0.weight exclude each other")
-    for name, tensor in tensors.items():
-        if name in ("d2t", "t2d") and family == "eagle3":
-            continue
-        if name not in expected:
-            raise CheckpointError(f"unexpected tensor {name} in an {family} head")
-        if len(tensor.shape) != len(expected[name]) or any(
-            wanted not in (size, -1) for size, wanted in zip(tensor.shape, expected[name], strict=True)
-        ):
-            raise CheckpointError(f"{name} has shape {list(tensor.shape)}, expected {list(expected[name])}")
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{name} has type {tensor.dtype}, expected a floating-point one")
 
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -103,8 +118,7 @@ def num_states(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _required(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:
-    hidden, middle = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
     if family == "eagle3":
         yield "fc.weight", (hidden, num_states(config, tensors) * config.target_hidden_size)
         yield "layers.0.hidden_norm.weight", (hidden,)
@@ -116,17 +130,23 @@ def _required(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tenso
     else:
         yield "fc.weight", (hidden, hidden + config.target_hidden_size)
     for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        width = 2 * hidden if layer == 0 and family == "eagle3" else hidden
         if layer > 0:
-            yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            yield f"{prefix}self_attn.{name}_proj.weight", (size, width)
-        yield prefix + "self_attn.o_proj.weight", (hidden, q_size)
-        yield prefix + "mlp.gate_proj.weight", (middle, hidden)
-        yield prefix + "mlp.up_proj.weight", (middle, hidden)
-        yield prefix + "mlp.down_proj.weight", (hidden, middle)
+            yield f"layers.{layer}.input_layernorm.weight", (hidden,)
+        yield from layer_shapes(config, layer, 2 * hidden if layer == 0 and family == "eagle3" else hidden)
+
+
+def layer_shapes(config: HeadConfig, layer: int, width: int) -> Shapes:
+    """What every decoder layer has whose attention reads `width` numbers, all but the norm before the attention."""
+    hidden, middle = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    prefix = f"layers.{layer}."
+    yield prefix + "post_attention_layernorm.weight", (hidden,)
+    for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+        yield f"{prefix}self_attn.{name}_proj.weight", (size, width)
+    yield prefix + "self_attn.o_proj.weight", (hidden, q_size)
+    yield prefix + "mlp.gate_proj.weight", (middle, hidden)
+    yield prefix + "mlp.up_proj.weight", (middle, hidden)
+    yield prefix + "mlp.down_proj.weight", (hidden, middle)
 
 
 def _optional(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:
@@ -143,11 +163,16 @@ def _optional(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tenso
         yield "norm.weight", (hidden,)
         yield "layers.0.input_layernorm.weight", (hidden,)
     for layer in range(config.num_layers):
-        prefix = f"layers.{layer}.self_attn."
-        for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
-            yield f"{prefix}{name}_proj.bias", (heads * config.head_dim,)
-        yield prefix + "q_norm.weight", (config.head_dim,)
-        yield prefix + "k_norm.weight", (config.head_dim,)
+        yield from optional_layer_shapes(config, layer)
+
+
+def optional_layer_shapes(config: HeadConfig, layer: int) -> Shapes:
+    """What a decoder layer may have beside."""
+    prefix = f"layers.{layer}.self_attn."
+    for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
+        yield f"{prefix}{name}_proj.bias", (heads * config.head_dim,)
+    yield prefix + "q_norm.weight", (config.head_dim,)
+    yield prefix + "k_norm.weight", (config.head_dim,)
 
 
 def _norms_before_fc(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,16 +48,30 @@ def token_map(path: Path, target_size: int) -> torch.Tensor:
 
     FR-Spec: arXiv 2502.14856. Raises CheckpointError.
     """
-    content = load_pickled(path)
+    return indices(load_pickled(path), target_size, str(path))
+
+
+def indices(content: Any, target_size: int, source: str) -> torch.Tensor:
+    """A list or tensor of target ids as int64 [entries]. Raises CheckpointError, which names the source."""
     try:
         ids = torch.as_tensor(content)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: not a list of token ids") from error
+        raise CheckpointError(f"{source}: not a list of token ids") from error
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise CheckpointError(f"{path}: not a list of token ids")
+        raise CheckpointError(f"{source}: not a list of token ids")
     ids = ids.to(torch.int64)
-    check_ids(ids, target_size, str(path))
+    check_ids(ids, target_size, source)
     return ids
+
+
+def spread(scores: torch.Tensor, ids: torch.Tensor | None, target_size: int) -> torch.Tensor:
+    """Scores [rows, entries] of a head as those of the target's vocabulary, [rows, target_size].
+
+    ids: the target's id of each entry, None where both are the same. Minus infinity for tokens that are not scored.
+    """
+    if ids is None:
+        return scores
+    return torch.full((len(scores), target_size), -torch.inf).index_copy(1, ids, scores)
 
 
 def check_ids(ids: torch.Tensor, target_size: int, source: str) -> None:
