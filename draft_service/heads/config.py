@@ -53,6 +53,8 @@ class HeadConfig:
         layer = nested if isinstance(nested, dict) else outer
         if (act := layer.get("hidden_act")) not in (None, "silu"):
             raise CheckpointError(f"config.json: hidden_act is {act!r}, supported is 'silu'")
+        if (part := layer.get("partial_rotary_factor")) not in (None, 1):
+            raise CheckpointError(f"config.json: partial_rotary_factor is {part!r}, supported is 1")
         hidden, heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
         eos = layer.get("eos_token_id")
         return cls(

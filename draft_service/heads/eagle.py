@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.layer import DecoderLayer, HeadCache, Segment, rms_norm, rotary_rows
+from draft_service.heads.vocabulary import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,14 @@ class HeadRows:
     """Rows of one pass, the segments one after the other.
 
     token_ids: int64 [rows], of the target's vocabulary. states: float32 [rows, hidden]. positions: int64 [rows], those
-    of the states.
+    of the states. depth: levels of all rows below the text; 0: they are rows of the text.
     """
 
     token_ids: torch.Tensor
     states: torch.Tensor
     positions: torch.Tensor
     segments: Sequence[Segment]
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,13 @@ class Vocabulary:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [rows, target_size]; minus infinity for tokens that the head does not score."""
-        scores = functional.linear(x, self.head)
-        if self.ids is None:
-            return scores
-        return torch.full((len(x), self.target_size), -torch.inf).index_copy(1, self.ids, scores)
+        return spread(functional.linear(x, self.head), self.ids, self.target_size)
 
 
 class EagleHead(ABC):
-    """A head on the CPU, in float32. Not to be called from two threads at once."""
+    """A head that drafts row by row, on the CPU, in float32. Not to be called from two threads at once."""
 
-    family: Literal["eagle", "eagle3"]
+    family: Literal["eagle", "eagle3", "mtp"]
     num_states: int
     """How many boundaries' states it reads."""
 
@@ -82,15 +81,30 @@ class EagleHead(ABC):
                 segment.cache.reserve(segment.begin + len(segment))
             rotary = rotary_rows(self.config, rows.positions)
             embedded = functional.embedding(rows.token_ids, self.vocabulary.embedding)
-            x = self._first_layer(embedded, rows.states, rotary, rows.segments)
-            for layer in self._layers[1:]:
-                x = layer.forward(layer.norm("input_layernorm", x), x, rotary, rows.segments)
-            return self._feedback(x)
+            return self._outputs(embedded, rows, rotary)
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token from states that `forward` gave, float32 [rows, target vocabulary]."""
+    def logits(self, states: torch.Tensor, depth: int = 0) -> torch.Tensor:
+        """Scores of the next token from states that `forward` gave at `depth`, float32 [rows, target vocabulary]."""
         with torch.inference_mode():
-            return self.vocabulary.logits(self._scored(states))
+            return self.vocabulary.logits(self._scored(states, depth))
+
+    @abstractmethod
+    def _outputs(self, embedded: torch.Tensor, rows: HeadRows, rotary: torch.Tensor) -> torch.Tensor:
+        """What `forward` returns. embedded: float32 [rows, hidden], of the rows' tokens. rotary: [rows, head_dim]."""
+
+    @abstractmethod
+    def _scored(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """What the vocabulary scores, from states that `forward` gave at `depth`."""
+
+
+class _StackedHead(EagleHead):
+    """A head whose layers stand one above the other, the same at every depth."""
+
+    def _outputs(self, embedded: torch.Tensor, rows: HeadRows, rotary: torch.Tensor) -> torch.Tensor:
+        x = self._first_layer(embedded, rows.states, rotary, rows.segments)
+        for layer in self._layers[1:]:
+            x = layer.forward(layer.norm("input_layernorm", x), x, rotary, rows.segments)
+        return self._feedback(x)
 
     @abstractmethod
     def _first_layer(
@@ -100,7 +114,7 @@ class EagleHead(ABC):
     def _feedback(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def _scored(self, states: torch.Tensor) -> torch.Tensor:
+    def _scored(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         return self._norm("norm", states)
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +123,7 @@ class EagleHead(ABC):
         return x if weight is None else rms_norm(x, weight, self.config.rms_norm_eps)
 
 
-class Eagle1(EagleHead):
+class Eagle1(_StackedHead):
     """fc joins embedding and state; the first layer, as a rule, normalises nothing before its attention.
 
     Variants, by the tensors there: bias of fc; norms on embedding and state (enorm, hnorm); speculators' and HASS's
@@ -130,7 +144,7 @@ class Eagle1(EagleHead):
         return self._layers[0].forward(self._layers[0].norm("input_layernorm", x), x, rotary, segments)
 
 
-class Eagle3(EagleHead):
+class Eagle3(_StackedHead):
     """fc joins states of several boundaries; the first layer attends over embedding and state side by side.
 
     Variants: the residual is the normalised state (norm_before_residual); one norm before fc (input_norm) or, in
@@ -169,5 +183,5 @@ class Eagle3(EagleHead):
     def _feedback(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm("norm", x) if self.post_norm else x
 
-    def _scored(self, states: torch.Tensor) -> torch.Tensor:
+    def _scored(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         return states if self.post_norm else self._norm("norm", states)

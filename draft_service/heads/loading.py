@@ -34,29 +34,37 @@ def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None =
     check(family, config, tensors)
     maps = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    embedding, head, own_head = _shared(config, tensors, target)
-    size = len(embedding)
-    if map_file is not None:
-        if family != "eagle":
-            raise CheckpointError("a token map is for EAGLE-1 heads; an EAGLE-3 head has a map of its own")
-        ids: torch.Tensor | None = token_map(map_file, min(size, len(head)))
-        vocabulary = Vocabulary(embedding, head[ids], ids, size)
-    else:
-        if not own_head and maps["d2t"] is not None:
-            raise CheckpointError("d2t is there, but not lm_head.weight of the draft vocabulary")
-        ids = target_ids(maps["d2t"], maps["t2d"], draft_size=len(head), target_size=size)
-        vocabulary = Vocabulary(embedding, head, ids, size)
+    embedding, head, own_head = shared_rows(config, tensors, target)
     if family == "eagle":
-        return Eagle1(config, tensors, vocabulary)
+        return Eagle1(config, tensors, whole_vocabulary(embedding, head, map_file))
+    if map_file is not None:
+        raise CheckpointError("a token map is for EAGLE-1 heads; an EAGLE-3 head has a map of its own")
+    if not own_head and maps["d2t"] is not None:
+        raise CheckpointError("d2t is there, but not lm_head.weight of the draft vocabulary")
+    ids = target_ids(maps["d2t"], maps["t2d"], draft_size=len(head), target_size=len(embedding))
+    vocabulary = Vocabulary(embedding, head, ids, len(embedding))
     # In SpecForge's files norm_output only says that there is a norm before the scores.
     post_norm = config.norm_output and (config.speculators or "fc_norm.0.weight" in tensors)
     return Eagle3(config, tensors, vocabulary, num_states=num_states(config, tensors), post_norm=post_norm)
 
 
-def _shared(
+def whole_vocabulary(embedding: torch.Tensor, head: torch.Tensor, map_file: Path | None) -> Vocabulary:
+    """A vocabulary that scores the target's tokens, or only those of `map_file`. Raises CheckpointError."""
+    size = len(embedding)
+    if map_file is None:
+        return Vocabulary(embedding, head, target_ids(None, None, draft_size=len(head), target_size=size), size)
+    ids = token_map(map_file, min(size, len(head)))
+    return Vocabulary(embedding, head[ids], ids, size)
+
+
+def shared_rows(
     config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: Path | None
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Embedding rows, scoring rows, and whether the latter are the head's own."""
+    """Embedding rows, scoring rows, and whether the latter are the head's own.
+
+    They are `embed_tokens.weight` and `lm_head.weight` of `tensors`, else those of the model in `target`. Raises
+    CheckpointError.
+    """
     embedding, head = tensors.get(_EMBEDDING), tensors.get(_HEAD)
     own_head = head is not None
     if head is None and config.tie_word_embeddings and embedding is not None:

@@ -199,24 +199,25 @@ class EagleProposer(Proposer):
                 max_depth=min(request.max_depth, self.max_depth),
             )
             trees.append(GrowingTree(session, Branch(session.draft, expansion), {-1: session.last}))
-        growing = trees
+        growing, depth = trees, 0
         states = torch.cat([tree.outputs[-1] for tree in trees])
         while growing:
-            logits = self._head.logits(states).numpy()
+            logits = self._head.logits(states, depth).numpy()
             self._coupling.extend(logits, [tree.branch for tree in growing], self._width)
             growing = [tree for tree in growing if tree.branch.expansion.frontier]
             if growing:
-                states = compute_nodes(self._head, growing)
+                depth += 1
+                states = compute_nodes(self._head, growing, depth)
         return {tree.session.draft.number: tree.branch.expansion.tree() for tree in trees}
 
     def _boundaries(self, num_layers: int) -> tuple[int, ...]:
         """Those that the operator or the checkpoint names, else those that the family reads by default."""
         if self.config.boundaries:
             chosen = tuple(int(part) for part in self.config.boundaries.split("-"))
-        elif self._head.family == "eagle":
-            chosen = (num_layers + 1,)
-        else:
+        elif self._head.family == "eagle3":
             chosen = self._head.config.boundaries or (2, num_layers // 2, num_layers - 3)
+        else:
+            chosen = (num_layers + 1,)
         known = boundaries_of(num_layers)
         if len(chosen) != self._head.num_states or len(set(chosen)) < len(chosen) or not set(chosen) <= set(known):
             raise FailedPreconditionError(

@@ -83,8 +83,11 @@ def compute_text(head: EagleHead, batch: Sequence[tuple[EagleSession, int]]) -> 
         session.last = outputs[end - 1 : end]
 
 
-def compute_nodes(head: EagleHead, trees: Sequence[GrowingTree]) -> torch.Tensor:
-    """Compute the frontier of each tree, float32 [nodes, hidden] in their order; each is its children's state."""
+def compute_nodes(head: EagleHead, trees: Sequence[GrowingTree], depth: int) -> torch.Tensor:
+    """Compute the frontier of each tree, float32 [nodes, hidden] in their order; each is its children's state.
+
+    depth: levels of the frontiers below the root, at least 1.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     states: list[torch.Tensor] = []
@@ -102,7 +105,8 @@ def compute_nodes(head: EagleHead, trees: Sequence[GrowingTree]) -> torch.Tensor
             positions.append(tree.session.begin + length - 1 + len(path))
             states.append(tree.outputs[path[-2] if len(path) > 1 else -1])
         segments.append(Segment(tree.session.cache, length + first, mask))
-    outputs = head.forward(HeadRows(torch.tensor(tokens), torch.cat(states), torch.tensor(positions), segments))
+    rows = HeadRows(torch.tensor(tokens), torch.cat(states), torch.tensor(positions), segments, depth)
+    outputs = head.forward(rows)
     begin = 0
     for tree in trees:
         for node in tree.branch.expansion.frontier:
