@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draft_service.heads.fields import number, size
 from slipstream_kernels.models.config import CheckpointError, read_json
 from slipstream_kernels.ops.rotary import Llama3Scaling
 
@@ -55,20 +56,20 @@ class HeadConfig:
             raise CheckpointError(f"config.json: hidden_act is {act!r}, supported is 'silu'")
         if (part := layer.get("partial_rotary_factor")) not in (None, 1):
             raise CheckpointError(f"config.json: partial_rotary_factor is {part!r}, supported is 1")
-        hidden, heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
+        hidden, heads = size(layer, "hidden_size"), size(layer, "num_attention_heads")
         eos = layer.get("eos_token_id")
         return cls(
             hidden_size=hidden,
-            intermediate_size=_size(layer, "intermediate_size"),
-            num_layers=_size(layer, "num_hidden_layers", 1),
+            intermediate_size=size(layer, "intermediate_size"),
+            num_layers=size(layer, "num_hidden_layers", 1),
             num_heads=heads,
-            num_kv_heads=_size(layer, "num_key_value_heads", heads),
-            head_dim=_size(layer, "head_dim", hidden // heads),
-            rms_norm_eps=_number(layer, "rms_norm_eps", 1e-6),
+            num_kv_heads=size(layer, "num_key_value_heads", heads),
+            head_dim=size(layer, "head_dim", hidden // heads),
+            rms_norm_eps=number(layer, "rms_norm_eps", 1e-6),
             rope_theta=_rope_theta(layer),
             rope_scaling=_rope_scaling(layer),
             vocab_size=layer.get("vocab_size") or outer.get("vocab_size") or 0,
-            target_hidden_size=_size(outer, "target_hidden_size", hidden),
+            target_hidden_size=size(outer, "target_hidden_size", hidden),
             boundaries=_boundaries(outer),
             norm_before_residual=bool(outer.get("norm_before_residual")),
             norm_before_fc=bool(outer.get("norm_before_fc")),
@@ -103,8 +104,8 @@ def _boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _rope_theta(config: Mapping[str, Any]) -> float:
     parameters = config.get("rope_parameters")
-    inner = _number(parameters, "rope_theta", 10000.0) if isinstance(parameters, dict) else 10000.0
-    return _number(config, "rope_theta", inner)
+    inner = number(parameters, "rope_theta", 10000.0) if isinstance(parameters, dict) else 10000.0
+    return number(config, "rope_theta", inner)
 
 
 def _rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
@@ -115,25 +116,11 @@ def _rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
         kind = section.get("rope_type") or section.get("type") or "default"
         if kind == "llama3":
             return Llama3Scaling(
-                factor=_number(section, "factor"),
-                low_freq_factor=_number(section, "low_freq_factor"),
-                high_freq_factor=_number(section, "high_freq_factor"),
-                original_context=_size(section, "original_max_position_embeddings"),
+                factor=number(section, "factor"),
+                low_freq_factor=number(section, "low_freq_factor"),
+                high_freq_factor=number(section, "high_freq_factor"),
+                original_context=size(section, "original_max_position_embeddings"),
             )
         if kind != "default":
             raise CheckpointError(f"config.json: {name}.rope_type is {kind!r}, supported are 'default' and 'llama3'")
     return None
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = default if config.get(name) is None else config[name]
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"config.json: {name} is {value!r}, must be a positive integer")
-    return value
-
-
-def _number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = default if config.get(name) is None else config[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json: {name} is {value!r}, must be a positive number")
-    return float(value)
