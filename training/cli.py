@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from training.commands.evaluate import evaluate
+
 app = typer.Typer(
     name="slipstream train",
     help="From prompts to a drafter in service, stage by stage. Every stage goes on where it was interrupted.",
@@ -189,6 +191,9 @@ def answers(
         raise typer.Exit(1) from error
     print(render(outcome))
     raise typer.Exit(0 if outcome.index["summary"]["answers"] else 1)
+
+
+app.command()(evaluate)
 
 
 def main() -> None:

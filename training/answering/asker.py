@@ -110,13 +110,14 @@ class Asker:
         if room < 1:
             return CONTEXT_FULL
         options = self.settings.options(key, turn, room)
-        completion = await self.retried(lambda: self._generate(prompt_ids, options))
+        completion = await self.retried(lambda: self.generate(prompt_ids, options))
         messages.append({"role": "assistant", "content": completion.text})
         facts = Turn(len(prompt_ids), len(completion.token_ids), completion.finish_reason, completion.seed)
         extend(sequences, prompt_ids, completion.token_ids, facts, messages)
         return ""
 
-    async def _generate(self, prompt_ids: list[int], options: Any) -> Completion:
+    async def generate(self, prompt_ids: list[int], options: Any) -> Completion:
+        """One answer, asked for once."""
         try:
             return await self.client.generate(token_ids=prompt_ids, **options)
         except ValueError as error:

@@ -81,7 +81,7 @@ async def _collect(
     progress: bool,
 ) -> Outcome:
     async with AsyncClient(gateway.address, api_key=gateway.api_key) as client:
-        model = await _served(client, settings.model, min(gateway.patience, FIRST_CONTACT_SECONDS))
+        model = await served_model(client, settings.model, min(gateway.patience, FIRST_CONTACT_SECONDS))
         task |= {"model": {"name": model.name, "max_context": model.max_context, "vocab_size": model.vocab_size}}
         journal = Journal(folder / JOURNAL, task, retry_failed=retry_failed)
         try:
@@ -90,10 +90,10 @@ async def _collect(
         finally:
             journal.close()
     facts = task | {
-        "malformed_lines": sum(prompt is None for prompt in _read(inputs)),
+        "malformed_lines": sum(prompt is None for prompt in read_prompts(inputs)),
         "summary": _sum_up(inputs, journal),
     }
-    kept = (journal.read(prompt.key) for prompt in _distinct(inputs))
+    kept = (journal.read(prompt.key) for prompt in distinct_prompts(inputs))
     outcome.index = write_set(folder, kept, facts, shard_sequences)
     if not journal.failures:
         journal.path.unlink()
@@ -104,7 +104,7 @@ def _sum_up(inputs: Sequence[Path], journal: Journal) -> dict[str, Any]:
     """What all conversations came to; those that failed are listed in a file of their own."""
     summary = Summary()
     failed: list[str] = []
-    for prompt in _distinct(inputs):
+    for prompt in distinct_prompts(inputs):
         record = journal.read(prompt.key)
         summary.add(record)
         if record["failure"]:
@@ -114,7 +114,11 @@ def _sum_up(inputs: Sequence[Path], journal: Journal) -> dict[str, Any]:
     return summary.document()
 
 
-async def _served(client: AsyncClient, name: str, patience: float) -> Model:
+async def served_model(client: AsyncClient, name: str, patience: float) -> Model:
+    """The model of that name, or the first one, at a gateway that may take `patience` seconds to be there.
+
+    NotFoundError where there is none of that name.
+    """
     first = Asker(client, Model("", 0, 0), AnswerSettings(), patience)
     models = await first.retried(client.list_models)
     found = next((model for model in models if name in ("", model.name)), None)
@@ -124,8 +128,8 @@ async def _served(client: AsyncClient, name: str, patience: float) -> Model:
 
 
 async def _ask_all(inputs: Sequence[Path], journal: Journal, asker: Asker, concurrency: int, progress: bool) -> Outcome:
-    total = sum(1 for _ in _distinct(inputs))
-    waiting = (prompt for prompt in _distinct(inputs) if prompt.key not in journal)
+    total = sum(1 for _ in distinct_prompts(inputs))
+    waiting = (prompt for prompt in distinct_prompts(inputs) if prompt.key not in journal)
     outcome = Outcome({}, asker.retries)
     began = time.monotonic()
     with tqdm(total=total, initial=len(journal), desc="answers", unit="conv", disable=not progress) as bar:
@@ -150,7 +154,7 @@ async def _ask_all(inputs: Sequence[Path], journal: Journal, asker: Asker, concu
     return outcome
 
 
-def _read(inputs: Sequence[Path]) -> Iterator[Prompt | None]:
+def read_prompts(inputs: Sequence[Path]) -> Iterator[Prompt | None]:
     """The prompts in order; None for a line that holds none."""
     for path in inputs:
         for number, line in read_lines(path):
@@ -160,10 +164,10 @@ def _read(inputs: Sequence[Path]) -> Iterator[Prompt | None]:
                 yield None
 
 
-def _distinct(inputs: Sequence[Path]) -> Iterator[Prompt]:
+def distinct_prompts(inputs: Sequence[Path]) -> Iterator[Prompt]:
     """The prompts in order, each text once."""
     seen: set[bytes] = set()
-    for prompt in _read(inputs):
+    for prompt in read_prompts(inputs):
         if prompt is not None and (key := bytes.fromhex(prompt.key)) not in seen:
             seen.add(key)
             yield prompt
