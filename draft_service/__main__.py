@@ -16,7 +16,7 @@ from draft_service.codec import Drafting, Identity
 from draft_service.config import DraftSettings, load_settings
 from draft_service.link import VerifyLink
 from draft_service.metrics import make_registry
-from draft_service.proposers.registry import ProposerSpec, load_proposers
+from draft_service.proposers.registry import load_proposers
 from draft_service.service import DraftAdmin, make_server
 from draft_service.worker import Worker
 from slipstream.rpc.errors import SlipstreamError
@@ -32,7 +32,7 @@ _GRACE_S = 1.0
 async def serve(settings: DraftSettings) -> None:
     """Run until terminated. Raises SlipstreamError if a proposer cannot be loaded or an address cannot be bound."""
     proposers = load_proposers(
-        [ProposerSpec.parse(spec) for spec in settings.proposers],
+        settings.hosted,
         threads=settings.threads,
         max_nodes=settings.max_nodes,
         max_depth=settings.max_depth,

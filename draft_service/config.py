@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from draft_service.codec import TRANSPORTS
 from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, ServiceSettings, load
+from slipstream.speculation.reading import json_text, parse
 
 
 def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,6 +34,13 @@ def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _configured(given: str) -> str:
+    text = json_text(given) if given else ""
+    if text:
+        parse(text)
+    return text
+
+
 class DraftSettings(ServiceSettings):
     """Flags, environment (SLIPSTREAM_DRAFT_...) and file of `python -m draft_service`."""
 
@@ -45,6 +53,11 @@ class DraftSettings(ServiceSettings):
         default=("ngram",),
         description="What to host: NAME[:ARGUMENT], such as ngram or draft-model:DIR, or "
         "NAME=module:factory[:ARGUMENT]; repeat the flag (--proposer is the same) or separate by commas",
+    )
+    speculative_config: Annotated[str, AfterValidator(_configured)] = Field(
+        default="",
+        description="What to host instead, as JSON or the name of a file with JSON: an object as vLLM's "
+        "speculative_config, or a list of them (docs/proposers.md)",
     )
     name: str = Field(default="draft", max_length=64, description="How this service is known to operators")
     threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers")
@@ -78,6 +91,18 @@ class DraftSettings(ServiceSettings):
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.speculative_config and "proposers" in self.model_fields_set:
+            raise ValueError("--proposers and --speculative-config exclude each other")
+        return self
+
+    @property
+    def hosted(self) -> tuple[ProposerSpec, ...]:
+        """The proposers, in either form, in order."""
+        configured = tuple(config.spec for config in parse(self.speculative_config)) if self.speculative_config else ()
+        return tuple(map(ProposerSpec.parse, configured or self.proposers))
 
 
 def load_settings(argv: list[str] | None = None) -> DraftSettings:

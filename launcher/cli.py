@@ -44,6 +44,14 @@ def serve(
             "'none' turns speculation off. [default: the demo model's draft model and ngram; for other models ngram]",
         ),
     ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON|FILE",
+            help="The proposers, in place of --draft: a JSON object as vLLM's speculative_config, with its names or "
+            "SGLang's, or a list of objects, or a file that holds either.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Where the gateway listens; the other services stay on loopback.")
     ] = "127.0.0.1",
@@ -87,10 +95,13 @@ def serve(
     SLIPSTREAM_GATEWAY_...); `python -m verify_service --help` and so on list them.
     """
     from launcher.commands import Layout, free_ports, join_address
-    from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
+    from launcher.models import ModelNotFoundError, configured_draft, resolve_draft, resolve_model
     from launcher.serve import PortTakenError, ServeOptions, check_ports
     from launcher.serve import serve as run
+    from slipstream.speculation.reading import json_text, parse
 
+    if draft and speculative_config is not None:
+        raise typer.BadParameter("--draft and --speculative-config exclude each other")
     shared = ("--log-level", log_level, "--drain-seconds", str(drain_seconds))
     spare = iter(free_ports(4))
     ports = [port or next(spare) for port in (http_port, grpc_port, verify_port, draft_port)]
@@ -98,7 +109,9 @@ def serve(
         folder = resolve_model(model)
         layout = Layout(
             model=folder,
-            draft=resolve_draft(draft or (), demo=model is None),
+            draft=resolve_draft(draft or (), demo=model is None)
+            if speculative_config is None
+            else configured_draft(parse(json_text(speculative_config)), folder),
             http_address=join_address(host, ports[0]),
             grpc_address=join_address(host, ports[1]),
             verify_address=join_address("127.0.0.1", ports[2]),

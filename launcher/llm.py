@@ -14,17 +14,16 @@ from tqdm import tqdm
 
 from launcher.batch import Job, complete
 from launcher.cluster import Cluster
-from launcher.models import DRAFT_MODEL, resolve_model
+from launcher.models import configured_draft, resolve_model
 from launcher.sampling_params import SamplingParams
 from slipstream.client import Client
 from slipstream.completion import Completion, Message, PositionLogprobs, SpeculationOptions, Usage
+from slipstream.speculation.reading import read
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
 
 TOKENIZE_SECONDS = 60.0
-
-_CONFIG_KEYS = frozenset({"method", "model", "num_speculative_tokens", "max_nodes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,9 @@ class RequestOutput:
 class LLM:
     """A model behind its own services, on free loopback ports of this machine. Use it in a `with` block, or `close` it.
 
-    `speculative_config` is None for plain decoding, or a mapping: `method` ("ngram", "draft-model", or any proposer's
-    name), `model` (folder of its weights, where it has some), `num_speculative_tokens` (depth of the drafted tree) and
-    `max_nodes` (its rows, the root included). It changes speed and never a token.
+    `speculative_config` is None for plain decoding, or a mapping as vLLM's, such as {"method": "eagle3", "model": DIR,
+    "num_speculative_tokens": 5}, or a list of them, of which the first is used; docs/proposers.md has all keys. It
+    changes speed and never a token.
 
     Raises ModelNotFoundError, ValueError for a wrong configuration, StartupError with the services' logs.
     """
@@ -66,16 +65,16 @@ class LLM:
         self,
         model: str | Path,
         *,
-        speculative_config: Mapping[str, Any] | None = None,
+        speculative_config: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         verify_args: Sequence[str] = (),
         draft_args: Sequence[str] = (),
     ) -> None:
-        config = dict(speculative_config or {})
-        self._speculation = _speculation(config)
-        draft = [_proposer(config)] if speculative_config is not None else []
+        folder = resolve_model(Path(model))
+        draft = () if speculative_config is None else configured_draft(read(speculative_config), folder)
+        self._speculation = SpeculationOptions(enabled=bool(draft))
         quiet = ("--log-level", "warning")
         self._cluster = Cluster(
-            resolve_model(Path(model)),
+            folder,
             draft=draft,
             verify_args=(*quiet, *verify_args),
             draft_args=(*quiet, *draft_args),
@@ -221,20 +220,3 @@ def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int)
     if len(given) != count:
         raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
     return list(given)
-
-
-def _proposer(config: Mapping[str, Any]) -> str:
-    unknown = sorted(set(config) - _CONFIG_KEYS)
-    if unknown:
-        raise ValueError(f"speculative_config has unknown keys: {', '.join(unknown)}")
-    model = config.get("model")
-    method = str(config.get("method") or (DRAFT_MODEL if model else "")).replace("draft_model", DRAFT_MODEL)
-    if not method:
-        raise ValueError("speculative_config needs a method or a model")
-    return f"{method}:{resolve_model(Path(model))}" if model else method
-
-
-def _speculation(config: Mapping[str, Any]) -> SpeculationOptions:
-    return SpeculationOptions(
-        enabled=bool(config), max_nodes=config.get("max_nodes"), max_depth=config.get("num_speculative_tokens")
-    )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.commands import IN_PROCESS, NO_DRAFT, proposer_name
+from slipstream.speculation.config import PARAMETERS, SpeculativeConfig
 
 DEMO_MODEL = "slipstream-demo"
 DEMO_DRAFT = "slipstream-demo-draft"
@@ -52,6 +53,23 @@ def resolve_draft(draft: Sequence[str], *, demo: bool) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("--draft names a proposer twice")
     return tuple(_resolve_spec(spec, demo=demo) for spec in draft)
+
+
+def configured_draft(configs: Sequence[SpeculativeConfig], model: Path) -> tuple[str, ...]:
+    """Proposer specs of a configuration of speculation, for the model in the folder `model`; the first is the default.
+
+    ModelNotFoundError for a folder of weights that is not there, ValueError for paths that no argument can carry.
+    """
+    return tuple(_with_folder(config).serving(model).spec for config in configs)
+
+
+def _with_folder(config: SpeculativeConfig) -> SpeculativeConfig:
+    if config.model is None or config.method not in PARAMETERS:
+        return config
+    folder = Path(config.model).expanduser().resolve()
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"speculative_config: model: no such folder: {folder}")
+    return config.with_path("model", folder)
 
 
 def _resolve_spec(spec: str, *, demo: bool) -> str:

@@ -21,9 +21,6 @@ from slipstream_kernels.token_tree import TokenTree
 if TYPE_CHECKING:
     import torch
 
-PROPOSER_ENTRY_POINTS = "slipstream.proposers"
-"""Name of the entry point group."""
-
 
 class SessionRefusedError(Exception):
     """Raised by `Proposer.open`: this request will get no trees. The message goes to the verify service."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from draft_service.proposers.base import PROPOSER_ENTRY_POINTS, Proposer, ProposerOptions
+from draft_service.proposers.base import Proposer, ProposerOptions
 from draft_service.proposers.composite import Composite
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.speculation import PROPOSER_ENTRY_POINTS
 
 Factory = Callable[[ProposerOptions], Proposer]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from draft_service.config import load_settings
+from draft_service.proposers.registry import ProposerSpec
 
 
 def test_proposers_come_from_flags_environment_and_file(tmp_path, monkeypatch) -> None:
@@ -15,6 +16,42 @@ def test_proposers_come_from_flags_environment_and_file(tmp_path, monkeypatch) -
     assert load_settings(["--config", str(file)]).proposers == ("ngram:5",)
     flags = ["--proposer", "ngram:2-3", "--proposers", "small=my.module:make:DIR", "--proposer=draft-model:/x"]
     assert load_settings(flags).proposers == ("ngram:2-3", "small=my.module:make:DIR", "draft-model:/x")
+
+
+def test_a_configuration_as_json_names_the_proposers_and_their_parameters(tmp_path, monkeypatch) -> None:
+    text = '[{"method": "ngram", "num_speculative_tokens": 3}, {"method": "eagle3", "model": "/ab"}]'
+    specs = (ProposerSpec("ngram", "", "max_depth=3:max_nodes=4"), ProposerSpec("eagle3", "", "/ab"))
+    assert load_settings(["--speculative-config", text]).hosted == specs
+    file = tmp_path / "speculation.json"
+    file.write_text(text)
+    settings = load_settings([f"--speculative-config={file}"])
+    file.unlink()
+    assert settings.hosted == specs
+    monkeypatch.setenv("SLIPSTREAM_DRAFT_SPECULATIVE_CONFIG", '{"speculative_algorithm": "NGRAM"}')
+    assert load_settings([]).hosted == (ProposerSpec("ngram", "", ""),)
+    monkeypatch.delenv("SLIPSTREAM_DRAFT_SPECULATIVE_CONFIG")
+    assert load_settings(["--proposers", "ngram:4"]).hosted == (ProposerSpec("ngram", "", "4"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"method": "ngram", "topk": 2}', "topk is no parameter of ngram"),
+        ('{"method": "ngram", "max_nodes": 65}', "max_nodes: should be less than or equal to 64, got 65"),
+        ("/no/such/file.json", "neither JSON nor a file"),
+    ],
+)
+def test_a_bad_configuration_is_refused_with_its_key(text, reason, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_settings(["--speculative-config", text])
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_one_way_of_naming_proposers_excludes_the_other(capsys) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(["--speculative-config", '{"method": "ngram"}', "--proposer", "suffix"])
+    assert "exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

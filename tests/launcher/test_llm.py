@@ -84,7 +84,7 @@ def test_progress_is_shown_and_closing_stops_the_services(tiny_model, capsys):
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"), [({"metod": "ngram"}, "unknown keys: metod"), ({"max_nodes": 4}, "method or a model")]
+    ("config", "reason"), [({"metod": "ngram"}, "unknown key 'metod'"), ({"max_nodes": 4}, "a method, or a model")]
 )
 def test_wrong_configurations_say_so(tiny_model, config, reason):
     with pytest.raises(ValueError, match=reason):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
+from launcher.models import ModelNotFoundError, configured_draft, resolve_draft, resolve_model
+from slipstream.speculation.reading import read
 
 
 def test_a_folder_without_a_model_is_refused_with_a_hint(tmp_path):
@@ -59,3 +60,23 @@ def test_the_demo_model_brings_its_own_draft_model(demo_model, demo_draft_model)
     assert resolve_model(None) == demo_model
     assert resolve_draft((), demo=True) == (f"draft-model:{demo_draft_model}", "ngram")
     assert resolve_draft(("draft-model",), demo=True) == (f"draft-model:{demo_draft_model}",)
+
+
+def test_a_configuration_becomes_proposers_of_the_served_model(tiny_model, tiny_draft_model, monkeypatch):
+    monkeypatch.chdir(tiny_draft_model.parent)
+    configs = read(
+        [
+            {"method": "draft_model", "model": tiny_draft_model.name, "num_speculative_tokens": 3},
+            {"method": "eagle3", "model": str(tiny_draft_model)},
+            {"method": "ngram"},
+            {"method": "mine=package.module:create", "model": "anything"},
+        ]
+    )
+    assert configured_draft(configs, tiny_model) == (
+        f"draft-model:{tiny_draft_model}:max_depth=3:max_nodes=4",
+        f"eagle3:{tiny_draft_model}:target={tiny_model}",
+        "ngram",
+        "mine=package.module:create:anything",
+    )
+    with pytest.raises(ModelNotFoundError, match=r"model: no such folder: .*nowhere"):
+        configured_draft(read({"method": "draft_model", "model": "nowhere"}), tiny_model)

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from launcher.cli import app
 from support.ask import wait_until
 from support.serve_process import Served, start
 
@@ -20,7 +22,8 @@ from support.serve_process import Served, start
 @pytest.fixture(scope="module")
 def served(tiny_model, tiny_draft_model, tmp_path_factory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("serve") / "log"
-    served = start(tiny_model, (f"draft-model:{tiny_draft_model}", "ngram"), log)
+    config = [{"method": "draft_model", "model": str(tiny_draft_model)}, {"method": "ngram"}]
+    served = start(tiny_model, (), log, "--speculative-config", json.dumps(config))
     with served.process:
         yield served
         served.process.terminate()
@@ -73,6 +76,19 @@ def test_taken_ports_are_named(served, tiny_model):
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 2
     assert "--http-port" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--speculative-config", '{"method": "ngram", "num_steps": 99}'], "num_steps"),
+        (["--speculative-config", '{"method": "ngram"}', "--draft", "suffix"], "exclude"),
+    ],
+)
+def test_a_wrong_configuration_of_speculation_is_refused_before_anything_starts(tiny_model, arguments, reason):
+    result = CliRunner().invoke(app, ["serve", "--model", str(tiny_model), *arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
 
 
 def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_path):

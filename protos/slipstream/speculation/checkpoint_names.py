@@ -1,0 +1,83 @@
+"""Which proposer a folder of weights is for, told by the names of its tensors. No weight is read and no code is run."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 100_000_000
+"""Of a list of names; the format safetensors has the same limit."""
+
+_FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Where names are looked for, in order; the index of a file that is split has `.index.json` behind its name."""
+
+_UNSUPPORTED = (
+    (r"(.*\.)?mask_hidden", "P-EAGLE"),
+    (r"(model\.)?hidden_norm\.weight", "DFlash"),
+)
+_METHODS = (
+    (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "mtp"),
+    (r"(medusa_head\.)?\d+\.0\.linear\..*|medusa_head\..*|(blocks|lm_heads)\.\d+\..*", "medusa"),
+    (r"(speculator\.)?emb\.\d+\.weight", "mlp-speculator"),
+    (r"d2t|(.*\.)?(midlayer|layers\.0)\.hidden_norm\.weight", "eagle3"),
+    (r"(model\.)?(fc|fusion_fc)\.weight", "eagle"),
+    (r"model\.layers\.0\.self_attn\.q_proj\.weight", "draft-model"),
+)
+"""What one tensor's name says, the most telling first: MTP layers lie among a whole model's tensors."""
+
+
+def method_of(folder: Path) -> str:
+    """The proposer whose weights lie in `folder`. ValueError, which says why, if that cannot be told."""
+    names = tensor_names(folder)
+    for pattern, family in _UNSUPPORTED:
+        if any(re.fullmatch(pattern, name) for name in names):
+            raise ValueError(f"{folder} holds a {family} head, which no proposer drafts with")
+    for pattern, method in _METHODS:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return method
+    raise ValueError(f"the tensors in {folder} belong to no known drafter")
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Names of the tensors in a folder; among those of a pickled file are other texts that it holds. ValueError."""
+    for name in _FILES:
+        path, index = folder / name, folder / f"{name}.index.json"
+        try:
+            if index.exists():
+                with index.open("rb") as file:
+                    return frozenset(_object(file.read(MOST_BYTES))["weight_map"])
+            if path.exists():
+                return _in_safetensors(path) if path.suffix == ".safetensors" else _in_pickle(path)
+        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+            raise ValueError(f"the names in {path} cannot be read: {error}") from error
+    raise ValueError(f"{folder} holds none of {', '.join(_FILES)}, and no index of one")
+
+
+def _in_safetensors(path: Path) -> frozenset[str]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MOST_BYTES:
+            raise ValueError(f"a header of {size} bytes, the limit is {MOST_BYTES}")
+        return frozenset(_object(file.read(size))) - {"__metadata__"}
+
+
+def _in_pickle(path: Path) -> frozenset[str]:
+    """All texts in the pickle of a file that torch.save wrote. It is looked through and never run."""
+    with zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+        if not members:
+            raise ValueError("no file that torch.save writes")
+        with archive.open(members[0]) as member:
+            content = member.read(MOST_BYTES)
+    return frozenset(value for _, value, _ in pickletools.genops(content) if isinstance(value, str))
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content
