@@ -22,7 +22,7 @@ from verify_service.tree_source import Committed, Opening
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)
 OTHER = RequestKey(1, 2)
-DEADLINE = 0.2
+DEADLINE = 5.0
 
 
 @asynccontextmanager
@@ -68,7 +68,7 @@ async def collect(link: DraftLink, *keys: RequestKey) -> tuple[list[TokenTree | 
     return trees, time.monotonic() - begun
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - the link tells nobody of its counters
             await asyncio.sleep(0.002)

@@ -17,6 +17,7 @@ from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
+from verify_service import patience
 from verify_service.attachments import MAX_AHEAD
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
@@ -84,7 +85,7 @@ def tally(link: DraftLink) -> Tally:
 
 async def settled(link: DraftLink, condition: Callable[[], bool]) -> None:
     """Wait until the link has taken in enough of what was sent; nothing of it is handed out meanwhile."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             for attachment in link._bindings.live:
                 with contextlib.suppress(SlipstreamError):
@@ -201,7 +202,7 @@ def test_a_malformed_one_costs_the_attachment_before_it_is_used(change: dict[str
             link.commit([Committed(KEY, (40,), 5, 8, 4)])
             assert await collect(link) is None
             assert link.state().malformed == 1
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while drafter.error is None:  # noqa: ASYNC110 (a call that ends wakes nobody here)
                     await asyncio.sleep(0.002)
             assert drafter.error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -220,7 +221,10 @@ def test_a_proposer_that_stays_in_lockstep_is_waited_for() -> None:
     run(scenario)
 
 
-def test_who_is_never_there_in_time_is_not_expected_for_a_while() -> None:
+def test_who_is_never_there_in_time_is_not_expected_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LAST_BACKOFF", 600.0)
+    monkeypatch.setattr(patience, "FIRST_BACKOFF", 600.0)
+
     async def scenario() -> None:
         async with drafted() as (link, drafter):
             for length in range(5, 8):

@@ -20,7 +20,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
     async def scenario() -> None:
         async with (
-            served(deadline=0.05) as (link, address),
+            served(deadline=0.3) as (link, address),
             wire_drafter(address, "good", "x", answer=chains) as good,
             wire_drafter(address, "p") as mute,
         ):
@@ -38,7 +38,7 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             assert (second.tally.hits, second.tally.misses) == (0, 3)
             assert (first.tally.drafted, first.tally.accepted) == (2 * 5, 2 * 3)
             assert second.tally.drafted == 0
-            assert link.state().deadline == 0.05
+            assert link.state().deadline == 0.3
 
     run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,6 +79,14 @@ async def steps(link: DraftLink, count: int, length: int, *, keys: tuple[Request
     return length
 
 
+async def steps_until(condition: Callable[[], bool], link: DraftLink, length: int, *keys: RequestKey) -> int:
+    """Steps until `condition` holds: who catches up may need a few on a busy machine."""
+    async with asyncio.timeout(60):
+        while not condition():
+            length = await steps(link, 1, length, keys=keys or (KEY,))
+    return length
+
+
 def requests_of(link: DraftLink, drafter: WireDrafter) -> int:
     return sum(state.requests for state in link.state().drafters if state.epoch == drafter.epoch)
 
@@ -88,8 +97,8 @@ def test_the_newest_catches_up_and_takes_over_at_a_step_boundary() -> None:
             link.begin(opening())
             length = await steps(link, 3, 3)
             async with wire_drafter(address, "p", answer=chains) as newer:
-                length = await steps(link, 10, length)
-                assert (requests_of(link, older), requests_of(link, newer)) == (0, 1)
+                length = await steps_until(lambda: requests_of(link, older) == 0, link, length)
+                assert requests_of(link, newer) == 1
                 assert older.of("close")[0].reason == sampling_pb2.FINISH_REASON_UNSPECIFIED
                 assert newer.of("open")[0].stamp.base_length == 6
                 link.commit([committed(length + 1, 50)])
@@ -97,7 +106,9 @@ def test_the_newest_catches_up_and_takes_over_at_a_step_boundary() -> None:
                 states = {state.epoch: state for state in link.state().drafters}
                 assert states[newer.epoch].tally.hits > 0
                 assert states[newer.epoch].catching_up == 0
-                assert states[older.epoch].tally.hits + states[newer.epoch].tally.hits == 14, "no step went without"
+                assert states[older.epoch].tally.hits + states[newer.epoch].tally.hits == length - 2, (
+                    "no step went without"
+                )
                 link.end(KEY, FinishReason.STOP)
                 await until(lambda: len(newer.of("close")) == 1)
                 assert len(older.of("close")) == 1
@@ -149,6 +160,7 @@ def test_one_that_refuses_a_request_does_not_get_it() -> None:
             link.begin(opening())
             length = await steps(link, 2, 3)
             async with wire_drafter(address, "p", answer=refuse) as newer:
+                length = await steps_until(lambda: bool(newer.of("open")), link, length)
                 length = await steps(link, 8, length)
                 assert (requests_of(link, older), requests_of(link, newer)) == (1, 0)
                 assert len(newer.of("open")) == 1
@@ -174,10 +186,10 @@ def test_the_older_one_dies_while_the_newer_one_catches_up() -> None:
                 length = await steps(link, 2, length)
             await until(lambda: link.state().attachments == 1)
             answering = True
-            length = await steps(link, 10, length)
-            assert len(newer.of("open")) == 1
+            length = await steps_until(lambda: link.state().drafters[0].tally.hits > 0, link, length)
             link.commit([committed(length + 1, 50)])
             assert (await collect(link))[0] == [TokenTree((51, 52), (-1, 0))]
+            assert len(newer.of("open")) == 1
             await newer_context.__aexit__(None, None, None)
 
     run(scenario())
@@ -200,8 +212,9 @@ def test_shares_may_change_while_requests_run() -> None:
             for share in (0.75, 0.0, 1.0):
                 await newer.send_message(draft_pb2.ExchangeRequest(share=share))
                 await until(lambda share=share: link.state().drafters[1].share == share)
-                length = await steps(link, 10, length, keys=keys)
                 due = sum(draw(numbered(number)) < share for number in range(40))
+                length = await steps_until(lambda due=due: requests_of(link, older) == 40 - due, link, length, *keys)
+                length = await steps(link, 3, length, keys=keys)
                 assert (requests_of(link, newer), requests_of(link, older)) == (due, 40 - due)
             assert link.state().misses == 0
 
@@ -257,7 +270,7 @@ def test_a_tree_for_the_state_before_the_move_is_not_used_after_it() -> None:
             link.begin(opening())
             length = await steps(link, 3, 3)
             async with wire_drafter(address, "p", answer=chains):
-                await steps(link, 10, length)
+                await steps_until(lambda: requests_of(link, older) == 0, link, length)
                 commit = older.of("commit")[-1]
                 stale = link.state().stale
                 await older.send(tree_reply(commit.stamp, [9]))

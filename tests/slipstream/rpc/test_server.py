@@ -27,11 +27,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Failing(verify_pb2_grpc.VerifyServiceServicer):
-    """Answers with the error it is given; GetState answers after `pause` seconds with the bearer's length."""
+    """Answers with the error it is given; GetState answers with the bearer's length once it may."""
 
-    def __init__(self, error: BaseException | None = None, pause: float = 0.0) -> None:
+    def __init__(self, error: BaseException | None = None, *, held: bool = False) -> None:
         self.error = error
-        self.pause = pause
+        self.entered = asyncio.Event()
+        self.go = asyncio.Event()
+        if not held:
+            self.go.set()
 
     async def GetInfo(
         self, request: verify_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -43,7 +46,8 @@ class Failing(verify_pb2_grpc.VerifyServiceServicer):
     async def GetState(
         self, request: verify_pb2.GetStateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verify_pb2.GetStateResponse:
-        await asyncio.sleep(self.pause)
+        self.entered.set()
+        await self.go.wait()
         metadata = dict(context.invocation_metadata() or ())
         return verify_pb2.GetStateResponse(running=len(str(metadata.get("authorization", ""))))
 
@@ -132,8 +136,8 @@ def test_sync_channel_maps_errors_and_carries_the_token() -> None:
         with open_sync_channel(f"127.0.0.1:{port}", token="abc") as channel:
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
-                stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=5)
-            return from_rpc_error(caught.value), stub.GetState(verify_pb2.GetStateRequest(), timeout=5).running
+                stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=60)
+            return from_rpc_error(caught.value), stub.GetState(verify_pb2.GetStateRequest(), timeout=60).running
 
     async def scenario() -> tuple[SlipstreamError, int]:
         server = make_server(Failing(UnavailableError("later")))
@@ -165,17 +169,22 @@ def test_async_channel_carries_the_token_on_unary_and_stream() -> None:
 
 def test_drain_lets_running_calls_finish_and_refuses_new_ones() -> None:
     async def scenario() -> None:
-        server = make_server(Failing(pause=0.3))
+        servicer = Failing(held=True)
+        server = make_server(servicer)
         port = await server.start()
         async with open_channel(f"127.0.0.1:{port}") as channel:
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
             running = asyncio.ensure_future(stub.GetState(verify_pb2.GetStateRequest()))
-            await asyncio.sleep(0.1)
-            drain = asyncio.create_task(server.drain(5))
-            await asyncio.sleep(0.05)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=1)
-            assert isinstance(from_rpc_error(caught.value), UnavailableError)
+            await servicer.entered.wait()
+            drain = asyncio.create_task(server.drain(60))
+            refusals: list[type[SlipstreamError]] = []
+            while UnavailableError not in refusals:  # a call that meets the stop on its way may still be answered
+                try:
+                    await stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=60)
+                except grpc.aio.AioRpcError as refused:
+                    refusals.append(type(from_rpc_error(refused)))
+            assert not running.done()
+            servicer.go.set()
             assert (await running).running == 0
             await drain
 
