@@ -11,7 +11,7 @@ from slipstream.rpc.channel import open_channel
 from slipstream.v1 import draft_pb2 as pb
 from slipstream.v1 import draft_pb2_grpc, sampling_pb2, tree_pb2
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
@@ -124,4 +124,4 @@ def commit_command(at: tree_pb2.Stamp, new: list[int], *, max_nodes: int = 64, m
 async def admin_info(port: int) -> pb.DraftAdminServiceGetInfoResponse:
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = draft_pb2_grpc.DraftAdminServiceStub(channel)
-        return await stub.GetInfo(pb.DraftAdminServiceGetInfoRequest(), timeout=5)
+        return await stub.GetInfo(pb.DraftAdminServiceGetInfoRequest(), timeout=60)
