@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ class AppendFile:
         os.ftruncate(self._descriptor, size)
         os.lseek(self._descriptor, size, os.SEEK_SET)
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Hand the bytes to the operating system, which keeps them if this process dies."""
         view = memoryview(data)
         while view:
@@ -78,6 +79,35 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Start, end and content of each whole line; what was cut at the end of the file is left out.
+
+    No file has no lines. DamagedError for a line before the last that is no JSON.
+    """
+    if not path.exists():
+        return
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        end = 0
+        while line := stream.readline():
+            start, end = end, end + len(line)
+            try:
+                record = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                record = None
+            if record is None and end < size:
+                raise DamagedError(f"{path}: the line at byte {start} is damaged")
+            if record is not None:
+                yield start, end, record
+
+
+def check_task(path: Path, begun: dict[str, Any], task: dict[str, Any]) -> None:
+    """Raise MismatchError unless the run that `path` tells of was begun for this task."""
+    different = sorted(name for name in task if begun.get(name) != task[name])
+    if different:
+        raise MismatchError(f"{path.parent} holds a run with another {', '.join(different)}")
 
 
 def sha256_of(path: Path) -> str:

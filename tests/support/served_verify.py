@@ -32,14 +32,20 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 class Served:
     """A verify service within this process, on a free port."""
 
-    def __init__(self, model: CausalLM, engine: EngineConfig, link: LinkConfig) -> None:
+    def __init__(
+        self, model: CausalLM, engine: EngineConfig, link: LinkConfig, boundaries: tuple[int, ...] = ()
+    ) -> None:
+        """`boundaries` are those that drafters may want states of."""
         config = model.config
         self.registry = CollectorRegistry()
         metrics = VerifyMetrics(self.registry)
         self.verify, self.draft = VerifyServicer(metrics), DraftLinkServicer()
-        facts = LinkFacts("model", "tokenizer", config.vocab_size, config.hidden_size, 2, config.max_context, 64)
+        facts = LinkFacts(
+            "model", "tokenizer", config.vocab_size, config.hidden_size, 2, config.max_context, 64, boundaries,
+            len(boundaries),
+        )  # fmt: skip
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink)
+        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink, self.link)
         metrics.watch(self.loop.state, self.link.state)
         self.facts = VerifyFacts(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
@@ -69,8 +75,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(model: CausalLM, *, link: LinkConfig | None = None, **engine: Any) -> AsyncIterator[Served]:
-    one = Served(model, EngineConfig(**({"num_pages": 256} | engine)), link or LinkConfig())
+async def served(
+    model: CausalLM, *, link: LinkConfig | None = None, boundaries: tuple[int, ...] = (), **engine: Any
+) -> AsyncIterator[Served]:
+    one = Served(model, EngineConfig(**({"num_pages": 256} | engine)), link or LinkConfig(), boundaries)
     await one.start()
     try:
         yield one

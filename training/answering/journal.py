@@ -7,13 +7,11 @@ cut off; conversations that failed for good stand in it too, so that they are no
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from training.durable import AppendFile, DamagedError, MismatchError
+from training.durable import AppendFile, check_task, json_lines
 
 SYNC_SECONDS: Final = 5.0
 """A loss of power costs at most what came in this time; a kill costs nothing."""
@@ -29,10 +27,10 @@ class Journal:
         self._synced = time.monotonic()
         self._failed: set[bytes] = set()
         size = 0
-        for start, end, record in _records(path):
+        for start, end, record in json_lines(path):
             size = end
             if start == 0:
-                _compare(path, record["task"], task)
+                check_task(path, record["task"], task)
             else:
                 self._count(start, record, retry_failed)
         self._file = AppendFile(path, size)
@@ -85,28 +83,3 @@ class Journal:
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Start, end and content of each whole line; what was cut at the end of the file is left out."""
-    if not path.exists():
-        return
-    size = os.path.getsize(path)  # noqa: PTH202  # one call for a number
-    with path.open("rb") as stream:
-        end = 0
-        while line := stream.readline():
-            start, end = end, end + len(line)
-            try:
-                record = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                record = None
-            if record is None and end < size:
-                raise DamagedError(f"{path}: the line at byte {start} is damaged")
-            if record is not None:
-                yield start, end, record
-
-
-def _compare(path: Path, begun: dict[str, Any], task: dict[str, Any]) -> None:
-    different = sorted(name for name in task if begun.get(name) != task[name])
-    if different:
-        raise MismatchError(f"{path.parent} holds a run with another {', '.join(different)}")

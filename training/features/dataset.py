@@ -1,0 +1,105 @@
+"""Features on disk, memory-mapped: what is read of a shard is what is asked for."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from training.durable import DamagedError, sha256_of
+from training.features.run import FORMAT, INDEX, VERSION, read_index
+from training.features.source import FeatureSequence, TokenSequence
+from training.features.texts import checked_index
+
+
+class FeatureSet:
+    """A FeatureSource over a folder of features."""
+
+    def __init__(self, folder: Path, model: Path | None = None) -> None:
+        """`model`: the target's folder, if it is not where it was. DamagedError where something is missing."""
+        index = read_index(folder)
+        if index is None:
+            raise DamagedError(f"{folder} has no {INDEX}: the run that writes it is not complete")
+        if (index.get("format"), index.get("version")) != (FORMAT, VERSION):
+            raise DamagedError(f"{folder / INDEX} is not of {FORMAT} version {VERSION}")
+        self.folder = folder
+        self.index: dict[str, Any] = index
+        self.model = model or Path(index["model_path"])
+        self.boundaries: tuple[int, ...] = tuple(index["boundaries"])
+        self.hidden_size: int = index["hidden_size"]
+        self.fingerprint: str = index["fingerprint"]
+        self._shards = [_ShardReader(folder / shard["file"], shard["bytes"]) for shard in index["shards"]]
+        self._firsts = np.cumsum([0, *(shard["sequences"] for shard in index["shards"])]).tolist()
+        self.lengths: Sequence[int] = [length for shard in self._shards for length in shard.lengths]
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def check(self) -> None:
+        """Compare all shards with their checksums."""
+        for shard in self.index["shards"]:
+            if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
+                raise DamagedError(f"{self.folder / shard['file']} is not what was written")
+
+    def tokens(self, index: int) -> TokenSequence:
+        """See FeatureSource."""
+        shard, place = self._find(index)
+        return shard.tokens(place)
+
+    def __getitem__(self, index: int) -> FeatureSequence:
+        """See FeatureSource. The states lie in the file, which is read as they are used."""
+        shard, place = self._find(index)
+        known = shard.tokens(place)
+        return FeatureSequence(
+            known.id, known.category, known.token_ids, known.produced, shard.states(place), known.part
+        )
+
+    def batch(self, indices: Sequence[int]) -> list[FeatureSequence]:
+        """See FeatureSource."""
+        return [self[index] for index in indices]
+
+    def _find(self, index: int) -> tuple[_ShardReader, int]:
+        checked_index(index, len(self))
+        number = bisect_right(self._firsts, index) - 1
+        return self._shards[number], index - self._firsts[number]
+
+
+def _opened(path: Path) -> Any:
+    """A safetensors file, whose methods have no types."""
+    return safe_open(path, framework="pt")
+
+
+class _ShardReader:
+    """One file."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        if not path.is_file() or path.stat().st_size != size:
+            raise DamagedError(f"{path} is not what was written")
+        try:
+            self._file = _opened(path)
+            self._names: list[tuple[str, int, str]] = json.loads(self._file.metadata()["sequences"])
+            self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise DamagedError(f"{path}: {error}") from error
+
+    @property
+    def lengths(self) -> list[int]:
+        return [end - start for start, end in zip(self._offsets, self._offsets[1:], strict=False)]
+
+    def tokens(self, place: int) -> TokenSequence:
+        return TokenSequence(
+            *self._names[place], self._rows("token_ids", place).long(), self._rows("produced", place).clone()
+        )
+
+    def states(self, place: int) -> torch.Tensor:
+        return self._rows("states", place)
+
+    def _rows(self, name: str, place: int) -> torch.Tensor:
+        rows: torch.Tensor = self._file.get_slice(name)[self._offsets[place] : self._offsets[place + 1]]
+        return rows

@@ -1,0 +1,60 @@
+"""Features without a disk: the target computes them when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slipstream_kernels.models.config import ModelConfig
+from training.features.identity import facts_of, fingerprint_of
+from training.features.reader import open_reader
+from training.features.settings import FeatureSettings, Machine
+from training.features.source import FeatureSequence, TokenSequence
+from training.features.texts import checked_index, read_texts
+
+
+class OnlineFeatures:
+    """A FeatureSource over a folder of answers and the target. Used by one thread.
+
+    The states equal those of a `FeatureSet` of the same answers, settings and kind of device, bit for bit, and so
+    does the fingerprint.
+    """
+
+    def __init__(self, answers: Path, model: Path, settings: FeatureSettings, machine: Machine) -> None:
+        """Loads the target. Raises what `plan_features` and `open_reader` raise."""
+        config = ModelConfig.from_folder(model)
+        resolved = settings.resolved(config)
+        self._texts = read_texts(answers, config, resolved)
+        self.model = model
+        self.boundaries = resolved.boundaries
+        self.hidden_size = config.hidden_size
+        self.lengths: Sequence[int] = self._texts.lengths
+        self.fingerprint = fingerprint_of(facts_of(model, self.boundaries, machine, self._texts))
+        self._reader = open_reader(model, self.boundaries, machine, longest=max(self.lengths))
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def tokens(self, index: int) -> TokenSequence:
+        """See FeatureSource."""
+        return self._texts.tokens(index)
+
+    def __getitem__(self, index: int) -> FeatureSequence:
+        """See FeatureSource. One pass of the target or more."""
+        return self.batch([index])[0]
+
+    def batch(self, indices: Sequence[int]) -> list[FeatureSequence]:
+        """See FeatureSource. The sequences share passes of the target."""
+        for index in indices:
+            checked_index(index, len(self))
+        passes = [rows for _, rows in self._reader.states(enumerate(map(self._texts.ids, indices)))]
+        states = torch.from_numpy(np.concatenate(passes)).view(torch.bfloat16) if passes else torch.empty(0)
+        found, end = [], 0
+        for known in map(self.tokens, indices):
+            start, end = end, end + len(known.token_ids)
+            rows = states[start:end]
+            found.append(FeatureSequence(known.id, known.category, known.token_ids, known.produced, rows, known.part))
+        return found

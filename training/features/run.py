@@ -1,0 +1,176 @@
+"""The stage: states of all sequences of a set of answers, into shards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from slipstream_kernels.models.config import ModelConfig
+from training.durable import check_task, sole_user, write_whole
+from training.features.identity import facts_of, fingerprint_of
+from training.features.packing import Int32
+from training.features.progress import Mark, Progress
+from training.features.reader import StateReader, open_reader
+from training.features.room import Room
+from training.features.settings import FeatureSettings, Machine
+from training.features.shards import Shard, shards_of
+from training.features.texts import Texts, read_texts
+from training.features.writer import StateWriter
+
+INDEX: Final = "index.json"
+PROGRESS: Final = "progress.jsonl"
+FORMAT: Final = "slipstream-features"
+VERSION: Final = 1
+SHARD_BYTES: Final = 1 << 30
+AHEAD: Final = 4
+"""Passes whose states may wait to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is about to do. `texts` of `settings`, which are resolved."""
+
+    model: Path
+    config: ModelConfig
+    settings: FeatureSettings
+    texts: Texts
+    shards: list[Shard]
+    room: Room
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to; seconds and tokens are of this run alone."""
+
+    index: dict[str, Any]
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+def plan_features(
+    answers: Path, folder: Path, model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES
+) -> Plan:
+    """Read the answers, and settle what is kept of them and what that takes.
+
+    Raises CheckpointError, DamagedError, and ValueError for answers or settings that do not fit the model.
+    """
+    config = ModelConfig.from_folder(model)
+    resolved = settings.resolved(config)
+    texts = read_texts(answers, config, resolved)
+    shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
+    return Plan(model, config, resolved, texts, shards, Room.of(folder, shards, texts))
+
+
+def extract_features(
+    answers: Path,
+    folder: Path,
+    model: Path,
+    settings: FeatureSettings,
+    machine: Machine,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: bool = True,
+) -> Outcome:
+    """Write the states of all sequences of `answers` into `folder`, going on where an equal run was interrupted.
+
+    MismatchError where the folder belongs to another run, NoRoomError where the disk is too small, OSError where it
+    fills up nevertheless (what was written is kept), and what `plan_features` and `open_reader` raise.
+    """
+    plan = plan_features(answers, folder, model, settings, shard_bytes=shard_bytes)
+    facts = facts_of(model, plan.settings.boundaries, machine, plan.texts)
+    task = {"fingerprint": fingerprint_of(facts)} | facts
+    task["settings"] = asdict(plan.settings) | {"shard_bytes": shard_bytes}
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_user(folder):
+        done = read_index(folder)
+        if done is not None:
+            check_task(folder / INDEX, done, task)
+            (folder / PROGRESS).unlink(missing_ok=True)
+            return Outcome(done)
+        plan.room.check()
+        outcome = Outcome({})
+        marks = _write_states(plan, folder, task, machine, outcome, progress)
+        outcome.index = _index(plan, task, marks)
+        write_whole(folder / INDEX, json.dumps(outcome.index, indent=1, ensure_ascii=False).encode() + b"\n")
+        (folder / PROGRESS).unlink()
+        return outcome
+
+
+def read_index(folder: Path) -> dict[str, Any] | None:
+    """The index of features that are complete."""
+    file = folder / INDEX
+    return json.loads(file.read_bytes()) if file.is_file() else None
+
+
+def remove_run(folder: Path) -> None:
+    """Remove everything a run has written, the index first."""
+    if folder.is_dir():
+        with sole_user(folder):
+            for path in (folder / INDEX, folder / PROGRESS, *folder.glob("features-*.safetensors")):
+                path.unlink(missing_ok=True)
+
+
+def _write_states(
+    plan: Plan, folder: Path, task: dict[str, Any], machine: Machine, outcome: Outcome, progress: bool
+) -> list[Mark]:
+    """The marks of all shards, once they are whole."""
+    marks = Progress(folder / PROGRESS, task)
+    with StateWriter(folder, plan.shards, plan.texts, marks) as writer:
+        first, texts = writer.next_sequence, plan.texts
+        if first < len(texts):
+            reader = open_reader(plan.model, plan.settings.boundaries, machine, longest=max(texts.lengths))
+            start, total = int(texts.offsets[first]), int(texts.offsets[-1])
+            began = time.monotonic()
+            with tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar:
+                for rows in _written(reader, writer, _sequences(texts, first)):
+                    outcome.tokens += rows
+                    bar.update(rows)
+            outcome.seconds = time.monotonic() - began
+    return marks.done
+
+
+def _sequences(texts: Texts, first: int) -> Iterator[tuple[int, Int32]]:
+    return ((index, texts.ids(index)) for index in range(first, len(texts)))
+
+
+def _written(reader: StateReader, writer: StateWriter, sequences: Iterator[tuple[int, Int32]]) -> Iterator[int]:
+    """The rows of each pass once they are handed on; the passes behind it are computed meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[Future[int]] = deque()
+        for pieces, rows in reader.states(sequences):
+            waiting.append(pool.submit(writer.write, pieces, rows))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _index(plan: Plan, task: dict[str, Any], marks: list[Mark]) -> dict[str, Any]:
+    texts = plan.texts
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **task,
+        "model_path": str(plan.model.resolve()),
+        "hidden_size": plan.config.hidden_size,
+        "num_layers": plan.config.num_layers,
+        "summary": {
+            "sequences": len(texts),
+            "tokens": len(texts.token_ids),
+            "produced": int(texts.produced.sum()),
+            "omitted": texts.omitted,
+        },
+        "shards": [
+            {"file": shard.file, "sequences": shard.sequences, "tokens": shard.tokens, "bytes": mark.bytes}
+            | {"sha256": mark.sha256}
+            for shard, mark in zip(plan.shards, marks, strict=True)
+        ],
+    }
