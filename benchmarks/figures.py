@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import proposer_tables
 from benchmarks.report import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "docs" / "exactness.md", ROOT / "docs" / "performance.md")
+PAGES = tuple(ROOT / "docs" / name for name in ("exactness.md", "performance.md", "proposers.md"))
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Content = dict[str, Any]
@@ -66,30 +67,6 @@ def distribution(content: Content) -> str:
         ["runs of probability 0 seen", content["impossible"]],
     ]
     return markdown_table(("", "value"), rows)
-
-
-def acceptance(content: Content) -> str:
-    """A table a file and temperature: all answers, and in brackets those that do not repeat a 16-gram."""
-    cells = content["cells"]
-    values: dict[tuple[Any, ...], Content] = {
-        (c["file"], c["category"], c["setting"], c["temperature"], c["answers_counted"]): c for c in cells
-    }
-    files, settings, temperatures, counted = (
-        list(dict.fromkeys(c[key] for c in cells)) for key in ("file", "setting", "temperature", "answers_counted")
-    )
-    parts: list[str] = []
-    for file in files:
-        categories = [c for c in dict.fromkeys(c["category"] for c in cells if c["file"] == file) if c != "all"]
-        rows: list[list[object]] = []
-        for category in (*categories, "all"):
-            keys = [(file, category, setting, t) for t in temperatures for setting in settings]
-            pairs = [[values.get((*key, each), {}).get("acceptance_length") for each in counted] for key in keys]
-            rows.append([category, *(f"{_number(pair[0])} ({_number(pair[1])})" for pair in pairs)])
-        totals = [values[file, "all", setting, t, counted[0]] for t in temperatures for setting in settings]
-        rows.append(["answers that repeat", *(f"{100 * c['repeating'] / c['answers']:.1f} %" for c in totals)])
-        header = ("category", *(f"{setting}, T={t:g}" for t in temperatures for setting in settings))
-        parts.append(f"{file}:\n\n{markdown_table(header, rows)}")
-    return "\n\n".join([*parts, _machine(content)])
 
 
 def cpu_speed(content: Content) -> str:
@@ -196,14 +173,13 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "tensor_parallel_h200x2": tensor_parallel,
     "exactness": exactness,
     "distribution": distribution,
-    "acceptance": acceptance,
+    "acceptance": proposer_tables.acceptance,
+    "proposers": proposer_tables.proposers,
+    "coupling": proposer_tables.coupling,
+    "proposer_search": proposer_tables.search,
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
 }
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -1,12 +1,12 @@
-"""Prompts for measuring, read from JSON lines: Spec-Bench questions or conversations with a source and a task."""
+"""Prompts for measuring: questions, conversations, edits, queries, and every turn of agents' runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from benchmarks.prompt_files import Message, Record, databases_beside, exchange, records, trajectory
 
 MT_BENCH_CATEGORIES = frozenset(
     {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -16,35 +16,63 @@ MT_BENCH_CATEGORIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation that ends with a user's message. `category` is the group that results are reported by."""
+    """A conversation that ends before an assistant's message. `category` is the group that results are reported by."""
 
     name: str
     category: str
     messages: tuple[tuple[str, str], ...]
-    """(role, content) pairs."""
+    """(role, content) pairs; a system's message comes first if at all, tools speak as users."""
 
 
 class PromptFileError(ValueError):
-    """A line that is neither a question nor a conversation."""
+    """A record of no known form."""
 
 
 def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
-    """Prompts of one file, in order; with `limit`, that many spread evenly over its categories."""
-    lines = path.read_bytes().split(b"\n")  # on the newline byte only: texts may hold U+2028
-    prompts = [_prompt(json.loads(line), number) for number, line in enumerate(lines, 1) if line.strip()]
+    """Prompts of one file, in order; with `limit`, that many spread evenly over its categories.
+
+    Runs of one task, where records name it, follow one another.
+    """
+    found = list(enumerate(records(path), 1))
+    if all("task_id" in record and "traj" in record for _, record in found):
+        found.sort(key=lambda pair: int(pair[1]["task_id"]))
+    databases = databases_beside(path)
+    label = path.name.split(".")[0]
+    prompts = [prompt for number, record in found for prompt in _prompts(record, number, label, databases)]
     return prompts if limit is None else spread(prompts, limit)
 
 
-def _prompt(record: dict[str, Any], line: int) -> Prompt:
+def _prompts(record: Record, number: int, label: str, databases: dict[str, str]) -> Iterator[Prompt]:
     if "turns" in record:
         category = record["category"]
         group = "multi-turn conversation" if category in MT_BENCH_CATEGORIES else category
-        return Prompt(str(record["question_id"]), group, (("user", record["turns"][0]),))
+        yield Prompt(str(record["question_id"]), group, (("user", record["turns"][0]),))
+        return
     if "messages" in record:
         messages = tuple((message["role"], message["content"]) for message in record["messages"])
         labels = (record.get("source"), record.get("task"))
-        return Prompt(str(record.get("id", line)), " ".join(label for label in labels if label) or "all", messages)
-    raise PromptFileError(f"line {line}: neither 'turns' nor 'messages' in {sorted(record)}")
+        yield Prompt(str(record.get("id", number)), " ".join(label for label in labels if label) or "all", messages)
+        return
+    said = trajectory(record)
+    if said:
+        for turn, (role, _) in enumerate(said):
+            if role == "assistant" and turn:
+                yield Prompt(f"{number}.{turn}", label, tuple(_spoken(said[:turn])))
+        return
+    try:
+        question, _ = exchange(record, databases)
+    except KeyError as error:
+        raise PromptFileError(
+            f"record {number}: neither a question nor a conversation nor a run in {sorted(record)}"
+        ) from error
+    yield Prompt(str(number), str(record.get("kind", label)), (("user", question),))
+
+
+def _spoken(messages: Sequence[Message]) -> Iterator[Message]:
+    """Messages in the roles that every chat template knows."""
+    for index, (role, content) in enumerate(messages):
+        known = role == "assistant" or (role == "system" and index == 0)
+        yield role if known else "user", content
 
 
 def by_category(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:

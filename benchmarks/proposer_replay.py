@@ -2,26 +2,24 @@
 
     python -m benchmarks.proposer_replay FILE... [--rows 9,17,33] [--limit 150] [--output FILE]
 
-A file is a workload, told by its records: JSON lines with `prompt` or `question` and `reference` or `answer`, or a JSON
-list of trajectories (`traj`: messages), of which every assistant's message is an answer to those before it. Requests
-run one after another in the order of the file, so past responses are those before; "mixed" is all of them, shuffled.
+A file is a workload: records of a question and its answer, or agents' runs, of which every assistant's message is an
+answer to those before it (`prompt_files`). Requests run one after another in the order of the file, so past responses
+are those before; "mixed" is all of them, shuffled.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from benchmarks.prompt_files import Record, databases_beside, exchange, records, trajectory
 from benchmarks.report import machine, markdown_table, write_json
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.proposers.registry import ProposerSpec, load_proposers
@@ -50,30 +48,27 @@ class Request:
 
 def read(path: Path, tokenizer: Tokenizer, limit: int) -> list[Request]:
     """The first `limit` requests of a file. Raises KeyError for records of another form."""
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-    records = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+    databases = databases_beside(path)
     requests: list[Request] = []
-    for record in records:
-        requests.extend(_requests(record, tokenizer))
+    for record in records(path):
+        requests.extend(_requests(record, tokenizer, databases))
         if len(requests) >= limit:
             break
     return [request for request in requests if request.prompt and request.answer][:limit]
 
 
-def _requests(record: dict[str, Any], tokenizer: Tokenizer) -> Iterator[Request]:
+def _requests(record: Record, tokenizer: Tokenizer, databases: dict[str, str]) -> Iterator[Request]:
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    if "traj" not in record:
-        question = record["prompt"] if "prompt" in record else record["question"]
-        yield Request(ids(question), ids(record["reference"] if "reference" in record else record["answer"]))
-        return
+    messages = trajectory(record)
+    if not messages:
+        question, answer = exchange(record, databases)
+        yield Request(ids(question), ids(answer))
     context: list[int] = []
-    for message in record["traj"]:
-        calls = [call["function"] for call in message.get("tool_calls") or ()]
-        said = ids(f"{message['role']}: {message.get('content') or ''}{json.dumps(calls) if calls else ''}\n")
-        if message["role"] == "assistant" and len(context) < LONGEST:
+    for role, content in messages:
+        said = ids(f"{role}: {content}\n")
+        if role == "assistant" and len(context) < LONGEST:
             yield Request(list(context), said)
         context += said
 

@@ -23,7 +23,7 @@ STATE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request. `proposer` empty: speculation off."""
+    """One request. `proposer` empty: speculation off. `adaptive`: nothing is said about it, the operator decides."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -37,6 +37,7 @@ class Job:
     tenant: str = ""
     top_p: float = 1.0
     presence_penalty: float = 0.0
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ def request_of(job: Job) -> gateway_pb2.GenerateRequest:
         top_p=job.top_p,
         presence_penalty=job.presence_penalty,
     )
-    speculation = sampling_pb2.Speculation(
-        enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
-    )
+    speculation = None
+    if not job.adaptive:
+        speculation = sampling_pb2.Speculation(
+            enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
+        )
     return gateway_pb2.GenerateRequest(
         token_ids=gateway_pb2.TokenIds(ids=job.prompt_ids),
         sampling=sampling,

@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -38,8 +39,57 @@ def test_lines_end_at_the_newline_byte_only(tmp_path):
 
 
 def test_anything_else_is_refused(tmp_path):
-    with pytest.raises(PromptFileError, match="line 1"):
+    with pytest.raises(PromptFileError, match="record 1"):
         load_prompts(write(tmp_path / "q.jsonl", {"text": "x"}))
+
+
+def test_every_turn_of_a_run_is_a_prompt_and_tools_speak_as_users(tmp_path):
+    said = [
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+        {"role": "tool", "content": "seen"},
+        {"role": "assistant", "content": "done"},
+    ]
+    path = tmp_path / "runs.json.gz"
+    runs = [{"task_id": task, "traj": said} for task in (1, 0, 1)]
+    path.write_bytes(gzip.compress(json.dumps(runs).encode()))
+    prompts = load_prompts(path)
+    assert [p.name for p in prompts] == ["2.2", "2.4", "1.2", "1.4", "3.2", "3.4"], "runs of a task follow one another"
+    assert {p.category for p in prompts} == {"runs"}
+    assert prompts[1].messages == (
+        ("system", "rules"), ("user", "go"), ("assistant", '[{"name": "look"}]'), ("user", "seen")
+    )  # fmt: skip
+
+
+def test_runs_as_text_as_one_file_and_as_three_texts(tmp_path):
+    display = {"messages_display": "user: Hi\nthere\nassistant: Hello\nuser: Bye\nassistant: None"}
+    (_, last) = load_prompts(write(tmp_path / "a.jsonl", display))
+    assert last.messages == (("user", "Hi\nthere"), ("assistant", "Hello"), ("user", "Bye"))
+    (tmp_path / "b.traj").write_text(
+        json.dumps({"history": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, indent=1)
+    )
+    (only,) = load_prompts(tmp_path / "b.traj")
+    assert only.messages == (("user", "a"),)
+    texts = {"system_prompt": "s", "human_message": "h", "system_response": "r"}
+    (only,) = load_prompts(write(tmp_path / "c.jsonl", {"path": "x", "content": texts}))
+    assert only.messages == (("system", "s"), ("user", "h"))
+
+
+def test_queries_are_asked_for_with_what_is_known_of_the_database(tmp_path):
+    (tmp_path / "q.csv").write_text('question,query,db_name,instructions\n"How many, please?",SELECT 1,shop,Use LIKE\n')
+    (prompt,) = load_prompts(tmp_path / "q.csv")
+    assert prompt.messages[0][1] == "Database shop\nUse LIKE\n\nWrite an SQL query: How many, please?"
+    columns = [[-1, "*"], [0, "id"], [1, "day"], [0, "name"]]
+    shop = {"db_id": "shop", "table_names_original": ["goods", "sales"], "column_names_original": columns}
+    (tmp_path / "spider_tables.json").write_text(json.dumps([shop]))
+    (prompt,) = load_prompts(tmp_path / "q.csv")
+    assert prompt.messages[0][1].startswith("Database shop\ngoods(id, name)\nsales(day)\nUse LIKE")
+
+
+def test_edits_are_spread_over_their_kinds(tmp_path):
+    edits = [{"id": i, "kind": f"k{i % 2}", "prompt": f"edit {i}", "reference": "x"} for i in range(6)]
+    assert {p.category for p in load_prompts(write(tmp_path / "e.jsonl", *edits), limit=2)} == {"k0", "k1"}
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 12, 50])

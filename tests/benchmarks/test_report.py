@@ -1,6 +1,5 @@
 import json
 
-from benchmarks.acceptance import repeats
 from benchmarks.figures import BLOCKS, PAGES, RESULTS
 from benchmarks.report import gpu_machine, markdown_table, write_json
 
@@ -16,13 +15,6 @@ def test_write_json_replaces_whole_files(tmp_path):
     write_json(path, {"a": [2]})
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": [2]}
     assert [each.name for each in path.parent.iterdir()] == ["x.json"]
-
-
-def test_repeats_finds_a_gram_that_occurs_twice():
-    assert not repeats(list(range(100)))
-    assert not repeats([1, 2, 3])
-    assert repeats([*range(16), 99, *range(16)])
-    assert repeats([7] * 17)
 
 
 def test_every_block_of_the_documentation_has_its_table():
