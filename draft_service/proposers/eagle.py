@@ -11,9 +11,10 @@ prompts are worked off between rounds, chunk by chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -47,8 +48,8 @@ class EagleConfig:
 
     max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens; max_nodes 0 stands for 8, or for
     max_depth + 1 where top_k is 1. target: folder that lends embedding, scoring rows and tokenizer. boundaries: those
-    to read, joined by dashes, in place of the checkpoint's. token_map: file of the target ids that an EAGLE-1 head
-    scores. chunk: rows of a pass over text. max_tokens: of all sessions together, as they open.
+    to read, joined by dashes, in place of the checkpoint's. token_map: file of the target ids that a head scores which
+    has no vocabulary of its own. chunk: rows of a pass over text. max_tokens: of all sessions together, as they open.
     """
 
     max_depth: int = 5
@@ -73,9 +74,20 @@ class EagleConfig:
         """Rows of the largest tree, the root included."""
         return self.max_nodes or (self.max_depth + 1 if self.top_k == 1 else 8)
 
+    @property
+    def target_folder(self) -> Path | None:
+        return Path(self.target) if self.target else None
+
+    @property
+    def map_file(self) -> Path | None:
+        return Path(self.token_map) if self.token_map else None
+
+
+Config = TypeVar("Config", bound=EagleConfig)
+
 
 class EagleProposer(Proposer):
-    """Drafts with an EAGLE head on the CPU."""
+    """Drafts with an EAGLE head, or with MTP layers, on the CPU."""
 
     def __init__(
         self,
@@ -227,30 +239,44 @@ class EagleProposer(Proposer):
         return chosen
 
 
-def create_for(family: str, options: ProposerOptions) -> EagleProposer:
-    """A proposer whose argument is `DIR[:KEY=VALUE...]`, the keys being fields of EagleConfig or their aliases."""
+def create_with(
+    options: ProposerOptions, default: Config, load: Callable[[Path, Config], tuple[EagleHead, Path | None]]
+) -> EagleProposer:
+    """A proposer whose argument is `DIR[:KEY=VALUE...]`, the keys being fields of `default` or their aliases.
+
+    load: reads the head in a folder, and says which folder's model it is for, if one is at hand; may raise
+    CheckpointError.
+    """
     argument, _, rest = options.argument.partition(":")
     if not argument:
         raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
     folder = Path(argument)
     if not folder.is_dir():
         raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
-    config = configured(EagleConfig(top_k=options.top_k or EagleConfig().top_k), replace(options, argument=rest))
-    target = Path(config.target) if config.target else None
+    default = replace(default, top_k=options.top_k or default.top_k)
+    config = configured(default, replace(options, argument=rest))
     try:
-        head = load_eagle(folder, target, Path(config.token_map) if config.token_map else None)
+        head, target = load(folder, config)
         tokenizer = "" if target is None else fingerprint(target).tokenizer
         eos = head.config.eos_token_ids if target is None else ModelConfig.from_folder(target).eos_token_ids
     except CheckpointError as error:
         raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
-    if head.family != family:
-        raise InvalidArgumentError(
-            f"proposer {options.name}: {folder} holds an {head.family} head, no {family} head", field="proposers"
-        )
     torch.set_num_threads(options.threads)
     proposer = EagleProposer(options.name, head, config, tokenizer, eos)
     proposer.warm_up()
     return proposer
+
+
+def create_for(family: str, options: ProposerOptions) -> EagleProposer:
+    """A proposer with an EAGLE head of that family."""
+
+    def load(folder: Path, config: EagleConfig) -> tuple[EagleHead, Path | None]:
+        head = load_eagle(folder, config.target_folder, config.map_file)
+        if head.family != family:
+            raise CheckpointError(f"{folder} holds an {head.family} head, no {family} head")
+        return head, config.target_folder
+
+    return create_with(options, EagleConfig(), load)
 
 
 def create(options: ProposerOptions) -> EagleProposer:

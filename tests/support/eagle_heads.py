@@ -214,8 +214,10 @@ def write_head(
     return tensors
 
 
-def write_target(folder: Path, hidden: int = 32, vocab: int = 96, *, tied: bool = False) -> dict[str, torch.Tensor]:
-    """The part of a target's folder that heads share."""
+def write_target(
+    folder: Path, hidden: int = 32, vocab: int = 96, *, tied: bool = False, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """The part of a target's folder that heads share. `changes` go into config.json."""
     generator = torch.Generator().manual_seed(99)
     names = ["model.embed_tokens.weight", "lm_head.weight"][: 1 if tied else 2]
     tensors = {name: torch.randn(vocab, hidden, generator=generator) for name in names}
@@ -228,6 +230,7 @@ def write_target(folder: Path, hidden: int = 32, vocab: int = 96, *, tied: bool 
         "num_attention_heads": 2,
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
+        **changes,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
