@@ -344,13 +344,14 @@ def _sendable(reason: str) -> str:
 def _encode_reply(reply: TreeReply | ResumeReply | NackReply) -> draft_pb2.DraftReply:
     stamp = _encode_stamp(reply.stamp)
     match reply:
-        case TreeReply(tree=tree, tree_id=tree_id, parent=parent):
+        case TreeReply(tree=tree, tree_id=tree_id, parent=parent, sources=sources):
             return draft_pb2.DraftReply(
                 tree=tree_pb2.TokenTree(
                     stamp=stamp,
                     token_ids=tree.token_ids,
                     parents=tree.parents,
                     log_probs=tree.log_probs or (),
+                    sources=sources,
                     tree_id=tree_id,
                     parent=None if parent is None else tree_pb2.ParentNode(tree_id=parent[0], node=parent[1]),
                 )

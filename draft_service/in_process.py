@@ -114,5 +114,5 @@ def _commit(value: CommitValue) -> Commit:
 
 def _value(reply: Reply) -> TreeValue | bytes:
     if isinstance(reply, TreeReply):
-        return TreeValue(reply.stamp, reply.tree)
+        return TreeValue(reply.stamp, reply.tree, reply.sources)
     return codec.encode_replies([reply]).SerializeToString()

@@ -79,12 +79,14 @@ class TreeReply:
     """The tree for the state of the stamp; an empty one asks for a plain step.
 
     A tree ahead supposes that the step to that state accepts node `parent[1]` of tree `parent[0]` last; -1 for none.
+    `sources` is empty, or has the index of an offered proposer for each node.
     """
 
     stamp: Stamp
     tree: TokenTree
     tree_id: int = 0
     parent: tuple[int, int] | None = None
+    sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from draft_service.records import (
     Stamp,
     TreeReply,
 )
+from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,17 @@ class SessionTable:
                     self._forget(slot)
                     del self._slots[stamp.slot]
                 return None
+
+    def sources_of(self, slot: Slot, tree: TokenTree) -> tuple[int, ...]:
+        """Which proposer each node is counted for, by its place among those offered; empty: the slot's own.
+
+        A name that none of them has stands for the slot's own proposer.
+        """
+        if not tree.sources or len(tree.sources) != len(tree) or slot.proposer is None:
+            return ()
+        places = {proposer.name: index for index, proposer in enumerate(self.proposers)}
+        own = places[slot.proposer.name]
+        return tuple(places.get(name, own) for name in tree.sources)
 
     def wanted(self) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
         """States that await a tree, by proposer; limits are the lower of verify's and the proposer's."""

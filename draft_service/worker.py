@@ -262,7 +262,7 @@ class Worker:
                     if slot.outlook is not None:
                         tree_id = slot.outlook.tree_id = next(self._numbers)
                         slot.outlook.tree = tree
-                    replies.append(TreeReply(slot.stamp, tree, tree_id))
+                    replies.append(TreeReply(slot.stamp, tree, tree_id, sources=table.sources_of(slot, tree)))
                 else:
                     # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
                     self.stats.superseded += 1
@@ -317,6 +317,7 @@ class Worker:
                 tuple(map(index, tree.token_ids)),
                 tuple(map(index, tree.parents)),
                 None if tree.log_probs is None else tuple(map(float, tree.log_probs)),
+                None if tree.sources is None else tuple(map(str, tree.sources)),
             )
         except Exception as error:  # noqa: BLE001 (a third party's objects may fail in any way)
             _log.error("proposer %s made a malformed tree: %.200s", proposer.name, error)

@@ -14,6 +14,7 @@ from gateway.request import (
     PositionLogprobs,
     Proposer,
     Sampling,
+    SourceCount,
     Speculation,
     SpeculationStep,
     StepOutput,
@@ -119,7 +120,8 @@ def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
         output.logprobs = [_read_logprobs(entry) for entry in message.logprobs]
     if message.HasField("step"):
         step = message.step
-        output.step = SpeculationStep(step.drafted, step.accepted, step.proposer)
+        sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in step.sources)
+        output.step = SpeculationStep(step.drafted, step.accepted, step.proposer, sources)
     if message.HasField("usage"):
         output.cached_tokens = message.usage.cached_tokens
     if message.finish_reason:
@@ -181,6 +183,8 @@ def write_delta(delta: Delta, usage: Usage, seed: int | None) -> bytes:
     if delta.step is not None:
         step = message.step
         step.drafted, step.accepted, step.proposer = delta.step.drafted, delta.step.accepted, delta.step.proposer
+        for name, drafted, accepted in delta.step.sources:
+            step.sources.add(proposer=name, drafted=drafted, accepted=accepted)
         step.SetInParent()
     if delta.finish_reason is not None:
         _write_end(message, delta, delta.finish_reason, usage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from slipstream.rpc.errors import SlipstreamError
@@ -80,6 +80,14 @@ class PositionLogprobs:
     top: Sequence[TokenLogprob]
 
 
+class SourceCount(NamedTuple):
+    """Nodes of a tree of several proposers that are counted for one of them, and those of them that were accepted."""
+
+    proposer: str
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStep:
     """What one verify step did: nodes verified, tokens accepted among them, and whose they were."""
@@ -87,6 +95,7 @@ class SpeculationStep:
     drafted: int
     accepted: int
     proposer: str
+    sources: tuple[SourceCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
             f"epoch {drafter['epoch']} drafts {drafter['proposer']} for {drafter['requests']} requests: "
             f"drafted {drafted}, accepted {accepted}{f' ({accepted / drafted:.0%})' if drafted else ''}"
         )
+        for source in drafter["sources"]:
+            branch.add(f"  of them from {source['proposer']}: {source['drafted']}, accepted {source['accepted']}")
 
 
 def _line(name: str, address: str, status: str, process_id: int | None) -> str:
@@ -185,7 +187,7 @@ def _ask_verify(address: str) -> VerifyFacts:
         page_size=info.page_size,
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
         state={name: value for name, value in _fields(state).items() if name != "drafters"},
-        drafters=tuple(map(_fields, state.drafters)),
+        drafters=tuple(_fields(each) | {"sources": list(map(_fields, each.sources))} for each in state.drafters),
     )
 
 

@@ -19,6 +19,7 @@ from verify_service.request import (
     PositionLogprobs,
     RequestKey,
     SamplingParams,
+    SourceCount,
     SpeculationParams,
     StepOutput,
     TokenLogprob,
@@ -139,6 +140,7 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
     if output.step is not None:
         step = output.step
         message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
+        message.step.sources.extend(map(_source, step.sources))
     if output.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[output.finish_reason]
     if output.usage is not None:
@@ -150,6 +152,10 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
     if output.error is not None:
         message.error.CopyFrom(_error(output.error))
     return message
+
+
+def _source(count: SourceCount) -> sampling_pb2.SourceCount:
+    return sampling_pb2.SourceCount(proposer=count.proposer, drafted=count.drafted, accepted=count.accepted)
 
 
 def _usage(usage: Usage) -> sampling_pb2.Usage:
@@ -259,4 +265,5 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         ahead_misses=state.tally.ahead_misses,
         ahead_late=state.tally.ahead_late,
         ahead_stale=state.tally.ahead_stale,
+        sources=map(_source, state.tally.sources.values()),
     )

@@ -15,6 +15,7 @@ from verify_service.pipeline import Step
 from verify_service.request import FinishReason, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
 from verify_service.step_engine import Decision, StepEngine
+from verify_service.tally import by_source
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class Epilogue:
         self.committed_tokens += count
         if tree is None:
             return PLAIN_STEP
-        step = SpeculationStep(len(tree), min(count, len(decision.walk.nodes)), state.proposer)
+        accepted = decision.walk.nodes[:count]
+        step = SpeculationStep(len(tree), len(accepted), state.proposer, by_source(tree, accepted))
         state.drafted_tokens += step.drafted
         state.accepted_tokens += step.accepted
         self.drafted_tokens += step.drafted

@@ -78,7 +78,7 @@ class InProcessTransport:
             taken: list[Reply] = []
             for reply in replies:
                 if isinstance(reply, TreeValue):
-                    taken.append(TreeReply(Stamp(*reply.stamp), reply.tree))
+                    taken.append(TreeReply(Stamp(*reply.stamp), reply.tree, reply.sources))
                 else:
                     taken.extend(decode_replies(reply, self._attachment.slots.size))
             self._link.receive(self._attachment, taken, 0)

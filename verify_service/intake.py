@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import InvalidTreeError
@@ -76,10 +77,18 @@ class Intake:
             reply.tree.validate(vocab_size=self._vocab_size, max_nodes=max_nodes - 1, max_depth=max_depth)
         except InvalidTreeError as error:
             raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
+        reply = _named(reply, attachment)
         if keep:
             slot.hold(reply)
         else:
             slot.put(reply)
+
+
+def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:
+    """The tree with the names of the offers that its nodes are counted for, where the drafter says so."""
+    offers, tree = attachment.request.offers, reply.tree
+    names = tuple(offers[source].name for source in reply.sources) or None
+    return reply if names == tree.sources else replace(reply, tree=replace(tree, sources=names))
 
 
 def _refuse(slot: Slot, nack: Nack) -> None:

@@ -87,7 +87,7 @@ def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterStat
             sum(slot.tally is tally for slot in taken),
             attachment.share,
             catching_up,
-            replace(tally),
+            replace(tally, sources=dict(tally.sources)),
         )
         for offer, tally in zip(request.offers, attachment.tallies, strict=True)
     ]

@@ -148,3 +148,12 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         for state, label in zip(drafters, labels, strict=True):
             family.add_metric(label, getattr(state.tally, field))
         yield family
+    for field, text in (
+        ("drafted", "Tokens of trees of several proposers, by the one that each is counted for."),
+        ("accepted", "Tokens of such trees that were right, by the one that each is counted for."),
+    ):
+        family = CounterMetricFamily(f"slipstream_drafter_source_{field}", text, labels=(*names, "source"))
+        for state, label in zip(drafters, labels, strict=True):
+            for count in state.tally.sources.values():
+                family.add_metric((*label, count.proposer), getattr(count, field))
+        yield family

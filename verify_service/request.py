@@ -98,16 +98,26 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...]
 
 
+class SourceCount(NamedTuple):
+    """Of the nodes that one proposer made in trees of several: how many were drafted, and how many of them accepted."""
+
+    proposer: str
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStep:
     """What one verify step did for a request; `proposer` is empty for a plain step.
 
-    `drafted` counts the nodes verified, `accepted` how many of the tokens output by this step were drafted.
+    `drafted` counts the nodes verified, `accepted` how many of the tokens output by this step were drafted. `sources`
+    shares both out where several proposers made the tree.
     """
 
     drafted: int
     accepted: int
     proposer: str
+    sources: tuple[SourceCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.request import SourceCount
 
 
 @dataclass(slots=True)
@@ -19,6 +20,9 @@ class Tally:
     Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
     had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
     no step under way could lead to, or that were more than are kept.
+
+    `sources` shares out `drafted` and `accepted` of trees that several proposers made, by the proposer's name; there is
+    at most one entry for each offer of the attachment.
     """
 
     hits: int = 0
@@ -30,6 +34,7 @@ class Tally:
     ahead_misses: int = 0
     ahead_late: int = 0
     ahead_stale: int = 0
+    sources: dict[str, SourceCount] = field(default_factory=dict)
 
     def settle(self, tree: TokenTree, tokens: Sequence[int]) -> int:
         """A step that was given `tree` has committed `tokens`, the last of which is no node's.
@@ -39,7 +44,20 @@ class Tally:
         node, count = matched(tree, tokens[:-1])
         self.drafted += len(tree)
         self.accepted += count
+        for name, drafted, accepted in by_source(tree, tree.path(node)):
+            before = self.sources.get(name, SourceCount(name, 0, 0))
+            self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
         return node
+
+
+def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, ...]:
+    """The nodes of a tree, and those of them that were accepted, by proposer in the order in which they first appear.
+
+    Empty where the tree is one proposer's own.
+    """
+    sources = tree.sources or ()
+    right = [sources[node] for node in accepted] if sources else []
+    return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
 
 
 def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from draft_service.proposers.base import Proposer
-from slipstream_kernels.token_tree import TokenTree
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedTree(TokenTree):
-    """A tree of several proposers: `sources` holds the name of the one that each node comes from."""
-
-    sources: tuple[str, ...] = ()
 
 
 class Composite(Proposer):
-    """Combines other proposers of its process, which stay what they are: requests may ask for each of them."""
+    """Combines other proposers of its process, which stay what they are: requests may ask for each of them.
+
+    The `sources` of its trees name them, so that verify counts what became of each one's nodes.
+    """
 
     drafts_ahead = False  # a member's session would have to be forked with it, and members may not allow that
 

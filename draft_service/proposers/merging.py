@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.proposers.calibration import LEAST, MOST, Calibration, bucket
-from draft_service.proposers.composite import SourcedTree
 from slipstream_kernels.token_tree import TokenTree
 
 _DEEPEST = 8
@@ -48,7 +47,7 @@ class MergedDraft:
             draft._add(source, tree, form.get(source, _UNKNOWN))
         return draft
 
-    def best(self, max_nodes: int) -> SourcedTree:
+    def best(self, max_nodes: int) -> TokenTree:
         """The `max_nodes` nodes of highest path probability, best first; a tree, since it falls along every path."""
         paths: list[float] = []
         sources: list[str] = []
@@ -58,7 +57,7 @@ class MergedDraft:
             sources.append(source)
         kept = sorted(range(len(paths)), key=lambda node: -paths[node])[:max_nodes]
         place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-        return SourcedTree(
+        return TokenTree(
             tuple(self.nodes[node].token for node in kept),
             tuple(place[self.nodes[node].parent] for node in kept),
             tuple(paths[node] for node in kept),

@@ -18,12 +18,14 @@ class TokenTree:
     """Node i carries `token_ids[i]` and hangs below node `parents[i]`, or below the root where that is -1.
 
     The root itself is not among the nodes. Parents come before children: `parents[i] < i`.
-    `log_probs`, where given, holds the natural logarithm of each node's path probability.
+    `log_probs`, where given, holds the natural logarithm of each node's path probability. `sources`, where given, names
+    the proposer that each node is counted for, in a tree of several.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None
+    sources: tuple[str, ...] | None = None
     _depths: tuple[int, ...] | None = field(default=None, init=False, repr=False, compare=False)
     """of `depths`, once they are known"""
 
@@ -79,6 +81,7 @@ class TokenTree:
             tuple(self.token_ids[node] for node in nodes),
             tuple(moved[self.parents[node]] for node in nodes),
             None if self.log_probs is None else tuple(self.log_probs[node] for node in nodes),
+            None if self.sources is None else tuple(self.sources[node] for node in nodes),
         )
 
     def validate(self, *, vocab_size: int, max_nodes: int, max_depth: int) -> None:

@@ -12,6 +12,7 @@ from slipstream.completion import (
     Model,
     Options,
     PositionLogprobs,
+    SourceCount,
     SpeculationOptions,
     SpeculationStep,
     Timings,
@@ -115,7 +116,7 @@ def read_event(message: gateway_pb2.GenerateResponse) -> Event:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=tuple(_read_position(entry) for entry in message.logprobs),
-        step=SpeculationStep(step.drafted, step.accepted, step.proposer) if message.HasField("step") else None,
+        step=_read_step(step) if message.HasField("step") else None,
         seed=message.seed if message.HasField("seed") else None,
         finish_reason=_REASONS.get(message.finish_reason),
         usage=_read_usage(usage) if message.HasField("usage") else None,
@@ -123,6 +124,11 @@ def read_event(message: gateway_pb2.GenerateResponse) -> Event:
         stop_string=message.stop_string or None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
     )
+
+
+def _read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
+    sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in message.sources)
+    return SpeculationStep(message.drafted, message.accepted, message.proposer, sources)
 
 
 def _read_position(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:

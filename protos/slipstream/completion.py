@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 FinishReason = Literal["stop", "length"]
 """A stop token or string, or the end of max_tokens or the context."""
@@ -70,13 +70,25 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...]
 
 
+class SourceCount(NamedTuple):
+    """Drafted tokens of trees of several proposers that are counted for one of them, and how many were accepted."""
+
+    proposer: str
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStep:
-    """One verify step: drafted tokens verified, how many of the output's tokens they became, and whose they were."""
+    """One verify step: drafted tokens verified, how many of the output's tokens they became, and whose they were.
+
+    `sources` shares both out where several proposers made the tree.
+    """
 
     drafted: int
     accepted: int
     proposer: str
+    sources: tuple[SourceCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

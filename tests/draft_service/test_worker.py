@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draft_service.codec import Attachment
+from draft_service.codec import Attachment, encode_replies
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.records import NackReply, Open, Reply, Stamp, TreeReply
 from draft_service.worker import Worker
@@ -128,3 +128,25 @@ def test_iterables_and_numbers_of_other_kinds(
         assert isinstance(reply, TreeReply)
         assert reply.tree == tree
         assert {type(value) for value in (*reply.tree.token_ids, *reply.tree.parents)} <= {int}
+
+
+@pytest.mark.parametrize(
+    ("sources", "places"),
+    [
+        (("odd", "other"), (0, 1)),
+        (("nobody", "other"), (0, 1)),
+        (("other",), ()),
+        ((), ()),
+        (None, ()),
+        ((1, 2), (0, 0)),
+    ],
+)
+def test_nodes_are_counted_for_offered_proposers(sources: Any, places: tuple[int, ...]) -> None:
+    tree = TokenTree((3, 4), (-1, 0), None, sources)
+    other = Odd(lambda requests: [tree for _ in requests])
+    other.name = "other"
+    first, _ = replies_to([Odd(lambda requests: [tree for _ in requests]), other], 2)
+    assert isinstance(first, TreeReply)
+    assert first.sources == places
+    (sent,) = encode_replies([first]).replies
+    assert tuple(sent.tree.sources) == places

@@ -88,7 +88,12 @@ def test_tokens_and_logprobs_are_the_references(name, tiny_model, tiny_draft_mod
     work, reference, oracle = tiny
     with cluster_of(tiny_model, tiny_draft_model, engine, pages, oracle) as cluster:
         runs = [compare(cluster, work, reference, 8), compare(cluster, work[::4], reference[::4], 1)]
-        assert (state(cluster).preemptions > 0) == engine.scarce
+        after = state(cluster)
+    assert (after.preemptions > 0) == engine.scarce
+    (hybrid,) = [drafter for drafter in after.drafters if drafter.proposer == "hybrid"]
+    assert {each.proposer for each in hybrid.sources} <= {"suffix", "ngram", "draft-model"}
+    assert sum(each.drafted for each in hybrid.sources) == hybrid.drafted_tokens > 0
+    assert sum(each.accepted for each in hybrid.sources) == hybrid.accepted_tokens
     for counts in runs:
         assert sum(count.mismatches + count.logprob_mismatches for count in counts.values()) == 0, counts
         assert all(count.logprobs_compared == count.requests for count in counts.values())

@@ -38,7 +38,8 @@ def test_generate_streams_one_message_a_step(stub: Any, verify: FakeVerify) -> N
     assert "".join(message.text for message in messages) == "Hello é 東\ufffd"
     assert [message.HasField("seed") for message in messages] == [True, False, False]
     assert messages[0].seed == 5
-    assert messages[0].step == sampling_pb2.SpeculationStep(drafted=4, accepted=3, proposer="ngram")
+    source = sampling_pb2.SourceCount(proposer="member", drafted=4, accepted=3)
+    assert messages[0].step == sampling_pb2.SpeculationStep(drafted=4, accepted=3, proposer="ngram", sources=[source])
     assert [len(message.logprobs) for message in messages] == [4, 4, 2]
     assert messages[0].logprobs[0].top[0].token_id == 10
     assert messages[-1].finish_reason == sampling_pb2.FINISH_REASON_LENGTH

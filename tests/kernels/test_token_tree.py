@@ -15,7 +15,8 @@ def trees(draw: st.DrawFn, max_nodes: int = 20) -> TokenTree:
     parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
     tokens = tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(size))
     log_probs = tuple(-float(node) for node in range(size)) if draw(st.booleans()) else None
-    return TokenTree(tokens, parents, log_probs)
+    sources = tuple("ab"[node % 2] for node in range(size)) if draw(st.booleans()) else None
+    return TokenTree(tokens, parents, log_probs, sources)
 
 
 @given(trees())
@@ -37,6 +38,9 @@ def test_truncated_is_a_subtree_within_limits(tree: TokenTree, max_nodes: int, m
     paths = {tuple(tree.token_ids[i] for i in tree.path(node)) for node in range(len(tree))}
     assert all(tuple(small.token_ids[i] for i in small.path(node)) in paths for node in range(len(small)))
     assert (small.log_probs is None) == (tree.log_probs is None)
+    assert (small.sources is None) == (tree.sources is None)
+    if small.log_probs and small.sources:
+        assert small.sources == tuple("ab"[-int(log_prob) % 2] for log_prob in small.log_probs)
     if max_nodes >= len(tree) and max_depth >= tree.depth:
         assert small == tree
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from launcher.info import collect, render
+from launcher.info import Facts, GatewayFacts, VerifyFacts, collect, render
 from support.cluster import free_ports
 
 
@@ -31,6 +31,27 @@ def test_people_get_a_tree_and_programs_json(tiny_cluster, capsys):
     assert "the default" in tree
     render(facts, as_json=True)
     assert json.loads(capsys.readouterr().out)["verify"]["state"]["running"] == 0
+
+
+def test_what_several_proposers_drafted_is_shared_out(capsys):
+    source = {"proposer": "suffix", "drafted": 30, "accepted": 20}
+    drafter = {"epoch": 7, "proposer": "hybrid", "requests": 1, "drafted_tokens": 40, "accepted_tokens": 25}
+    state = dict.fromkeys(
+        (
+            "running",
+            "queued",
+            "pages_free",
+            "pages_total",
+            "drafted_tokens",
+            "accepted_tokens",
+            "steps",
+            "committed_tokens",
+        ),
+        0,
+    )
+    verify = VerifyFacts("host:1", "serving", state=state, drafters=(drafter | {"sources": [source]},))
+    render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
+    assert "from suffix: 30, accepted 20" in capsys.readouterr().out
 
 
 def test_silence_is_reported_and_fails():

@@ -252,6 +252,7 @@ def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutpu
 def _output(submit: verify_pb2.Submit, tokens: list[int], begin: int, end: int) -> verify_pb2.RequestOutput:
     output = verify_pb2.RequestOutput(request_id=submit.request_id, token_ids=tokens[begin:end])
     output.step.drafted, output.step.accepted, output.step.proposer = 4, end - begin - 1, "ngram"
+    output.step.sources.add(proposer="member", drafted=4, accepted=end - begin - 1)
     if submit.sampling.HasField("logprobs"):
         for token in tokens[begin:end]:
             chosen = sampling_pb2.TokenLogprob(token_id=token, logprob=-0.5, rank=1)

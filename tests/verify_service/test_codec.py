@@ -29,6 +29,7 @@ from verify_service.request import (
     PositionLogprobs,
     RequestKey,
     SamplingParams,
+    SourceCount,
     SpeculationParams,
     SpeculationStep,
     StepOutput,
@@ -130,7 +131,7 @@ def test_outputs_are_written_whole() -> None:
         RequestKey(8, 7),
         token_ids=(5,),
         logprobs=(entry,),
-        step=SpeculationStep(3, 2, "p"),
+        step=SpeculationStep(3, 2, "p", (SourceCount("q", 1, 0), SourceCount("r", 2, 2))),
         finish_reason=FinishReason.LENGTH,
         usage=Usage(1, 2, 3, 4, 5, 6),
         timings=Timings(0.25, 0.5, 1.0),
@@ -146,6 +147,7 @@ def test_outputs_are_written_whole() -> None:
     assert (first.request_id, list(first.token_ids), first.seed, first.HasField("seed")) == (7, [5], 0, True)
     assert (first.logprobs[0].chosen.token_id, first.logprobs[0].top[1].logprob) == (5, -1.0)
     assert (first.step.drafted, first.step.accepted, first.step.proposer) == (3, 2, "p")
+    assert [(each.proposer, each.drafted, each.accepted) for each in first.step.sources] == [("q", 1, 0), ("r", 2, 2)]
     assert first.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
     usage = first.usage
     assert [getattr(usage, field.name) for field in usage.DESCRIPTOR.fields] == [1, 2, 3, 4, 5, 6]
@@ -162,7 +164,8 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, Tally(5, 6, 7, 8, 9, 11, 12, 13, 14))
+    tally = Tally(5, 6, 7, 8, 9, 11, 12, 13, 14, {"q": SourceCount("q", 8, 9)})
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, tally)
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
@@ -173,4 +176,5 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
-    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14]
+    source = sampling_pb2.SourceCount(proposer="q", drafted=8, accepted=9)
+    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14, [source]]

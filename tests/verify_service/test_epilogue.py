@@ -14,7 +14,14 @@ from verify_service.engine_config import EngineConfig
 from verify_service.epilogue import Epilogue
 from verify_service.outputs import PLAIN_STEP
 from verify_service.pipeline import Step
-from verify_service.request import FinishReason, PositionLogprobs, RequestKey, SpeculationStep, TokenLogprob
+from verify_service.request import (
+    FinishReason,
+    PositionLogprobs,
+    RequestKey,
+    SourceCount,
+    SpeculationStep,
+    TokenLogprob,
+)
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Launched
 from verify_service.verifier import Walk
@@ -61,12 +68,16 @@ def epilogue(*decisions: Decision) -> tuple[Epilogue, Learner]:
 
 
 def test_decisions_become_outputs_in_order_once_asked_for() -> None:
-    made, learner = epilogue(decision(1, (7,)), decision(2, (8, 9), TokenTree.chain((8, 4))))
+    tree = TokenTree((8, 4), (-1, 0), None, ("a", "b"))
+    made, learner = epilogue(decision(1, (7,)), decision(2, (8, 9), tree))
     assert made and not made.take() and not learner.lessons
     assert made.write() == []
     first, second = made.take()
     assert (first.key, first.token_ids, first.step) == (RequestKey(0, 1), (7,), PLAIN_STEP)
-    assert (second.token_ids, second.step) == ((8, 9), SpeculationStep(2, 1, ""))
+    assert (second.token_ids, second.step) == (
+        (8, 9),
+        SpeculationStep(2, 1, "", (SourceCount("a", 1, 1), SourceCount("b", 1, 0))),
+    )
     assert (len(first.logprobs), len(second.logprobs)) == (1, 2)
     assert learner.lessons == [(2, 4, 0.25)]
     assert (made.committed_tokens, made.drafted_tokens, made.accepted_tokens) == (3, 2, 1)

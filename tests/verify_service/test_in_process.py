@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
@@ -73,8 +75,8 @@ def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, CommitValue]:
 def test_trees_are_taken_as_they_are_and_shown() -> None:
     host = PlayedHost()
     link, commit = begun(host)
-    host.answer([TreeValue(commit.stamp, TREE)])
-    assert link.collect([KEY]) == [TREE]
+    host.answer([TreeValue(commit.stamp, TREE, (0, 0))])
+    assert link.collect([KEY]) == [replace(TREE, sources=("p", "p"))]
     (status,) = link.proposers()
     assert status.attachment is not None
     assert (status.name, status.attachment.request.process_id) == ("p", 3)

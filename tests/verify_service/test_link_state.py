@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from slipstream.v1 import draft_pb2
+from slipstream_kernels.token_tree import TokenTree
 from support import drafters
-from support.drafters import wire_drafter
+from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served
-from verify_service.request import FinishReason
+from verify_service.request import FinishReason, SourceCount
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)
@@ -39,6 +42,28 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             assert (first.tally.drafted, first.tally.accepted) == (2 * 5, 2 * 3)
             assert second.tally.drafted == 0
             assert link.state().deadline == 0.3
+
+    run(scenario())
+
+
+def test_nodes_of_a_tree_of_several_are_counted_for_each() -> None:
+    def mixed(_drafter: WireDrafter, kind: str, record: Any) -> list[draft_pb2.DraftReply]:
+        return [tree_reply(record.stamp, [5, 6, 7], [-1, 0, -1], sources=[1, 2, 1])] if kind == "commit" else []
+
+    async def scenario() -> None:
+        async with served() as (link, address), wire_drafter(address, "h", "a", "b", answer=mixed):
+            link.begin(opening(proposer="h"))
+            link.commit([committed(4, 10)])
+            (tree,), _ = await collect(link)
+            assert tree == TokenTree((5, 6, 7), (-1, 0, -1), None, ("a", "b", "a"))
+            link.commit([committed(7, 5, 6, 1)])
+            before = link.state().drafters[0]
+            assert before.tally.sources == {"a": SourceCount("a", 2, 1), "b": SourceCount("b", 1, 1)}
+            await collect(link)
+            link.commit([committed(8, 9)])
+            assert link.state().drafters[0].tally.sources["a"] == SourceCount("a", 4, 1)
+            assert before.tally.sources["a"] == SourceCount("a", 2, 1)
+            assert [each.tally.sources for each in link.state().drafters[1:]] == [{}, {}]
 
     run(scenario())
 

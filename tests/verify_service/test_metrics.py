@@ -8,7 +8,7 @@ from slipstream.rpc.errors import ResourceExhaustedError
 from verify_service.link_types import DrafterState, LinkState
 from verify_service.loop_state import LoopState
 from verify_service.metrics import VerifyMetrics
-from verify_service.request import FinishReason, RequestKey, StepOutput, Timings, Usage
+from verify_service.request import FinishReason, RequestKey, SourceCount, StepOutput, Timings, Usage
 from verify_service.tally import Tally
 
 LOOP = LoopState(
@@ -27,7 +27,8 @@ LOOP = LoopState(
 )
 
 
-DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, 0.5, 8, Tally(1, 2, 3, 40, 30))
+TALLY = Tally(1, 2, 3, 40, 30, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, 0.5, 8, TALLY)
 
 
 def test_steps_and_ends_are_counted() -> None:
@@ -81,6 +82,14 @@ def test_steps_and_ends_are_counted() -> None:
     )
     values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
     assert values == [9, 0.5, 8, 1, 2, 3, 40, 30]
+    shared = {
+        (source, name): registry.get_sample_value(
+            f"slipstream_drafter_source_{name}_total", labels | {"source": source}
+        )
+        for source in "ab"
+        for name in ("drafted", "accepted")
+    }
+    assert shared == {("a", "drafted"): 25, ("a", "accepted"): 20, ("b", "drafted"): 15, ("b", "accepted"): 10}
     ends = {
         reason: registry.get_sample_value("slipstream_request_success_total", {"finished_reason": reason})
         for reason in ("length", "error")

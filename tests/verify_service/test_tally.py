@@ -7,7 +7,8 @@ import random
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.tally import Tally, matched
+from verify_service.request import SourceCount
+from verify_service.tally import Tally, by_source, matched
 from verify_service.verifier import walk
 
 TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
@@ -41,3 +42,15 @@ def test_it_agrees_with_the_verifiers_walk() -> None:
         tally = Tally()
         assert tally.settle(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
         assert (tally.drafted, tally.accepted) == (size, len(took.nodes))
+
+
+def test_nodes_of_several_proposers_are_shared_out() -> None:
+    tree = TokenTree((5, 6, 7, 8), (-1, 0, 1, 0), None, ("a", "b", "a", "a"))
+    assert by_source(tree, (0, 1)) == (SourceCount("a", 3, 1), SourceCount("b", 1, 1))
+    assert by_source(TokenTree.chain((5, 6)), (0,)) == ()
+    tally = Tally()
+    for tokens in ((5, 6, 9), (5, 6, 7, 1), (4,)):
+        tally.settle(tree, tokens)
+    tally.settle(TokenTree.chain((5,)), (5, 6))
+    assert tally.sources == {"a": SourceCount("a", 9, 3), "b": SourceCount("b", 3, 2)}
+    assert (tally.drafted, tally.accepted) == (13, 6)

@@ -33,10 +33,14 @@ class CommitValue(NamedTuple):
 
 
 class TreeValue(NamedTuple):
-    """A tree for the state of the stamp; an empty one asks for a plain step."""
+    """A tree for the state of the stamp; an empty one asks for a plain step.
+
+    `sources` is empty, or has the index of an offer for each node.
+    """
 
     stamp: StampValue
     tree: TokenTree
+    sources: tuple[int, ...] = ()
 
 
 Commands = Sequence[CommitValue | bytes]
