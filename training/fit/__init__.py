@@ -1,0 +1,1 @@
+"""Training of drafters on what the target was thinking when it gave its answers."""

@@ -1,0 +1,1 @@
+"""The families of drafters that `fit` trains."""

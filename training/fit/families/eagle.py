@@ -1,0 +1,140 @@
+"""EAGLE-1 (arXiv 2401.15077), whose weights EAGLE-2 uses: regress the target's next state, score with its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipstream_kernels.models.config import ModelConfig
+from training.fit.families.eagle3 import public_config, shape_of
+from training.fit.families.unrolled import Drafted, UnrolledHead
+from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
+from training.fit.plan import Survey
+from training.fit.settings import FitSettings
+from training.fit.target import Target
+from training.fit.vocabulary import DraftVocabulary
+from training.settings import ModelShape
+
+UNROLL = 1
+SCORE_WEIGHT = 0.1
+"""Of the cross-entropy, beside 1 of the regression."""
+NOISE = 0.1
+"""The target's states are disturbed by uniform noise of at most so much, as a drafter's own are not exact either."""
+
+
+class Layer(nn.Module):
+    """A decoder layer that normalises nothing before its attention."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, shape.hidden_size)
+        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = GatedMLP(shape)
+
+
+class Eagle1Weights(nn.Module):
+    """Parameters under the names of the published checkpoints."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.fc = Linear(2 * shape.hidden_size, shape.hidden_size)
+        self.layers = nn.ModuleList([Layer(shape)])
+
+
+class Eagle1:
+    """The family. Unrolled over more steps than one it is trained as HASS (arXiv 2408.15766) proposes."""
+
+    def __init__(self, settings: FitSettings) -> None:
+        if settings.boundaries:
+            raise ValueError("boundaries: an EAGLE-1 head reads the target's last state alone")
+        if settings.draft_vocab:
+            raise ValueError("draft_vocab: an EAGLE-1 head scores all tokens with the target's own rows")
+        self.settings = settings
+
+    @property
+    def steps(self) -> int:
+        return self.settings.unroll or UNROLL
+
+    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
+        return (target.num_layers + 1,)
+
+    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Eagle1Head:
+        return Eagle1Head(target, self.settings, columns[target.config.num_layers + 1])
+
+
+class Eagle1Head(UnrolledHead):
+    """fc joins embedding and state; what the layer gives is the state that children take, and what is scored."""
+
+    def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
+        vocab_size = target.config.vocab_size
+        shape = shape_of(target.config, settings.intermediate_size)
+        super().__init__(target, shape, DraftVocabulary(torch.arange(vocab_size), vocab_size), final)
+        self._settings = settings
+        self.weights = Eagle1Weights(shape)
+        initialise(self.weights, settings.seed)
+        self._layer: Any = self.weights.layers[0]
+        if settings.init == "target":
+            self._begin_as_target()
+        self.weights.to(target.embedding.device)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.weights
+
+    @property
+    def _attention(self) -> Attention:
+        attention: Attention = self._layer.self_attn
+        return attention
+
+    def _begin_as_target(self) -> None:
+        """The state goes through as it is; what the layer adds to it begins small."""
+        hidden = self._shape.hidden_size
+        with torch.no_grad():
+            self.weights.fc.weight.mul_(0.1)
+            self.weights.fc.weight[:, hidden:] += torch.eye(hidden)
+            self._layer.self_attn.o_proj.weight.mul_(0.1)
+            self._layer.mlp.down_proj.weight.mul_(0.1)
+
+    def _fuse(self, states: Tensor) -> Tensor:
+        return states[:, self._final]
+
+    def _enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        joined: Tensor = self.weights.fc(torch.cat((embedded, state), dim=-1))
+        return joined, joined
+
+    def _leave(self, residual: Tensor, attended: Tensor) -> Tensor:
+        x = residual + self._layer.self_attn.o_proj(attended)
+        left: Tensor = x + self._layer.mlp(self._layer.post_attention_layernorm(x))
+        return left
+
+    def _scored(self, state: Tensor) -> Tensor:
+        return state
+
+    def _score_weight(self) -> Tensor:
+        return self._target.head
+
+    def _disturb(self, states: Tensor, noise: int) -> Tensor:
+        generator = torch.Generator(states.device).manual_seed(noise)
+        uniform = torch.rand(states.shape, generator=generator, device=states.device)
+        return states + ((2 * uniform - 1) * NOISE).to(states.dtype)
+
+    def _step_weights(self, steps: int) -> list[float]:
+        return [SCORE_WEIGHT * self._settings.decay**step for step in range(steps)]
+
+    def _regress(self, drafted: Drafted, truth: Tensor, weights: Tensor) -> Tensor:
+        """Smooth L1 to the target's states, the mean over their entries."""
+        decayed = weights * self._settings.decay**drafted.step
+        distance = F.smooth_l1_loss(drafted.states.float(), truth.float(), reduction="none").mean(dim=-1)
+        return (distance * decayed).sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `training.fit.family.Head` has it."""
+        return {name: tensor.detach().cpu() for name, tensor in self.weights.state_dict().items()}
+
+    def config(self) -> dict[str, Any]:
+        """As `training.fit.family.Head` has it."""
+        named = {"architectures": ["LlamaForCausalLMEagle"], "bias": False}
+        return public_config(self._shape, self._target.config) | named

@@ -1,0 +1,205 @@
+"""EAGLE-3 (arXiv 2503.01840): fused states of several boundaries, scores of its own, all unroll steps trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream_kernels.models.config import ModelConfig
+from training.fit.families.unrolled import UnrolledHead
+from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
+from training.fit.plan import Survey
+from training.fit.settings import FitSettings
+from training.fit.target import Target
+from training.fit.vocabulary import DraftVocabulary, default_size, select
+from training.settings import ModelShape
+
+UNROLL = 7
+
+
+class MidLayer(nn.Module):
+    """A decoder layer that attends over embedding and state side by side, each after a norm of its own."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.hidden_norm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = Attention(shape, 2 * shape.hidden_size)
+        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = GatedMLP(shape)
+
+
+class Eagle3Weights(nn.Module):
+    """Parameters under the names of the published checkpoints."""
+
+    def __init__(self, shape: ModelShape, width: int, entries: int) -> None:
+        super().__init__()
+        self.fc = Linear(width, shape.hidden_size)
+        self.midlayer = MidLayer(shape)
+        self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.lm_head = Linear(shape.hidden_size, entries)
+
+
+class Eagle3:
+    """The family."""
+
+    def __init__(self, settings: FitSettings) -> None:
+        self.settings = settings
+
+    @property
+    def steps(self) -> int:
+        return self.settings.unroll or UNROLL
+
+    def read(self, target: ModelConfig) -> tuple[int, ...]:
+        """The boundaries that the head reads, in its order."""
+        return self.settings.boundaries or default_boundaries(target.num_layers)
+
+    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
+        return *self.read(target), target.num_layers + 1
+
+    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Eagle3Head:
+        config = target.config
+        size = self.settings.draft_vocab or default_size(config.vocab_size)
+        vocabulary = select(survey.frequencies, size, config.eos_token_ids)
+        return Eagle3Head(target, self.settings, vocabulary, self.read(config), columns)
+
+
+def default_boundaries(num_layers: int) -> tuple[int, ...]:
+    """Those of the reference. ValueError where a model has too few layers for three different ones."""
+    chosen = (2, num_layers // 2, num_layers - 3)
+    if len(set(chosen)) < 3 or min(chosen) < 0:
+        raise ValueError(f"boundaries: name them, since of {num_layers} layers 2, N/2 and N-3 are not three")
+    return chosen
+
+
+class Eagle3Head(UnrolledHead):
+    """The residual of the layer is the state as it is; children take the state before the final norm."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: FitSettings,
+        vocabulary: DraftVocabulary,
+        read: Sequence[int],
+        columns: dict[int, slice],
+    ) -> None:
+        config = target.config
+        shape = shape_of(config, settings.intermediate_size)
+        super().__init__(target, shape, vocabulary, columns[config.num_layers + 1])
+        self._read, self._columns, self._decay = tuple(read), [columns[boundary] for boundary in read], settings.decay
+        self.weights = Eagle3Weights(shape, len(read) * config.hidden_size, len(vocabulary.ids))
+        initialise(self.weights, settings.seed)
+        if settings.init == "target":
+            self._begin_as_target()
+        self.weights.to(target.embedding.device)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.weights
+
+    @property
+    def _attention(self) -> Attention:
+        return self.weights.midlayer.self_attn
+
+    def _begin_as_target(self) -> None:
+        """The last boundary's state runs through the target's last layer, which hardly sees the embedding yet."""
+        theirs, hidden = self._target.last_layer(), self._shape.hidden_size
+        weights, layer = self.weights, self.weights.midlayer
+        with torch.no_grad():
+            weights.fc.weight.mul_(0.1)
+            weights.fc.weight[:, -hidden:] += torch.eye(hidden)
+            weights.norm.weight.copy_(theirs["norm.weight"])
+            weights.lm_head.weight.copy_(self._target.head[self._ids])
+            layer.hidden_norm.weight.copy_(theirs["input_layernorm.weight"])
+            layer.post_attention_layernorm.weight.copy_(theirs["post_attention_layernorm.weight"])
+            for name in "qkv":
+                projection = getattr(layer.self_attn, f"{name}_proj").weight
+                projection[:, :hidden] *= 0.1
+                projection[:, hidden:] = theirs[f"self_attn.{name}_proj.weight"]
+            layer.self_attn.o_proj.weight.copy_(theirs["self_attn.o_proj.weight"])
+            if self._shape.intermediate_size == self._target.config.intermediate_size:
+                for name in ("gate", "up", "down"):
+                    getattr(layer.mlp, f"{name}_proj").weight.copy_(theirs[f"mlp.{name}_proj.weight"])
+
+    def _fuse(self, states: Tensor) -> Tensor:
+        fused: Tensor = self.weights.fc(torch.cat([states[:, columns] for columns in self._columns], dim=-1))
+        return fused
+
+    def _enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.weights.midlayer
+        return torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(state)), dim=-1), state
+
+    def _leave(self, residual: Tensor, attended: Tensor) -> Tensor:
+        layer = self.weights.midlayer
+        x = residual + layer.self_attn.o_proj(attended)
+        left: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+        return left
+
+    def _scored(self, state: Tensor) -> Tensor:
+        scored: Tensor = self.weights.norm(state)
+        return scored
+
+    def _score_weight(self) -> Tensor:
+        return self.weights.lm_head.weight
+
+    def _step_weights(self, steps: int) -> list[float]:
+        return [self._decay**step for step in range(steps)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `training.fit.family.Head` has it."""
+        maps = {} if self._vocabulary.is_whole else {"d2t": self._vocabulary.d2t, "t2d": self._vocabulary.t2d}
+        return {name: tensor.detach().cpu() for name, tensor in self.weights.state_dict().items()} | maps
+
+    def config(self) -> dict[str, Any]:
+        """As `training.fit.family.Head` has it."""
+        target = self._target.config
+        named = public_config(self._shape, target) | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(self._vocabulary.ids),
+            "target_hidden_size": target.hidden_size,
+        }
+        if self._read != (2, target.num_layers // 2, target.num_layers - 3):
+            named["eagle_aux_hidden_state_layer_ids"] = list(self._read)
+        return named
+
+
+def shape_of(target: ModelConfig, intermediate_size: int) -> ModelShape:
+    """A layer like the target's, or one with another MLP."""
+    return ModelShape(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        layers=1,
+        heads=target.num_heads,
+        kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=intermediate_size or target.intermediate_size,
+        max_positions=target.max_context,
+        rope_theta=target.rope_theta,
+        rms_norm_eps=target.rms_norm_eps,
+    )
+
+
+def public_config(shape: ModelShape, target: ModelConfig) -> dict[str, Any]:
+    """What config.json says of a head of one layer, whatever its family."""
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "vocab_size": target.vocab_size,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "bos_token_id": target.bos_token_id,
+        "eos_token_id": list(target.eos_token_ids),
+        "torch_dtype": "bfloat16",
+    }

@@ -1,0 +1,66 @@
+"""Layers of heads in training. Parameters are float32 and are computed with in the type of what comes in."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from training.model import GatedMLP, Linear, Norm
+from training.settings import ModelShape
+
+__all__ = ["Attention", "GatedMLP", "Linear", "Norm", "Rotation", "initialise"]
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention whose input is `width` wide."""
+
+    def __init__(self, shape: ModelShape, width: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q_proj = Linear(width, shape.heads * shape.head_dim)
+        self.k_proj = Linear(width, shape.kv_heads * shape.head_dim)
+        self.v_proj = Linear(width, shape.kv_heads * shape.head_dim)
+        self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden_size)
+
+    def query(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """[n, heads, head_dim] of x [n, width], rotated."""
+        return rotated(self._heads(self.q_proj, x), rotation)
+
+    def key_value(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Two of [n, kv_heads, head_dim]; the key is rotated."""
+        return rotated(self._heads(self.k_proj, x), rotation), self._heads(self.v_proj, x)
+
+    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return cast(Tensor, projection(x)).view(len(x), -1, self.shape.head_dim)
+
+
+class Rotation:
+    """Rotary angles (arXiv 2104.09864) of any positions."""
+
+    def __init__(self, shape: ModelShape, device: torch.device) -> None:
+        half = torch.arange(0, shape.head_dim, 2, dtype=torch.float64, device=device) / shape.head_dim
+        self._frequencies = shape.rope_theta**-half
+
+    def of(self, positions: Tensor) -> Tensor:
+        """float32 [n, head_dim], cosines, then sines, of int64 [n]."""
+        angles = positions.to(torch.float64)[:, None] * self._frequencies
+        return torch.cat((angles.cos(), angles.sin()), dim=1).float()
+
+
+def rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """x [n, heads, head_dim], whose halves hold the pairs, by rows of `Rotation.of`."""
+    cos, sin = rotation[:, None].chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def initialise(module: nn.Module, seed: int) -> None:
+    """Normal matrices of variance 1 / fan-in, and norms of 1: the same numbers on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    for _, parameter in sorted(module.named_parameters()):
+        if parameter.ndim == 2:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5)
+        else:
+            parameter.data.fill_(1.0)

@@ -1,0 +1,169 @@
+"""One step after the other: rows to gradients, gradients to weights, all of it a function of the step's number."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.features.source import FeatureSource
+from training.fit.acceptance import Chances, simulate
+from training.fit.batch import Batch, collate
+from training.fit.family import Findings, Head
+from training.fit.metrics import Figures
+from training.fit.parallel import World
+from training.fit.plan import Plan
+from training.fit.settings import FitSettings
+
+BETAS = (0.9, 0.95)
+"""Of Adam, as EAGLE-3 is published."""
+
+
+def learning_rate(step: int, steps: int, settings: FitSettings) -> float:
+    """Linear up over the warm-up, then half a cosine down to 0, or constant."""
+    warmup = math.ceil(settings.warmup * steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process computes of a step. counts int64 [steps]: positions that count in all of the step."""
+
+    batches: list[Batch]
+    counts: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return sum(int((batch.documents >= 0).sum()) for batch in self.batches)
+
+
+class Loader:
+    """Reads the rows of steps one step ahead, in a thread of its own."""
+
+    def __init__(self, source: FeatureSource, plan: Plan, settings: FitSettings, world: World) -> None:
+        self._source, self._plan, self._settings, self._world = source, plan, settings, world
+        self._thread = ThreadPoolExecutor(1, "features")
+
+    def shares(self, first: int, last: int) -> Iterator[Share]:
+        """This process's share of the steps from `first` to before `last`."""
+        waiting: Future[Share] | None = None
+        try:
+            for step in range(first, last):
+                share = self._thread.submit(self._read, step) if waiting is None else waiting
+                waiting = self._thread.submit(self._read, step + 1) if step + 1 < last else None
+                yield share.result()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> Share:
+        rows, counts = self._plan.step(step)
+        mine = rows[self._world.rank :: self._world.size]
+        micro = self._settings.micro_rows or len(mine)
+        length = self._settings.row_length
+        return Share([load(self._source, mine[at : at + micro], length) for at in range(0, len(mine), micro)], counts)
+
+
+def load(source: FeatureSource, rows: Sequence[Sequence[int]], length: int) -> Batch:
+    """Rows of sequences, by their indices in the source."""
+    flat = [index for row in rows for index in row]
+    found = iter(source.batch(flat))
+    return collate([[next(found) for _ in row] for row in rows], length)
+
+
+class Learner:
+    """A head and its optimiser."""
+
+    def __init__(self, head: Head, settings: FitSettings, steps: int, total_steps: int, world: World) -> None:
+        """steps: unroll steps of the loss. total_steps: those of the run, to whose end the learning rate falls."""
+        self.head, self._settings, self._steps, self._total, self._world = head, settings, steps, total_steps, world
+        self._parameters = [each for each in head.module.parameters() if each.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay, fused=True
+        )
+        self._dtype = compute_dtype(world.device)
+
+    def step(self, step: int, share: Share, tally: Tally | None) -> dict[str, float]:
+        """Learn from a step. Figures are added to `tally`; gives the learning rate and the norm of the gradient."""
+        rate = learning_rate(step, self._total, self._settings)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        counts = torch.from_numpy(share.counts).to(self._world.device, torch.float32)
+        for number, batch in enumerate(share.batches):
+            batch = batch.to(self._world.device, self._dtype)
+            noise = _seed(self._settings.seed, step, self._world.rank, number)
+            findings = self.head.look(batch, counts, steps=self._steps, noise=noise)
+            findings.loss.backward()
+            if tally is not None:
+                tally.add(batch, findings)
+        self._world.sum_gradients(self._parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip, error_if_nonfinite=False)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"lr": rate, "gradient_norm": float(norm)} if tally is not None else {}
+
+    @torch.no_grad()
+    def evaluate(self, source: FeatureSource, rows: Sequence[Sequence[int]], counts: np.ndarray) -> Figures:
+        """Figures over `rows`, chains unrolled as far as `counts` int64 [chain], the positions that count."""
+        tally = Tally(len(counts), self._world.device)
+        on_device = torch.from_numpy(counts).to(self._world.device, torch.float32)
+        for row in rows[self._world.rank :: self._world.size]:
+            batch = load(source, [row], self._settings.row_length).to(self._world.device, self._dtype)
+            tally.add(batch, self.head.look(batch, on_device, steps=len(counts), noise=None))
+        return tally.figures(counts, self._world.sum)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"head": self.head.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.head.module.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+class Tally:
+    """Sums of findings on the device."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self._sums = torch.zeros(2 * steps + 1, dtype=torch.float64, device=device)
+        self._chances = Chances(np.zeros(steps, np.int64), np.zeros(steps, np.int64))
+
+    def add(self, batch: Batch, findings: Findings) -> None:
+        """Count a batch."""
+        self._sums += torch.cat((findings.loss.detach()[None], findings.losses, findings.correct)).double()
+        self._chances += simulate(batch, findings)
+
+    def figures(self, counts: np.ndarray, summed: Callable[[Tensor], Tensor]) -> Figures:
+        """Over all processes, whose tensors `summed` adds up. counts int64 [steps]: positions of all."""
+        steps = len(counts)
+        chances = torch.from_numpy(np.concatenate([self._chances.tried, self._chances.accepted]))
+        sums = summed(torch.cat((self._sums, chances.to(self._sums)))).cpu().numpy()
+        positions = np.maximum(counts, 1)
+        tried, accepted = sums[2 * steps + 1 :].astype(np.int64).reshape(2, steps)
+        return Figures(
+            float(sums[0]),
+            (sums[1 : 1 + steps] / positions).tolist(),
+            (sums[1 + steps : 1 + 2 * steps] / positions).tolist(),
+            Chances(tried, accepted),
+        )
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on GPUs, float32 elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _seed(*parts: int) -> int:
+    digest = hashlib.sha256(",".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,239 @@
+"""The stage `fit`: from features to a head, the same to the bit however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from slipstream_kernels.models.boundaries import boundaries_of
+from training.durable import check_task, sole_user, write_whole
+from training.features.source import FeatureSource
+from training.fit.checkpoint import Checkpoints
+from training.fit.export import write_head
+from training.fit.family import Family, Head, family_of
+from training.fit.labels import examine
+from training.fit.learner import Learner, Loader, Tally, compute_dtype
+from training.fit.metrics import CURVES, HELDOUT, JOURNAL, TRAIN, Board, Figures, summarised
+from training.fit.parallel import World
+from training.fit.plan import Plan, Survey, pack
+from training.fit.settings import FitSettings, RunOptions
+from training.fit.target import Target
+
+TASK: Final = "task.json"
+MANIFEST: Final = "manifest.json"
+CHECKPOINTS: Final = "checkpoints"
+HEAD: Final = "head"
+BOARD: Final = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Heldout:
+    """Sequences to measure on, with what a pass over their tokens found."""
+
+    source: FeatureSource
+    survey: Survey
+    rows: list[list[int]]
+
+    @classmethod
+    def of(cls, source: FeatureSource, settings: FitSettings, vocab_size: int) -> Heldout:
+        survey = Survey.of(source, row_length=settings.row_length, steps=settings.chain, vocab_size=vocab_size)
+        useful = np.flatnonzero(survey.counts[:, 0]).tolist()
+        return cls(source, survey, pack(survey.lengths.tolist(), useful, settings.row_length))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Positions that count at each step of the chain."""
+        counts: np.ndarray = self.survey.counts.sum(axis=0)
+        return counts
+
+
+@dataclass(slots=True)
+class Run:
+    """A run with everything it is made of. `head` is before its first step."""
+
+    source: FeatureSource
+    folder: Path
+    settings: FitSettings
+    options: RunOptions
+    world: World
+    heldout: Heldout | None
+    survey: Survey
+    plan: Plan
+    head: Head
+    labels: dict[str, float]
+    steps: int
+
+    def learn(self) -> dict[str, Any]:
+        """Take all steps that are left, then write the head; gives the manifest, which is written last."""
+        learner = Learner(self.head, self.settings, self.steps, self.plan.steps, self.world)
+        checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        state = checkpoints.newest(self.world.device) or {"step": 0, "journal_bytes": 0}
+        if state["step"]:
+            learner.restore(state)
+        first = state["step"]
+        with ExitStack() as stack:
+            board = stack.enter_context(self._board(first, state["journal_bytes"])) if self.world.leads else None
+            if board is not None and not first:
+                self._introduce(board)
+            loader = Loader(self.source, self.plan, self.settings, self.world)
+            for step, share in enumerate(loader.shares(first, self.plan.steps), first):
+                done = step + 1
+                tally = Tally(self.steps, self.world.device) if self._is_due(done, self.options.log_every) else None
+                more = learner.step(step, share, tally)
+                if board is not None:
+                    board.advance(share.tokens * self.world.size)
+                if tally is not None:
+                    figures = tally.figures(share.counts, self.world.sum)
+                    if board is not None:
+                        board.tell(done, TRAIN, figures, **more)
+                if done < self.plan.steps and self._is_due(done, self.options.evaluate_every):
+                    self._evaluate(learner, done, board)
+                if board is not None and self._is_due(done, self.options.checkpoint_every):
+                    checkpoints.save(done, learner.state() | {"step": done, "journal_bytes": board.journal_bytes})
+            return self._finish(learner, board)
+
+    def _is_due(self, done: int, every: int) -> bool:
+        return bool(every) and done % every == 0
+
+    def _board(self, first: int, journal_bytes: int) -> Board:
+        steps, progress = self.plan.steps, self.options.progress
+        return Board(self.folder, steps=steps, first=first, journal_bytes=journal_bytes, progress=progress)
+
+    def _introduce(self, board: Board) -> None:
+        about = self.head.describe(self.survey)
+        said = ", ".join(f"{name} {value:,}" for name, value in about.items())
+        board.say(f"{self.settings.family}: {said}")
+        board.say(f"{self.plan.used} sequences in {len(self.plan.rows)} rows, {self.plan.left_out} have no answer")
+
+    def _evaluate(self, learner: Learner, done: int, board: Board | None) -> Figures | None:
+        if self.heldout is None:
+            return None
+        figures = learner.evaluate(self.heldout.source, self.heldout.rows, self.heldout.counts)
+        if board is not None:
+            board.tell(done, HELDOUT, figures)
+        return figures
+
+    def _finish(self, learner: Learner, board: Board | None) -> dict[str, Any]:
+        figures = self._evaluate(learner, self.plan.steps, board)
+        about = self.head.describe(self.survey)
+        if self.heldout is not None:
+            about["heldout_coverage"] = self.head.describe(self.heldout.survey).get("coverage")
+        manifest = {
+            "settings": self.settings.document(),
+            "features": self.source.fingerprint,
+            "boundaries": list(self.source.boundaries),
+            "steps": self.plan.steps,
+            "sequences": self.plan.used,
+            "labels": self.labels,
+            "head": about,
+            "heldout": None if figures is None else {"chain": self.settings.chain} | figures.document(),
+        }
+        if self.world.leads:
+            write_head(self.folder / HEAD, self.head.tensors(), self.head.config(), torch.bfloat16)
+            write_whole(self.folder / CURVES, _json(summarised(self.folder / JOURNAL)))
+            write_whole(self.folder / MANIFEST, _json(manifest))
+        self.world.wait()
+        return manifest
+
+
+def fit(
+    source: FeatureSource,
+    folder: Path,
+    settings: FitSettings,
+    options: RunOptions,
+    world: World,
+    heldout: FeatureSource | None = None,
+) -> dict[str, Any]:
+    """Train a head of `settings.family` on `source` into `folder`; gives the manifest. All processes call it alike.
+
+    Goes on from the last checkpoint of an equal run. ValueError names a setting that does not fit the target or the
+    features; LabelError where the labels cannot be the target's; MismatchError where the folder is another run's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_user(folder) if world.leads else nullcontext():
+        task = {
+            "settings": settings.document(),
+            "features": source.fingerprint,
+            "heldout": None if heldout is None else heldout.fingerprint,
+            "processes": world.size,
+            "device": world.device.type,
+        }
+        _claim(folder, task, world)
+        if (folder / MANIFEST).is_file():
+            done: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+            return done
+        return _prepare(source, folder, settings, options, world, heldout).learn()
+
+
+def _claim(folder: Path, task: dict[str, Any], world: World) -> None:
+    """Raise MismatchError unless the folder is empty or this task's."""
+    path = folder / TASK
+    begun = json.loads(path.read_bytes()) if path.is_file() else None
+    world.wait()
+    if begun is not None:
+        check_task(path, begun, task)
+    elif world.leads:
+        write_whole(path, _json(task))
+    world.wait()
+
+
+def _prepare(
+    source: FeatureSource,
+    folder: Path,
+    settings: FitSettings,
+    options: RunOptions,
+    world: World,
+    heldout: FeatureSource | None,
+) -> Run:
+    family = family_of(settings)
+    if settings.batch_rows % world.size:
+        raise ValueError(f"batch_rows is {settings.batch_rows}, must be a multiple of the {world.size} processes")
+    target = Target(source.model, world.device, compute_dtype(world.device))
+    columns = columns_of(source, family, target)
+    if heldout is not None and heldout.boundaries != source.boundaries:
+        raise ValueError(f"held-out features have boundaries {heldout.boundaries}, the others {source.boundaries}")
+    vocab_size = target.config.vocab_size
+    survey = Survey.of(source, row_length=settings.row_length, steps=family.steps, vocab_size=vocab_size)
+    plan = Plan(survey, settings)
+    labels: dict[str, float] = {}
+    if options.check_labels:
+        report = examine(source, target, columns[target.config.num_layers + 1], target.config.eos_token_ids)
+        report.demand()
+        labels = report.document()
+    head = family.build(target, columns, survey)
+    held = None if heldout is None else Heldout.of(heldout, settings, vocab_size)
+    return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps)
+
+
+def columns_of(source: FeatureSource, family: Family, target: Target) -> dict[int, slice]:
+    """Where each boundary of the source lies in its states. ValueError where the family wants one that is not there."""
+    width, config = source.hidden_size, target.config
+    if width != config.hidden_size:
+        raise ValueError(f"the features are {width} wide, the target's states {config.hidden_size}")
+    wanted = family.boundaries(config)
+    if unknown := sorted(set(wanted) - set(boundaries_of(config.num_layers))):
+        raise ValueError(f"boundaries: {unknown} are none of a model of {config.num_layers} layers")
+    if missing := sorted(set(wanted) - set(source.boundaries)):
+        raise ValueError(f"the features have boundaries {list(source.boundaries)}, {missing} are wanted too")
+    return {each: slice(at * width, (at + 1) * width) for at, each in enumerate(source.boundaries)}
+
+
+def remove_run(folder: Path) -> None:
+    """Remove everything a run has written."""
+    if folder.is_dir():
+        with sole_user(folder):
+            for name in (MANIFEST, TASK, JOURNAL, CURVES):
+                (folder / name).unlink(missing_ok=True)
+            for name in (CHECKPOINTS, HEAD, BOARD):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"

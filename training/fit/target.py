@@ -1,0 +1,80 @@
+"""What training needs of the target: its embedding, its scores, and the weights of one layer to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from slipstream_kernels.models.checkpoint import weight_files
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
+
+_EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+_CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The target's distribution at some positions. probabilities [n, scored tokens], renormalised over these;
+    best int64 [n]: its most likely token of all.
+    """
+
+    probabilities: Tensor
+    best: Tensor
+
+
+class Target:
+    """Frozen rows of a Hugging Face folder, on the training device in the type that is computed in."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises CheckpointError."""
+        self.folder = folder
+        self.config = ModelConfig.from_folder(folder)
+        names = (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, _HEAD)
+        found = read_named(folder, names)
+        self.embedding = found[_EMBEDDING].to(device, dtype)
+        self.head = self.embedding if len(names) == 1 else found[_HEAD].to(device, dtype)
+
+    def last_layer(self) -> dict[str, Tensor]:
+        """Float32 weights of the last layer by their names within it, and the final norm as `norm.weight`."""
+        prefix = f"model.layers.{self.config.num_layers - 1}."
+        names = ["input_layernorm", "post_attention_layernorm"]
+        names += [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+        found = read_named(self.folder, [_NORM, *(f"{prefix}{name}.weight" for name in names)])
+        return {name.removeprefix(prefix).removeprefix("model."): tensor.float() for name, tensor in found.items()}
+
+    def logits(self, states: Tensor) -> Tensor:
+        """float32 [n, vocabulary] of states after the final norm [n, hidden]."""
+        return F.linear(states, self.head).float()
+
+    @torch.no_grad()
+    def judge(self, states: Tensor, ids: Tensor | None) -> Verdict:
+        """The distribution over the tokens `ids` (None: all) at states after the final norm [n, hidden]."""
+        chunk = max(1, _CHUNK_BYTES.get(states.device.type, 1 << 25) // (4 * len(self.head)))
+        probabilities, best = [], []
+        for part in states.split(chunk):
+            logits = self.logits(part)
+            best.append(logits.argmax(dim=-1))
+            scored = logits if ids is None else logits.index_select(1, ids)
+            probabilities.append(scored.softmax(dim=-1).to(states.dtype))
+        return Verdict(torch.cat(probabilities), torch.cat(best))
+
+
+def read_named(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Tensors of a folder by name, as they are stored. Raises CheckpointError if one is missing."""
+    found: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                here = set(file.keys())
+                found |= {name: file.get_tensor(name) for name in names if name in here}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    if missing := [name for name in names if name not in found]:
+        raise CheckpointError(f"{folder}: {missing[0]} is missing")
+    return found

@@ -1,0 +1,66 @@
+"""The tokens that a head scores: the ones that the target produces most, with a report of what that leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """ids int64 [entries], ascending: the target's id of each entry. target_size: tokens of the target."""
+
+    ids: Tensor
+    target_size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token of the target is scored."""
+        return len(self.ids) == self.target_size
+
+    @property
+    def d2t(self) -> Tensor:
+        """Offsets int64 [entries]: id = entry + offset."""
+        return self.ids - torch.arange(len(self.ids))
+
+    @property
+    def t2d(self) -> Tensor:
+        """bool [target_size]: whether a token of the target is scored."""
+        mask = torch.zeros(self.target_size, dtype=torch.bool)
+        mask[self.ids] = True
+        return mask
+
+    def coverage(self, frequencies: np.ndarray) -> float:
+        """Part of the occurrences counted in `frequencies` [target_size] that is scored; it caps acceptance."""
+        total = int(frequencies.sum())
+        return float(frequencies[self.ids.numpy()].sum() / total) if total else 1.0
+
+
+def select(frequencies: np.ndarray, size: int, always: Collection[int]) -> DraftVocabulary:
+    """The `size` most frequent tokens, those of `always` among them; ties and unused ones by ascending id.
+
+    frequencies: int64 [target's vocabulary]. ValueError if `size` is not in 1 to the vocabulary, or below `always`.
+    """
+    target_size = len(frequencies)
+    if not max(1, len(set(always))) <= size <= target_size:
+        raise ValueError(f"draft_vocab is {size}, must be {max(1, len(set(always)))} to {target_size}")
+    weights = frequencies.astype(np.int64).copy()
+    weights[list(always)] = np.iinfo(np.int64).max
+    ranked = np.argsort(-weights, kind="stable")[:size]
+    return DraftVocabulary(torch.from_numpy(np.sort(ranked).astype(np.int64)), target_size)
+
+
+def default_size(target_size: int) -> int:
+    """A quarter of the target's vocabulary in multiples of 64, which is 32,064 of 128,256; all of a small one."""
+    return target_size // 4 // 64 * 64 or target_size
+
+
+def coverage_table(frequencies: np.ndarray, chosen: DraftVocabulary) -> list[tuple[int, float]]:
+    """Sizes around the chosen one, and the part of produced tokens that the most frequent so many make up."""
+    ranked = np.sort(frequencies)[::-1].cumsum() / max(1, int(frequencies.sum()))
+    sizes = {len(chosen.ids) // 4, len(chosen.ids) // 2, len(chosen.ids), 2 * len(chosen.ids), chosen.target_size}
+    return [(size, float(ranked[size - 1])) for size in sorted(sizes) if 0 < size <= chosen.target_size]
