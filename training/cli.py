@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from training.commands.evaluate import evaluate
+from training.commands.features import features
+from training.commands.fit import fit
 
 app = typer.Typer(
     name="slipstream train",
@@ -193,6 +195,8 @@ def answers(
     raise typer.Exit(0 if outcome.index["summary"]["answers"] else 1)
 
 
+app.command()(features)
+app.command()(fit)
 app.command()(evaluate)
 
 

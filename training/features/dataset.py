@@ -6,16 +6,19 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from training.durable import DamagedError, sha256_of
-from training.features.run import FORMAT, INDEX, VERSION, read_index
 from training.features.source import FeatureSequence, TokenSequence
 from training.features.texts import checked_index
+
+INDEX: Final = "index.json"
+FORMAT: Final = "slipstream-features"
+VERSION: Final = 1
 
 
 class FeatureSet:
@@ -68,6 +71,12 @@ class FeatureSet:
         checked_index(index, len(self))
         number = bisect_right(self._firsts, index) - 1
         return self._shards[number], index - self._firsts[number]
+
+
+def read_index(folder: Path) -> dict[str, Any] | None:
+    """The index of features that are complete."""
+    file = folder / INDEX
+    return json.loads(file.read_bytes()) if file.is_file() else None
 
 
 def _opened(path: Path) -> Any:

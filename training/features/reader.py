@@ -35,7 +35,9 @@ def open_reader(model: Path, boundaries: tuple[int, ...], machine: Machine, *, l
     Raises CheckpointError, ValueError for a device that is not there, OutOfDeviceMemoryError.
     """
     if machine.on_cpu:
-        return CpuReader(CausalLM.load(model, threads=machine.threads), boundaries, machine.pass_rows, longest)
+        target = CausalLM.load(model, threads=machine.threads)
+        target.warm_up()
+        return CpuReader(target, boundaries, machine.pass_rows, longest)
     from training.features.gpu_reader import load_gpu_reader  # brings triton
 
     return load_gpu_reader(model, boundaries, machine, longest=longest)

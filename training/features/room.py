@@ -44,12 +44,12 @@ class Room:
     def __str__(self) -> str:
         missing = max(0, self.needed - self.present)
         return (
-            f"{_size(self.needed)} in {self.shards} shards, {_size(missing)} of them to be written, "
-            f"{_size(self.free)} free"
+            f"{size_text(self.needed)} in {self.shards} shards, {size_text(missing)} of them to be written, "
+            f"{size_text(self.free)} free"
         )
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """With a unit that suits it."""
     size, unit = float(count), 0
     while size >= 1024 and unit < 4:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from slipstream_kernels.models.config import ModelConfig
 from training.durable import check_task, sole_user, write_whole
+from training.features.dataset import FORMAT, INDEX, VERSION, read_index
 from training.features.identity import facts_of, fingerprint_of
 from training.features.packing import Int32
 from training.features.progress import Mark, Progress
@@ -25,10 +26,7 @@ from training.features.shards import Shard, shards_of
 from training.features.texts import Texts, read_texts
 from training.features.writer import StateWriter
 
-INDEX: Final = "index.json"
 PROGRESS: Final = "progress.jsonl"
-FORMAT: Final = "slipstream-features"
-VERSION: Final = 1
 SHARD_BYTES: Final = 1 << 30
 AHEAD: Final = 4
 """Passes whose states may wait to be written."""
@@ -36,14 +34,25 @@ AHEAD: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is about to do. `texts` of `settings`, which are resolved."""
+    """What a run is about to do: `texts` in `shards`, under `settings`, which are resolved."""
 
     model: Path
     config: ModelConfig
     settings: FeatureSettings
     texts: Texts
+    shard_bytes: int
     shards: list[Shard]
-    room: Room
+
+    def room(self, folder: Path) -> Room:
+        """What it takes, and what there is of it."""
+        return Room.of(folder, self.shards, self.texts)
+
+    def task(self, machine: Machine) -> dict[str, Any]:
+        """What decides the files, byte for byte. Reads all weights."""
+        facts = facts_of(self.model, self.settings.boundaries, machine, self.texts)
+        chosen = {"max_tokens": self.settings.max_tokens, "longer": self.settings.longer}
+        settings = chosen | {"shard_bytes": self.shard_bytes}
+        return {"fingerprint": fingerprint_of(facts), **facts, "settings": settings}
 
 
 @dataclass(slots=True)
@@ -55,9 +64,7 @@ class Outcome:
     tokens: int = 0
 
 
-def plan_features(
-    answers: Path, folder: Path, model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES
-) -> Plan:
+def plan_features(answers: Path, model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES) -> Plan:
     """Read the answers, and settle what is kept of them and what that takes.
 
     Raises CheckpointError, DamagedError, and ValueError for answers or settings that do not fit the model.
@@ -66,28 +73,17 @@ def plan_features(
     resolved = settings.resolved(config)
     texts = read_texts(answers, config, resolved)
     shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
-    return Plan(model, config, resolved, texts, shards, Room.of(folder, shards, texts))
+    return Plan(model, config, resolved, texts, shard_bytes, shards)
 
 
-def extract_features(
-    answers: Path,
-    folder: Path,
-    model: Path,
-    settings: FeatureSettings,
-    machine: Machine,
-    *,
-    shard_bytes: int = SHARD_BYTES,
-    progress: bool = True,
-) -> Outcome:
-    """Write the states of all sequences of `answers` into `folder`, going on where an equal run was interrupted.
+def extract_features(plan: Plan, folder: Path, machine: Machine, *, progress: bool = True) -> Outcome:
+    """Write the states of all sequences into `folder`, going on where an equal run was interrupted.
 
     MismatchError where the folder belongs to another run, NoRoomError where the disk is too small, OSError where it
-    fills up nevertheless (what was written is kept), and what `plan_features` and `open_reader` raise.
+    fills up nevertheless (what was written is kept), DamagedError where something was lost that was whole, and what
+    `open_reader` raises.
     """
-    plan = plan_features(answers, folder, model, settings, shard_bytes=shard_bytes)
-    facts = facts_of(model, plan.settings.boundaries, machine, plan.texts)
-    task = {"fingerprint": fingerprint_of(facts)} | facts
-    task["settings"] = asdict(plan.settings) | {"shard_bytes": shard_bytes}
+    task = plan.task(machine)
     folder.mkdir(parents=True, exist_ok=True)
     with sole_user(folder):
         done = read_index(folder)
@@ -95,7 +91,9 @@ def extract_features(
             check_task(folder / INDEX, done, task)
             (folder / PROGRESS).unlink(missing_ok=True)
             return Outcome(done)
-        plan.room.check()
+        if not (folder / PROGRESS).exists():
+            _remove_shards(folder)  # of a run that was being removed
+        plan.room(folder).check()
         outcome = Outcome({})
         marks = _write_states(plan, folder, task, machine, outcome, progress)
         outcome.index = _index(plan, task, marks)
@@ -104,18 +102,18 @@ def extract_features(
         return outcome
 
 
-def read_index(folder: Path) -> dict[str, Any] | None:
-    """The index of features that are complete."""
-    file = folder / INDEX
-    return json.loads(file.read_bytes()) if file.is_file() else None
-
-
 def remove_run(folder: Path) -> None:
     """Remove everything a run has written, the index first."""
     if folder.is_dir():
         with sole_user(folder):
-            for path in (folder / INDEX, folder / PROGRESS, *folder.glob("features-*.safetensors")):
+            for path in (folder / INDEX, folder / PROGRESS):
                 path.unlink(missing_ok=True)
+            _remove_shards(folder)
+
+
+def _remove_shards(folder: Path) -> None:
+    for path in folder.glob("features-*.safetensors"):
+        path.unlink()
 
 
 def _write_states(

@@ -19,7 +19,7 @@ from support.served_verify import Client, served
 from training.answering.dataset import write_set
 from training.features.dataset import FeatureSet
 from training.features.online import OnlineFeatures
-from training.features.run import extract_features
+from training.features.run import extract_features, plan_features
 from training.features.settings import FeatureSettings, Machine
 from training.features.source import FeatureSource
 from verify_service.link_types import LinkConfig
@@ -110,7 +110,8 @@ def test_states_are_those_that_a_drafter_is_sent(
     records = [conversation(number, text, produced=24) for number, text in enumerate(texts)]
     write_set(answers, records, {"summary": {}}, 10)
     if not online:
-        extract_features(answers, tmp_path / "features", tiny_model, settings, machine, progress=False)
+        plan = plan_features(answers, tiny_model, settings)
+        extract_features(plan, tmp_path / "features", machine, progress=False)
     source: FeatureSource = (
         OnlineFeatures(answers, tiny_model, settings, machine) if online else FeatureSet(tmp_path / "features")
     )
