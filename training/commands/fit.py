@@ -40,9 +40,14 @@ def fit(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the target.", show_default="where the features were computed"),
     ] = None,
-    family: Annotated[str, typer.Option(help="eagle3 or eagle (EAGLE-1, -2).")] = "eagle3",
+    family: Annotated[str, typer.Option(help="eagle3, eagle (EAGLE-1, -2), mtp, medusa or mlp-speculator.")] = "eagle3",
     unroll: Annotated[
-        int, typer.Option(help="Steps of the training-time test.", show_default="7; 1 for eagle", min=0)
+        int,
+        typer.Option(
+            help="Steps of the training-time test; heads of medusa, stages of mlp-speculator.",
+            show_default="7 for eagle3, 1 for eagle, else 5",
+            min=0,
+        ),
     ] = 0,
     decay: Annotated[float, typer.Option(help="Weight of each step over that of the one before.")] = 0.8,
     boundaries: Annotated[
@@ -57,7 +62,12 @@ def fit(
         int, typer.Option(help="Tokens scored, the most frequent.", show_default="a quarter of the target's", min=0)
     ] = 0,
     intermediate_size: Annotated[
-        int, typer.Option(help="Width of the head's MLP.", show_default="the target's", min=0)
+        int,
+        typer.Option(
+            help="Width of the head's MLP, of the state of mlp-speculator.",
+            show_default="the target's; its states' for mlp-speculator",
+            min=0,
+        ),
     ] = 0,
     init: Annotated[
         str, typer.Option(metavar="target|random", help="Weights to begin with: the target's last layer, or noise.")

@@ -17,6 +17,9 @@ from training.fit.target import Target
 FAMILIES: Final = {
     "eagle3": "training.fit.families.eagle3:Eagle3",
     "eagle": "training.fit.families.eagle:Eagle1",
+    "mtp": "training.fit.families.mtp:Mtp",
+    "medusa": "training.fit.families.medusa:Medusa",
+    "mlp-speculator": "training.fit.families.mlp_speculator:MlpSpeculator",
 }
 """Where the families are."""
 

@@ -48,6 +48,10 @@ class Target:
         found = read_named(self.folder, [_NORM, *(f"{prefix}{name}.weight" for name in names)])
         return {name.removeprefix(prefix).removeprefix("model."): tensor.float() for name, tensor in found.items()}
 
+    def final_norm(self) -> Tensor:
+        """Float32 weight of the norm behind the last layer, [hidden]."""
+        return read_named(self.folder, (_NORM,))[_NORM].float()
+
     def logits(self, states: Tensor) -> Tensor:
         """float32 [n, vocabulary] of states after the final norm [n, hidden]."""
         return F.linear(states, self.head).float()

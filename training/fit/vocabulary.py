@@ -17,6 +17,11 @@ class DraftVocabulary:
     ids: Tensor
     target_size: int
 
+    @classmethod
+    def whole(cls, target_size: int) -> DraftVocabulary:
+        """All tokens of the target."""
+        return cls(torch.arange(target_size), target_size)
+
     @property
     def is_whole(self) -> bool:
         """Whether every token of the target is scored."""

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream_kernels.models.config import ModelConfig
-from training.fit.families.eagle3 import public_config, shape_of
-from training.fit.families.unrolled import Drafted, UnrolledHead
+from training.fit.families.judged import Drafted
+from training.fit.families.public import public_config, shape_of
+from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
@@ -69,10 +70,8 @@ class Eagle1Head(UnrolledHead):
     """fc joins embedding and state; what the layer gives is the state that children take, and what is scored."""
 
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
-        vocab_size = target.config.vocab_size
         shape = shape_of(target.config, settings.intermediate_size)
-        super().__init__(target, shape, DraftVocabulary(torch.arange(vocab_size), vocab_size), final)
-        self._settings = settings
+        super().__init__(target, shape, DraftVocabulary.whole(target.config.vocab_size), final, settings.decay)
         self.weights = Eagle1Weights(shape)
         initialise(self.weights, settings.seed)
         self._layer: Any = self.weights.layers[0]
@@ -122,11 +121,11 @@ class Eagle1Head(UnrolledHead):
         return states + ((2 * uniform - 1) * NOISE).to(states.dtype)
 
     def _step_weights(self, steps: int) -> list[float]:
-        return [SCORE_WEIGHT * self._settings.decay**step for step in range(steps)]
+        return [SCORE_WEIGHT * weight for weight in super()._step_weights(steps)]
 
     def _regress(self, drafted: Drafted, truth: Tensor, weights: Tensor) -> Tensor:
         """Smooth L1 to the target's states, the mean over their entries."""
-        decayed = weights * self._settings.decay**drafted.step
+        decayed = weights * self._decay**drafted.step
         distance = F.smooth_l1_loss(drafted.states.float(), truth.float(), reduction="none").mean(dim=-1)
         return (distance * decayed).sum()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream_kernels.models.config import ModelConfig
+from training.fit.families.public import public_config, shape_of
 from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
@@ -88,8 +89,8 @@ class Eagle3Head(UnrolledHead):
     ) -> None:
         config = target.config
         shape = shape_of(config, settings.intermediate_size)
-        super().__init__(target, shape, vocabulary, columns[config.num_layers + 1])
-        self._read, self._columns, self._decay = tuple(read), [columns[boundary] for boundary in read], settings.decay
+        super().__init__(target, shape, vocabulary, columns[config.num_layers + 1], settings.decay)
+        self._read, self._columns = tuple(read), [columns[boundary] for boundary in read]
         self.weights = Eagle3Weights(shape, len(read) * config.hidden_size, len(vocabulary.ids))
         initialise(self.weights, settings.seed)
         if settings.init == "target":
@@ -145,9 +146,6 @@ class Eagle3Head(UnrolledHead):
     def _score_weight(self) -> Tensor:
         return self.weights.lm_head.weight
 
-    def _step_weights(self, steps: int) -> list[float]:
-        return [self._decay**step for step in range(steps)]
-
     def tensors(self) -> dict[str, Tensor]:
         """As `training.fit.family.Head` has it."""
         maps = {} if self._vocabulary.is_whole else {"d2t": self._vocabulary.d2t, "t2d": self._vocabulary.t2d}
@@ -164,42 +162,3 @@ class Eagle3Head(UnrolledHead):
         if self._read != (2, target.num_layers // 2, target.num_layers - 3):
             named["eagle_aux_hidden_state_layer_ids"] = list(self._read)
         return named
-
-
-def shape_of(target: ModelConfig, intermediate_size: int) -> ModelShape:
-    """A layer like the target's, or one with another MLP."""
-    return ModelShape(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        layers=1,
-        heads=target.num_heads,
-        kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        intermediate_size=intermediate_size or target.intermediate_size,
-        max_positions=target.max_context,
-        rope_theta=target.rope_theta,
-        rms_norm_eps=target.rms_norm_eps,
-    )
-
-
-def public_config(shape: ModelShape, target: ModelConfig) -> dict[str, Any]:
-    """What config.json says of a head of one layer, whatever its family."""
-    return {
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "vocab_size": target.vocab_size,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "bos_token_id": target.bos_token_id,
-        "eos_token_id": list(target.eos_token_ids),
-        "torch_dtype": "bfloat16",
-    }

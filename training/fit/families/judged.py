@@ -1,0 +1,122 @@
+"""Heads whose drafts the target judges: soft cross-entropy of every step, and which tokens would be accepted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.fit.batch import Batch
+from training.fit.cross_entropy import soft_cross_entropy
+from training.fit.family import Findings
+from training.fit.plan import Survey
+from training.fit.settings import FitSettings
+from training.fit.target import Target
+from training.fit.vocabulary import DraftVocabulary
+
+
+def check_chain(settings: FitSettings, most: int, what: str) -> None:
+    """ValueError where the chain that is simulated is longer than what can be drafted."""
+    if settings.chain > most:
+        raise ValueError(f"chain is {settings.chain}, must be at most {most}, the number of {what} (unroll)")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """All steps one after the other, n positions in all.
+
+    states [n, hidden]: what each position left for its child. scored [n, hidden]: what its scores are taken of. flat
+    int64 [n]: its place in the batch [B * L]. step int64 [n]. sizes: positions of each step.
+    """
+
+    states: Tensor
+    scored: Tensor
+    flat: Tensor
+    step: Tensor
+    sizes: list[int]
+
+
+class JudgedHead(ABC):
+    """What all families share. `_decay` weighs each step over the one before."""
+
+    def __init__(self, target: Target, vocabulary: DraftVocabulary, final: slice, decay: float) -> None:
+        """final: columns of the states that hold the target's last one, after its norm."""
+        self._target, self._vocabulary, self._final, self._decay = target, vocabulary, final, decay
+        device = target.embedding.device
+        self._ids = vocabulary.ids.to(device)
+        self._scored_ids = None if vocabulary.is_whole else self._ids
+        self._known = vocabulary.t2d.to(device)
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module: ...
+
+    @abstractmethod
+    def draft(self, batch: Batch, steps: int, noise: int | None = None) -> Drafted:
+        """Run all steps, with the text's tokens as drafted ones; `noise` as `look` has it."""
+
+    @abstractmethod
+    def _scored(self, state: Tensor) -> Tensor:
+        """What the scores are a linear function of."""
+
+    @abstractmethod
+    def _score_weight(self) -> Tensor:
+        """[entries, hidden]."""
+
+    def _regress(self, drafted: Drafted, truth: Tensor, weights: Tensor) -> Tensor | None:
+        """A loss on the states themselves, whose truth is [n, hidden]; `weights` float32 [n] of each position."""
+        return None
+
+    def _step_weights(self, steps: int) -> list[float]:
+        """Of the cross-entropy of each step."""
+        return [self._decay**step for step in range(steps)]
+
+    def look(self, batch: Batch, counts: Tensor, *, steps: int, noise: int | None) -> Findings:
+        """As `training.fit.family.Head` has it."""
+        drafted = self.draft(batch, steps, noise)
+        judged = (batch.reach.flatten() > 0).nonzero().flatten() + 1
+        truth = batch.states.flatten(0, 1).index_select(0, judged)[:, self._final]
+        verdict = self._target.judge(truth, self._scored_ids)
+        places = torch.searchsorted(judged, drafted.flat + 1 + drafted.step)
+        wanted = verdict.best[places]
+        known = self._known[wanted]
+        shares = counts.clamp(min=1).reciprocal()
+        weights = shares.new_tensor(self._step_weights(steps)) * shares
+        loss, losses, best = soft_cross_entropy(
+            drafted.scored, self._score_weight(), verdict.probabilities, places, weights[drafted.step] * known
+        )
+        regression = self._regress(drafted, truth[places], shares[drafted.step])
+        if regression is not None:
+            loss = loss + regression
+        return self._found(batch, drafted, loss, losses * known, self._ids[best] == wanted, verdict.best)
+
+    @staticmethod
+    def _found(batch: Batch, drafted: Drafted, loss: Tensor, losses: Tensor, right: Tensor, wanted: Tensor) -> Findings:
+        """losses, right: of each position drafted. wanted: the target's most likely token where the text counts."""
+        shape, steps = batch.tokens.shape, len(drafted.sizes)
+        hits = torch.zeros(steps, batch.tokens.numel(), dtype=torch.bool, device=right.device)
+        hits[drafted.step, drafted.flat] = right
+        agrees = torch.zeros_like(hits[0])
+        counting = (batch.reach.flatten() > 0).nonzero().flatten()
+        agrees[counting] = wanted == batch.tokens.flatten()[counting + 2]
+        sums = torch.zeros(steps, device=right.device).index_add_(0, drafted.step, losses)
+        return Findings(loss, sums, hits.sum(dim=1), hits.view(steps, *shape), agrees.view(shape))
+
+    def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> Drafted:
+        states = torch.cat([state for state, _ in parts])
+        sizes = [len(flat) for _, flat in parts]
+        step = torch.arange(len(parts), device=states.device).repeat_interleave(
+            torch.tensor(sizes, device=states.device), output_size=sum(sizes)
+        )
+        return Drafted(states, self._scored(states), torch.cat([flat for _, flat in parts]), step, sizes)
+
+    def describe(self, survey: Survey) -> dict[str, Any]:
+        """As `training.fit.family.Head` has it."""
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.module.parameters()),
+            "draft_vocab": len(self._vocabulary.ids),
+            "coverage": round(self._vocabulary.coverage(survey.frequencies), 6),
+        }

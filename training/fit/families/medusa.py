@@ -1,0 +1,110 @@
+"""Medusa (arXiv 2401.10774): a residual layer for each token ahead, all from the target's last state, none in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipstream_kernels.models.config import ModelConfig
+from training.fit.batch import Batch
+from training.fit.families.judged import Drafted, JudgedHead, check_chain
+from training.fit.layers import initialise
+from training.fit.plan import Survey
+from training.fit.settings import FitSettings
+from training.fit.target import Target
+from training.fit.vocabulary import DraftVocabulary
+
+HEADS = 5
+
+
+class ResidualBlock(nn.Module):
+    """`x + SiLU(W x + b)`, from W = 0 and b = 0 on."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, hidden] in the type of x."""
+        linear = F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
+        return x + F.silu(linear)
+
+
+class Medusa:
+    """The family. `unroll` is the number of heads."""
+
+    def __init__(self, settings: FitSettings) -> None:
+        if settings.boundaries:
+            raise ValueError("boundaries: Medusa heads read the target's last state alone")
+        if settings.draft_vocab:
+            raise ValueError("draft_vocab: Medusa heads score all tokens with the target's own rows")
+        if settings.intermediate_size:
+            raise ValueError("intermediate_size: Medusa heads have no MLP of their own")
+        self.settings = settings
+        check_chain(settings, self.steps, "heads")
+
+    @property
+    def steps(self) -> int:
+        return self.settings.unroll or HEADS
+
+    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
+        return (target.num_layers + 1,)
+
+    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> MedusaHead:
+        return MedusaHead(target, self.settings, columns[target.config.num_layers + 1], self.steps)
+
+
+class MedusaHead(JudgedHead):
+    """All heads of a checkpoint in the original's layout; scoring rows are the target's, which all of them share."""
+
+    def __init__(self, target: Target, settings: FitSettings, final: slice, heads: int) -> None:
+        config = target.config
+        super().__init__(target, DraftVocabulary.whole(config.vocab_size), final, settings.decay)
+        self._heads = [ResidualBlock(config.hidden_size) for _ in range(heads)]
+        self.blocks = nn.ModuleList(nn.ModuleList([head]) for head in self._heads)
+        initialise(self.blocks, settings.seed)
+        with torch.no_grad():
+            for name, parameter in self.blocks.named_parameters():
+                if settings.init == "target" or name.endswith("bias"):
+                    parameter.zero_()
+        self.blocks.to(target.embedding.device)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.blocks
+
+    def draft(self, batch: Batch, steps: int, noise: int | None = None) -> Drafted:
+        """As `JudgedHead` has it; there are no more steps than heads."""
+        reach = batch.reach.flatten()
+        states = batch.states.flatten(0, 1)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for step in range(min(steps, len(self._heads))):
+            flat = (reach > step).nonzero().flatten()
+            parts.append((self._heads[step](states.index_select(0, flat)[:, self._final]), flat))
+        return self._joined(parts)
+
+    def _scored(self, state: Tensor) -> Tensor:
+        return state
+
+    def _score_weight(self) -> Tensor:
+        return self._target.head
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `training.fit.family.Head` has it."""
+        return {name: tensor.detach().cpu() for name, tensor in self.blocks.state_dict().items()}
+
+    def config(self) -> dict[str, Any]:
+        """As `training.fit.family.Head` has it."""
+        target = self._target.config
+        return {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
+            "medusa_num_heads": len(self.blocks),
+            "medusa_num_layers": 1,
+            "medusa_fc_bias": True,
+        }
