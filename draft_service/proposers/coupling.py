@@ -112,13 +112,30 @@ class Coupling:
 
         logits: float32 [frontier nodes of all branches, vocab], in the branches' order. width: children a node.
         """
+        self._extend(logits, branches, [branch.expansion.frontier for branch in branches], width)
+
+    def extend_alike(self, logits: npt.NDArray[np.float32], branches: Sequence[Branch], width: int) -> None:
+        """As `extend` for a draft that does not see its own tokens: float32 [branches, vocab], one row for a frontier.
+
+        The nodes of a frontier are at one position, so nothing but penalties tells them apart.
+        """
+        nodes = [
+            branch.expansion.frontier[: None if self._rules[branch.session.number].line >= 0 else 1]
+            for branch in branches
+        ]
+        self._extend(np.repeat(logits, [len(each) for each in nodes], axis=0), branches, nodes, width)
+
+    def _extend(
+        self, logits: npt.NDArray[np.float32], branches: Sequence[Branch], nodes: Sequence[Sequence[int]], width: int
+    ) -> None:
+        """`extend` with rows for `nodes` alone, of each frontier all or the one that stands for all."""
         logits = logits[:, : self._allowed]
         width = min(width, self._allowed)
         if all(self._rules[branch.session.number].plain for branch in branches):
             ids, log_probs = top_candidates(logits, width, None)
             scores = log_probs
         else:
-            rows = self._sampling_rows(branches)
+            rows = self._sampling_rows(branches, nodes)
             many = width if width == 1 else min(width + _EXTRA, self._allowed)
             ids, log_probs = top_candidates(logits, many, rows)
             scores = log_probs if width == 1 else _coupled_scores(ids, log_probs, rows)
@@ -131,19 +148,21 @@ class Coupling:
                 for rows_ in (id_lists, score_lists, log_lists)
             )
         begin = 0
-        for branch in branches:
-            end = begin + len(branch.expansion.frontier)
-            branch.expansion.extend(id_lists[begin:end], score_lists[begin:end], log_lists[begin:end])
+        for branch, each in zip(branches, nodes, strict=True):
+            end, copies = begin + len(each), len(branch.expansion.frontier) // len(each)
+            branch.expansion.extend(
+                id_lists[begin:end] * copies, score_lists[begin:end] * copies, log_lists[begin:end] * copies
+            )
             begin = end
 
-    def _sampling_rows(self, branches: Sequence[Branch]) -> SamplingRows:
+    def _sampling_rows(self, branches: Sequence[Branch], nodes: Sequence[Sequence[int]]) -> SamplingRows:
         rules: list[_Rules] = []
         positions: list[int] = []
         paths: list[Sequence[int]] = []
         masks: list[tuple[int, ...]] = []
-        for branch in branches:
+        for branch, each in zip(branches, nodes, strict=True):
             rule, length = self._rules[branch.session.number], len(branch.session.tokens)
-            for node in branch.expansion.frontier:
+            for node in each:
                 path = branch.expansion.path(node)
                 rules.append(rule)
                 positions.append(length + len(path))
