@@ -40,7 +40,13 @@ def fit(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the target.", show_default="where the features were computed"),
     ] = None,
-    family: Annotated[str, typer.Option(help="eagle3, eagle (EAGLE-1, -2), mtp, medusa or mlp-speculator.")] = "eagle3",
+    family: Annotated[
+        str, typer.Option(help="eagle3, eagle (EAGLE-1, -2), mtp, medusa, mlp-speculator, draft-model.")
+    ] = "eagle3",
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the draft model to begin with.", show_default="none"),
+    ] = None,
     unroll: Annotated[
         int,
         typer.Option(
@@ -122,6 +128,7 @@ def fit(
             boundaries=tuple(int(each) for each in boundaries.split(",") if each.strip()),
             draft_vocab=draft_vocab,
             intermediate_size=intermediate_size,
+            start=start,
             init=cast(Literal["target", "random"], init),
             epochs=epochs,
             max_steps=max_steps,

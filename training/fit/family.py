@@ -20,6 +20,7 @@ FAMILIES: Final = {
     "mtp": "training.fit.families.mtp:Mtp",
     "medusa": "training.fit.families.medusa:Medusa",
     "mlp-speculator": "training.fit.families.mlp_speculator:MlpSpeculator",
+    "draft-model": "training.fit.families.draft_model:DraftModel",
 }
 """Where the families are."""
 

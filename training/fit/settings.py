@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -25,6 +26,8 @@ class FitSettings:
     intermediate_size: int = 0
     init: Literal["target", "random"] = "target"
     """Weights to begin with: the target's last layer and scores where shapes fit, or noise."""
+    start: Path | None = None
+    """Folder of the draft model to begin with, for the family of draft models alone."""
     epochs: int = 10
     max_steps: int = 0
     """Steps at which to stop before the epochs are over; 0: none."""
@@ -56,6 +59,8 @@ class FitSettings:
             raise ValueError(f"init is {self.init!r}, must be target or random")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule is {self.schedule!r}, must be cosine or constant")
+        if self.start is not None and self.family != "draft-model":
+            raise ValueError(f"start: only draft models begin with one, the family is {self.family}")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}, must be above 0 and at most 1")
         if self.lr <= 0 or self.clip <= 0:
@@ -65,7 +70,8 @@ class FitSettings:
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self) | {"boundaries": list(self.boundaries)}
+        start = None if self.start is None else str(self.start)
+        return asdict(self) | {"boundaries": list(self.boundaries), "start": start}
 
 
 @dataclass(frozen=True, slots=True)
