@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.deploy_command import deploy
+
 app = typer.Typer(
     name="slipstream",
     help="Serves large language models with speculative decoding, exactly.",
@@ -207,6 +209,9 @@ def swap_draft(
     from launcher.swap import run
 
     raise typer.Exit(run(draft, verify, share=share, seconds=seconds))
+
+
+app.command()(deploy)
 
 
 @app.command()

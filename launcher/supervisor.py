@@ -38,9 +38,12 @@ class RestartPolicy:
 
 
 class _Watched:
-    """One service and its restarts. `due` is when to start it again (monotonic), None while it runs."""
+    """One service and its restarts. `due` is when to start it again (monotonic), None while it runs.
 
-    __slots__ = ("command", "due", "failures", "process", "started")
+    `dismissed`: somebody else has asked it to end, and it did.
+    """
+
+    __slots__ = ("command", "dismissed", "due", "failures", "process", "started")
 
     def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
         self.command = command
@@ -48,12 +51,14 @@ class _Watched:
         self.started = time.monotonic()
         self.failures = 0
         self.due: float | None = None
+        self.dismissed = False
 
 
 class Supervisor:
     """Runs services given in the order in which they drain: those that others depend on come last.
 
     `start` refuses a set that does not come up; from then on whatever ends is started again until `drain` or `kill`.
+    Not so a service that is not essential and ends with status 0: it was asked to, as another one does its work.
     `on_given_up` is called from another thread with the name of an essential service that ended too often; by then
     nothing is started again any more.
     """
@@ -121,7 +126,11 @@ class Supervisor:
     def _tend(self, watched: _Watched) -> None:
         now = time.monotonic()
         if watched.due is None:
-            if watched.process.running:
+            if watched.process.running or watched.dismissed:
+                return
+            if not watched.command.essential and watched.process.wait() == 0:
+                watched.dismissed = True
+                self._sink(watched.command.name, "ended as it was asked to; it is not started again")
                 return
             if now - watched.started >= self._start_seconds + self._policy.good_run_seconds:
                 watched.failures = 0

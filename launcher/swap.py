@@ -45,13 +45,13 @@ def swap(draft_address: str, verify_address: str, *, share: float, seconds: floa
     deadline = time.monotonic() + seconds
     with open_sync_channel(draft_address) as channel:
         admin = draft_pb2_grpc.DraftAdminServiceStub(channel)
-        info = _call(draft_address, lambda: admin.GetInfo(_info_request(), timeout=CALL_SECONDS))
-        _call(draft_address, lambda: admin.SetShare(draft_pb2.SetShareRequest(share=share), timeout=CALL_SECONDS))
+        info = ask_info(draft_address, channel)
+        ask(draft_address, lambda: admin.SetShare(draft_pb2.SetShareRequest(share=share), timeout=CALL_SECONDS))
         with open_sync_channel(verify_address or info.verify_address) as verify_channel:
             verify = verify_pb2_grpc.VerifyServiceStub(verify_channel)
             while True:
-                info = _call(draft_address, lambda: admin.GetInfo(_info_request(), timeout=CALL_SECONDS))
-                state = _call(
+                info = ask_info(draft_address, channel)
+                state = ask(
                     verify_address or info.verify_address,
                     lambda: verify.GetState(verify_pb2.GetStateRequest(), timeout=CALL_SECONDS),
                 )
@@ -90,11 +90,16 @@ def run(draft_address: str, verify_address: str, *, share: float, seconds: float
     return 0
 
 
-def _info_request() -> draft_pb2.DraftAdminServiceGetInfoRequest:
-    return draft_pb2.DraftAdminServiceGetInfoRequest()
+def ask_info(address: str, channel: grpc.Channel) -> draft_pb2.DraftAdminServiceGetInfoResponse:
+    """What the draft service at `address` says of itself; SwapError where it does not answer."""
+    stub = draft_pb2_grpc.DraftAdminServiceStub(channel)
+    request = draft_pb2.DraftAdminServiceGetInfoRequest()
+    info: draft_pb2.DraftAdminServiceGetInfoResponse = ask(address, lambda: stub.GetInfo(request, timeout=CALL_SECONDS))
+    return info
 
 
-def _call(address: str, call: Callable[[], Any]) -> Any:
+def ask(address: str, call: Callable[[], Any]) -> Any:
+    """What the call gives; SwapError, naming the address, where it fails."""
     try:
         return call()
     except grpc.RpcError as error:

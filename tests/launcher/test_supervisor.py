@@ -83,6 +83,23 @@ def test_a_service_that_cannot_be_spawned_is_tried_again():
         supervisor.kill()
 
 
+def test_a_service_that_nobody_depends_on_may_be_asked_to_end():
+    ports = free_ports(2)
+    lines = Lines()
+    commands = [replace(server("one", ports[0]), essential=False), server("two", ports[1])]
+    supervisor = Supervisor(commands, lines, QUICK)
+    supervisor.start(timeout=100)
+    try:
+        asked = [supervisor.process(name) for name in ("one", "two")]
+        for process in asked:
+            process.signal(signal.SIGTERM)
+        wait_until(lambda: any(name == "one" and "not started again" in line for name, line in lines.lines))
+        wait_until(lambda: supervisor.process("two") is not asked[1] and is_serving(f"127.0.0.1:{ports[1]}"))
+        assert supervisor.process("one") is asked[0]
+    finally:
+        supervisor.kill()
+
+
 @pytest.mark.parametrize(("essential", "most"), [(True, 2), (False, 2), (True, 0)])
 def test_only_an_essential_service_is_given_up(essential, most):
     (port,) = free_ports(1)

@@ -1,0 +1,177 @@
+"""A new draft service takes over, or is sent back, while requests run: real services, and not one token differs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher import contest
+from launcher.cli import app
+from launcher.contest import Plan
+from launcher.deploy import deploy
+from launcher.foreign import start_to_stay
+from launcher.swap import ask_info
+from slipstream.client import Client
+from slipstream.completion import SpeculationOptions
+from slipstream.rpc.channel import open_sync_channel
+from support.ask import jobs, state, wait_until
+from support.cluster import free_ports
+from support.second_draft import PYTHON_PATH, draft_service, drafters_at
+
+GOOD = "guess=draft_service.proposers.ngram:create"
+BAD = "guess=support.proposers:random_tree"
+PLAN = Plan(shares=(0.5,), tokens=600, margin=0.05, confidence=0.99, seconds=60.0)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(contest, "POLL_SECONDS", 0.04)
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+
+
+@contextmanager
+def traffic(cluster):
+    """Requests that ask for the proposer all the while; in the end each answer is compared with plain decoding's."""
+    asked = jobs(12, tokens=60, temperatures=(0.0,))
+    over, wrong, count = threading.Event(), [], itertools.count()
+    drafting = SpeculationOptions(enabled=True, proposer="guess", max_depth=4, max_nodes=6)
+
+    def run():
+        while not over.is_set():
+            turn = next(count) % len(asked)
+            if answer(client, asked[turn], drafting) != expected[turn]:
+                wrong.append(turn)
+
+    with Client(cluster.gateway_grpc) as client, ThreadPoolExecutor(4) as pool:
+        expected = [answer(client, job, SpeculationOptions(enabled=False)) for job in asked]
+        running = [pool.submit(run) for _ in range(4)]
+        try:
+            yield
+        finally:
+            over.set()
+    for each in running:
+        each.result()
+    assert not wrong
+
+
+def answer(client, job, speculation):
+    """Its tokens."""
+    return client.generate(
+        token_ids=job.prompt_ids, max_tokens=job.max_tokens, temperature=0, ignore_eos=True, speculation=speculation
+    ).token_ids
+
+
+@contextmanager
+def ending(address):
+    """What the command has left running is ended."""
+    try:
+        yield
+    finally:
+        with open_sync_channel(address) as channel:
+            pid = ask_info(address, channel).process_id
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def started(cluster, proposer, log):
+    """What the command starts: address and process."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "draft_service", "--verify", cluster.verify_address, "--port", str(port)]
+    with start_to_stay([*command, "--proposers", proposer, "--share", "0"], log) as process:
+        try:
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.signal(signal.SIGKILL)
+            os.waitpid(process.pid, 0)
+
+
+def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, tmp_path):
+    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "600", "--margin", "0.05"]
+
+    def command(proposer, port, name):
+        more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name)]
+        return CliRunner().invoke(app, ["deploy", *arguments, *more])
+
+    ports = free_ports(2)
+    better, worse = (f"127.0.0.1:{port}" for port in ports)
+    with draft_service(tiny_cluster, BAD, arguments=("--share", "0")) as old, ending(better), traffic(tiny_cluster):
+        alone = deploy(old.command.address, PLAN, progress=False)
+        assert (alone.verdict, alone.loser) == ("took over", "")
+        assert drafters_at(tiny_cluster, old.command.address)[0].share == 1.0
+        result = command(GOOD, ports[0], "better")
+        assert result.exit_code == 0, result.output
+        assert f"{better} took over" in result.output
+        assert f"{old.command.address} is stopped" in result.output
+        assert old.wait(20) == 0
+        assert drafters_at(tiny_cluster, better)[0].share == 1.0
+        result = command(BAD, ports[1], "worse")
+        assert result.exit_code == 1, result.output
+        assert f"{worse} returned: share 0.5" in result.output
+        assert f"{worse} is stopped" in result.output
+        assert drafters_at(tiny_cluster, worse) == []
+        before = drafters_at(tiny_cluster, better)[0].hits
+        wait_until(lambda: drafters_at(tiny_cluster, better)[0].hits > before, "the better one drafts no more")
+
+
+def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(tiny_cluster, tmp_path):
+    with (
+        draft_service(tiny_cluster, GOOD) as old,
+        started(tiny_cluster, GOOD, tmp_path / "log") as (address, process),
+    ):
+        quiet = deploy(address, replace(PLAN, seconds=0.3, stop_loser=False), own=process, progress=False)
+        assert quiet.verdict == "returned"
+        assert "only 0 tokens" in quiet.reason
+        assert process.running
+        assert drafters_at(tiny_cluster, address)[0].share == 0.0
+
+        def kill():
+            wait_until(lambda: drafters_at(tiny_cluster, address)[0].hits > 20, "it drafts nothing")
+            process.signal(signal.SIGKILL)
+
+        with traffic(tiny_cluster), ThreadPoolExecutor(1) as pool:
+            killing = pool.submit(kill)
+            outcome = deploy(address, replace(PLAN, tokens=10**7), own=process, progress=False)
+            killing.result()
+            before = drafters_at(tiny_cluster, old.command.address)[0].hits
+            wait_until(
+                lambda: drafters_at(tiny_cluster, old.command.address)[0].hits > before, "nobody drafts any more"
+            )
+        assert outcome.verdict == "returned"
+        assert outcome.reason in (f"{address} ended", f"{address} lost its attachment")
+        assert drafters_at(tiny_cluster, address) == []
+
+
+def test_one_that_does_not_attach_is_ended(tiny_cluster, tmp_path):
+    before = [each.epoch for each in state(tiny_cluster).drafters]
+    with started(tiny_cluster, "guess=support.nowhere:create", tmp_path / "log") as (address, process):
+        outcome = deploy(address, PLAN, own=process, progress=False)
+        assert (outcome.verdict, outcome.reason) == ("returned", f"{address} ended before it was attached")
+    with started(tiny_cluster, GOOD, tmp_path / "log") as (address, process):
+        outcome = deploy(address, replace(PLAN, attach_seconds=0.0), own=process, progress=False)
+        assert (outcome.verdict, outcome.reason) == ("returned", f"{address} was not attached in time")
+        assert not process.running
+    assert [each.epoch for each in state(tiny_cluster).drafters] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--draft"),
+        (["127.0.0.1:1", "--draft", "ngram"], "--draft"),
+        (["127.0.0.1:1", "--shares", "0.1,1"], "--shares"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, told):
+    result = CliRunner().invoke(app, ["deploy", *arguments])
+    assert result.exit_code == 2
+    assert told in result.output
