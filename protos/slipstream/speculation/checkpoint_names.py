@@ -21,7 +21,7 @@ _UNSUPPORTED = (
 )
 _METHODS = (
     (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "mtp"),
-    (r"(medusa_head\.)?\d+\.0\.linear\..*|medusa_head\..*|(blocks|lm_heads)\.\d+\..*", "medusa"),
+    (r"medusa_heads?\..*|\d+\.0\.linear\..*|(blocks|lm_heads)\.\d+\..*", "medusa"),
     (r"(speculator\.)?emb\.\d+\.weight", "mlp-speculator"),
     (r"d2t|(.*\.)?(midlayer|layers\.0)\.hidden_norm\.weight", "eagle3"),
     (r"(model\.)?(fc|fusion_fc)\.weight", "eagle"),

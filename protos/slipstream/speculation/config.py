@@ -18,8 +18,8 @@ PARAMETERS: dict[str, frozenset[str]] = {
     "draft-model": _TREE | {"model", "top_k"},
     "eagle": _HEAD | {"token_map"},
     "eagle3": _HEAD,
-    "medusa": _TREE | {"model"},
-    "mlp-speculator": _TREE | {"model"},
+    "medusa": _TREE | {"model", "top_k", "target", "token_map"},
+    "mlp-speculator": _TREE | {"model", "top_k", "target", "token_map"},
     "mtp": _TREE | {"model"},
 }
 """Fields of SpeculativeConfig that each of our proposers takes, beside `method` and `draft_tensor_parallel_size`."""

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.heads.medusa_loading import load_medusa
+from slipstream.speculation.checkpoint_names import method_of
 from slipstream_kernels.models.config import CheckpointError
 from support.eagle_heads import EAGLE1, write_head, write_target
 from support.medusa_heads import LAYOUTS, write_medusa
@@ -34,6 +35,7 @@ def test_logits(name, tmp_path):
     layout = LAYOUTS[name]
     made = write_medusa(tmp_path / "heads", layout, seed=4)
     heads = load_medusa(tmp_path / "heads", tmp_path / "target" if layout.rows == "target" else None)
+    assert method_of(tmp_path / "heads") == "medusa"
     assert (len(heads), heads.hidden_size, heads.target_size, heads.entries) == (3, 32, 96, len(made.ids))
     states = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
     for head in range(3):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from draft_service.heads.loading import load_eagle
 from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
+from slipstream.speculation.checkpoint_names import method_of
 from slipstream_kernels.models.config import CheckpointError
 from support.eagle_heads import EAGLE1, write_head, write_target
 from support.medusa_heads import LAYOUTS as MEDUSA
@@ -44,6 +45,7 @@ def test_logits(name, tmp_path):
     layout = LAYOUTS[name]
     made = write_speculator(tmp_path, layout, stages=4, seed=6)
     head = load_mlp_speculator(tmp_path)
+    assert method_of(tmp_path) == "mlp-speculator"
     assert (len(head), head.hidden_size, head.target_size, head.entries) == (4, 32, 96, 96)
     generator = torch.Generator().manual_seed(1)
     states, tokens = torch.randn(5, 32, generator=generator), torch.randint(96, (4, 5), generator=generator)
