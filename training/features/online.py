@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from slipstream_kernels.models.config import ModelConfig
+from training.features.agreement import check_agreement
 from training.features.identity import facts_of, fingerprint_of
 from training.features.reader import open_reader
 from training.features.settings import FeatureSettings, Machine
@@ -24,7 +25,10 @@ class OnlineFeatures:
     """
 
     def __init__(self, answers: Path, model: Path, settings: FeatureSettings, machine: Machine) -> None:
-        """Loads the target. Raises what `plan_features` and `open_reader` raise."""
+        """Loads the target.
+
+        MismatchError where it is not the one that answered, and what `plan_features` and `open_reader` raise.
+        """
         config = ModelConfig.from_folder(model)
         resolved = settings.resolved(config)
         self._texts = read_texts(answers, config, resolved)
@@ -33,7 +37,9 @@ class OnlineFeatures:
         self.hidden_size = config.hidden_size
         self.lengths: Sequence[int] = self._texts.lengths
         self.fingerprint = fingerprint_of(facts_of(model, self.boundaries, machine, self._texts))
-        self._reader = open_reader(model, self.boundaries, machine, longest=max(self.lengths))
+        longest = max(self.lengths)
+        self._reader = open_reader(model, self.boundaries, machine, longest=longest)
+        check_agreement(answers, model, self._reader, self.boundaries, longest)
 
     def __len__(self) -> int:
         return len(self._texts)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from slipstream_kernels.models.config import ModelConfig
 from training.durable import check_task, sole_user, write_whole
+from training.features.agreement import check_agreement
 from training.features.dataset import FORMAT, INDEX, VERSION, read_index
 from training.features.identity import facts_of, fingerprint_of
 from training.features.packing import Int32
@@ -36,6 +37,7 @@ AHEAD: Final = 4
 class Plan:
     """What a run is about to do: `texts` in `shards`, under `settings`, which are resolved."""
 
+    answers: Path
     model: Path
     config: ModelConfig
     settings: FeatureSettings
@@ -73,15 +75,15 @@ def plan_features(answers: Path, model: Path, settings: FeatureSettings, *, shar
     resolved = settings.resolved(config)
     texts = read_texts(answers, config, resolved)
     shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
-    return Plan(model, config, resolved, texts, shard_bytes, shards)
+    return Plan(answers, model, config, resolved, texts, shard_bytes, shards)
 
 
 def extract_features(plan: Plan, folder: Path, machine: Machine, *, progress: bool = True) -> Outcome:
     """Write the states of all sequences into `folder`, going on where an equal run was interrupted.
 
-    MismatchError where the folder belongs to another run, NoRoomError where the disk is too small, OSError where it
-    fills up nevertheless (what was written is kept), DamagedError where something was lost that was whole, and what
-    `open_reader` raises.
+    MismatchError where the folder belongs to another run, or the target is not the one that answered; NoRoomError
+    where the disk is too small, OSError where it fills up nevertheless (what was written is kept), DamagedError where
+    something was lost that was whole, and what `open_reader` raises.
     """
     task = plan.task(machine)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,18 +122,19 @@ def _write_states(
     plan: Plan, folder: Path, task: dict[str, Any], machine: Machine, outcome: Outcome, progress: bool
 ) -> list[Mark]:
     """The marks of all shards, once they are whole."""
+    texts, boundaries = plan.texts, plan.settings.boundaries
+    longest, total = max(texts.lengths), len(texts.token_ids)
+    reader = open_reader(plan.model, boundaries, machine, longest=longest)
+    check_agreement(plan.answers, plan.model, reader, boundaries, longest)
     marks = Progress(folder / PROGRESS, task)
-    with StateWriter(folder, plan.shards, plan.texts, marks) as writer:
-        first, texts = writer.next_sequence, plan.texts
-        if first < len(texts):
-            reader = open_reader(plan.model, plan.settings.boundaries, machine, longest=max(texts.lengths))
-            start, total = int(texts.offsets[first]), int(texts.offsets[-1])
-            began = time.monotonic()
-            with tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar:
-                for rows in _written(reader, writer, _sequences(texts, first)):
-                    outcome.tokens += rows
-                    bar.update(rows)
-            outcome.seconds = time.monotonic() - began
+    with StateWriter(folder, plan.shards, texts, marks) as writer:
+        first = writer.next_sequence
+        start, began = int(texts.offsets[first]), time.monotonic()
+        with tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar:
+            for rows in _written(reader, writer, _sequences(texts, first)):
+                outcome.tokens += rows
+                bar.update(rows)
+        outcome.seconds = time.monotonic() - began
     return marks.done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from slipstream_kernels.models.boundaries import boundaries_of
@@ -54,6 +55,8 @@ class Machine:
     memory_utilization: float = 0.9
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device is {self.device!r}, must be cpu, cuda or cuda:N")
         if not 0 <= self.rows <= 2**16:
             raise ValueError(f"rows are {self.rows}, must be from 0 to {2**16}")
 

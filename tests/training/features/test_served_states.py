@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from slipstream.v1 import tensor_pb2
 from slipstream_kernels.models.causal_lm import CausalLM
 from support.drafters import WireDrafter, offer, tree_reply, wire_drafter
 from support.features import conversation
+from support.models import make_tiny_model
 from support.served_verify import Client, served
 from training.answering.dataset import write_set
+from training.durable import MismatchError
 from training.features.dataset import FeatureSet
 from training.features.online import OnlineFeatures
 from training.features.run import extract_features, plan_features
@@ -99,16 +102,23 @@ def served_texts(tiny_model: Path) -> tuple[list[list[int]], Sent]:
     return asyncio.run(_serve(CausalLM.load(tiny_model, threads=1), prompts))
 
 
+def write_answers(folder: Path, texts: list[list[int]], late: int = 0, temperature: float = 0.8) -> None:
+    """As the stage writes them; `late` shifts what the target is said to have produced."""
+    records = [conversation(number, text, produced=24 - late) for number, text in enumerate(texts)]
+    for number, record in enumerate(records):
+        record["sequences"][0]["turns"] = [{"seed": number}]
+    facts = {"settings": {"temperature": temperature, "top_p": 1.0, "top_k": 0}}
+    write_set(folder, records, facts, 10)
+
+
 @pytest.mark.parametrize("online", [False, True])
 def test_states_are_those_that_a_drafter_is_sent(
     tiny_model: Path, tmp_path: Path, served_texts: tuple[list[list[int]], Sent], online: bool
 ) -> None:
     texts, sent = served_texts
     assert sent.accepted > 20
-    answers, settings, machine = tmp_path / "answers", FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50)
-    answers.mkdir()
-    records = [conversation(number, text, produced=24) for number, text in enumerate(texts)]
-    write_set(answers, records, {"summary": {}}, 10)
+    answers, settings, machine = tmp_path, FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50)
+    write_answers(answers, texts)
     if not online:
         plan = plan_features(answers, tiny_model, settings)
         extract_features(plan, tmp_path / "features", machine, progress=False)
@@ -122,3 +132,26 @@ def test_states_are_those_that_a_drafter_is_sent(
         assert len(told) >= (len(text) - 4) * ROW_BYTES
         assert sequence.states.contiguous().view(torch.uint8).numpy().tobytes()[: len(told)] == told
         assert sequence.produced.tolist() == [False] * (len(text) - 24) + [True] * 24
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"seeds": 1}, {"temperature": 0.0}, {"other_model": True}, {"late": 9}, {"late": -5}],
+    ids=str,
+)
+def test_a_target_that_did_not_give_the_answers_is_told(
+    tiny_model: Path,
+    tmp_path: Path,
+    served_texts: tuple[list[list[int]], Sent],
+    change: dict[str, Any],
+) -> None:
+    """A span that begins late holds what the target said all the same; one that begins early has the user's words."""
+    texts = served_texts[0]
+    order = texts[change.get("seeds", 0) :] + texts[: change.get("seeds", 0)]
+    model = make_tiny_model(tmp_path / "other", seed=7) if "other_model" in change else tiny_model
+    write_answers(tmp_path, order, change.get("late", 0), change.get("temperature", 0.8))
+    right = not change or change.get("late", 0) > 0
+    with nullcontext() if right else pytest.raises(MismatchError, match=r"of \d\d tokens .* decides \d+ so"):
+        OnlineFeatures(tmp_path, model, FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50))
+    unread = FeatureSettings((1, 2))
+    assert len(OnlineFeatures(tmp_path, model, unread, Machine(threads=1, rows=50))) == len(texts)

@@ -1,0 +1,103 @@
+"""Whether the target at hand is the one that answered: it decides the answers' tokens as they stand.
+
+The engine's tokens are functions of the tokens before them, of the sampling parameters and of the seed, all of which
+the answers tell. So the head is put on the states of a few answers, and sampling is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from slipstream_kernels.models.checkpoint import iterate_tensors
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.ops.sampling import SamplingRows, sample
+from training.answering.dataset import AnswerSet
+from training.durable import MismatchError
+from training.features.packing import Int32
+from training.features.reader import StateReader
+
+MOST_ANSWERS: Final = 8
+MOST_TOKENS: Final = 32
+"""Of one answer."""
+LEAST_TOKENS: Final = 16
+"""Fewer tell nothing."""
+LEAST_SHARE: Final = 0.9
+"""Of tokens that must come out the same: states are rounded, and devices differ in their last bits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """An answer, and the tokens before it. `start`: position of its first token."""
+
+    token_ids: Int32
+    start: int
+    seed: int
+
+
+def check_agreement(answers: Path, model: Path, reader: StateReader, boundaries: tuple[int, ...], longest: int) -> None:
+    """Raise MismatchError where the target decides otherwise than it is said to have done.
+
+    Nothing is checked without the boundary that the head reads, or where the answers do not tell how they were asked
+    for, or are too few. `longest`: tokens of a sequence that the reader takes.
+    """
+    config = ModelConfig.from_folder(model)
+    wanted = config.num_layers + 1
+    chosen = list(islice(_answers(answers, longest), MOST_ANSWERS))
+    total = sum(len(answer.token_ids) - answer.start for answer in chosen)
+    if wanted not in boundaries or total < LEAST_TOKENS:
+        return
+    column = boundaries.index(wanted) * config.hidden_size
+    head = _head(model, config)
+    settings = AnswerSet(answers).index["settings"]
+    states = np.concatenate([rows for _, rows in reader.states(enumerate(each.token_ids for each in chosen))])
+    same = end = 0
+    for answer in chosen:
+        first, end = end + answer.start - 1, end + len(answer.token_ids)
+        rows = np.ascontiguousarray(states[first : end - 1, column : column + config.hidden_size])
+        logits = torch.from_numpy(rows).view(torch.bfloat16).float() @ head
+        decided = _decided(logits, answer, settings)
+        same += int((decided == answer.token_ids[answer.start :]).sum())
+    if same < LEAST_SHARE * total:
+        raise MismatchError(
+            f"of {total} tokens that the target is said to have produced, {model} decides {same} so: it is not the "
+            f"model that gave the answers in {answers}, or they were changed"
+        )
+
+
+def _answers(folder: Path, longest: int) -> Iterator[_Answer]:
+    """First answers of sequences."""
+    answers = AnswerSet(folder)
+    if "settings" not in answers.index:
+        return
+    for record in answers.records():
+        if record["produced"] and record["turns"]:
+            start, end = record["produced"][0]
+            end = min(end, start + MOST_TOKENS, longest)
+            if 0 < start < end:
+                yield _Answer(np.array(record["token_ids"][:end], np.int32), start, record["turns"][0]["seed"])
+
+
+def _decided(logits: torch.Tensor, answer: _Answer, settings: dict[str, Any]) -> Int32:
+    """The token of each row of float32 logits [tokens of the answer, vocabulary]."""
+    rows = SamplingRows.plain(
+        np.arange(answer.start, len(answer.token_ids)),
+        temperature=settings["temperature"],
+        top_k=settings["top_k"],
+        top_p=settings["top_p"],
+        seed=answer.seed,
+    )
+    return sample(logits.numpy(), rows)
+
+
+def _head(model: Path, config: ModelConfig) -> torch.Tensor:
+    """float32 [hidden, vocabulary]"""
+    name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    weight = next(tensor for key, tensor in iterate_tensors(model, config) if key == name)
+    return weight.float().T
