@@ -26,7 +26,7 @@ def small_target(folder: Path, seed: int = 0) -> CausalLM:
     initialise(model, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        scale = 0.5 if "embed_tokens" in name else 0.15
+        scale = 0.5 if name.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight")) else 0.15
         parameter.data += torch.randn(parameter.shape, generator=generator) * scale
         parameter.data = parameter.data.bfloat16().float()
     model.requires_grad_(False)
@@ -60,13 +60,14 @@ def states_of(model: CausalLM, token_ids: torch.Tensor, boundaries: Sequence[int
     return torch.cat([streams[boundary][0] for boundary in boundaries], dim=-1).bfloat16()
 
 
-def answered(model: CausalLM, number: int, *, prompt: int, answer: int) -> FeatureSequence:
-    """A random prompt and the model's answer at temperature 1, which ends in the end of text."""
+def answered(model: CausalLM, number: int, *, prompt: int, answer: int, greedy: bool = False) -> FeatureSequence:
+    """A random prompt and the model's answer at temperature 1 or 0, until the end of text."""
     generator = torch.Generator().manual_seed(number)
     ids = torch.randint(4, SHAPE.vocab_size, (prompt,), generator=generator)
     for _ in range(answer):
         logits = model(ids[None])[0, -1]
-        ids = torch.cat((ids, torch.multinomial(logits.softmax(-1), 1, generator=generator)))
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        ids = torch.cat((ids, logits.argmax()[None] if greedy else drawn))
         if int(ids[-1]) == EOS:
             break
     produced = torch.arange(len(ids)) >= prompt

@@ -7,7 +7,7 @@ nothing of other rows' chains (EAGLE-3, arXiv 2503.01840, section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -61,16 +61,22 @@ class UnrolledAttention:
         return cast(Tensor, attend(query, keys, values, block_mask=mask, enable_gqa=True))
 
     def _block_mask(self, steps: int) -> BlockMask:
-        """Over the keys of all steps side by side: step 0 as a text is seen, of later ones each row its own key."""
-        documents, length = self.documents, self.documents.shape[1]
+        """Over the keys of all steps side by side."""
+        batch, length = self.documents.shape
+        device = str(self.documents.device)
+        return create_block_mask(seen_of(self.documents), batch, None, length, (1 + steps) * length, device=device)
 
-        def seen(b: Tensor, _: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            place = kv % length
-            in_text = (kv <= q) & (documents[b, q] == documents[b, place])
-            return torch.where(kv < length, in_text, place == q)
 
-        batch = len(documents)
-        return create_block_mask(seen, batch, None, length, (1 + steps) * length, device=str(documents.device))
+def seen_of(documents: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a query sees a key, by batch row, head, position, and place among the keys of all steps side by side."""
+    length = documents.shape[1]
+
+    def seen(b: Tensor, _: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        place = kv % length
+        in_text = (kv <= q) & (documents[b, q] == documents[b, place])
+        return torch.where(kv < length, in_text, place == q)
+
+    return seen
 
 
 def _compiled() -> Any:

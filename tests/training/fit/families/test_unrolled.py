@@ -1,15 +1,17 @@
 """The unrolled step computes what a drafter computes step by step, with the weights that training writes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from draft_service.heads.eagle import EagleHead, HeadRows
-from draft_service.heads.layer import Segment
+from draft_service.heads.eagle import EagleHead
 from draft_service.heads.loading import load_eagle
+from draft_service.heads.mtp_loading import load_mtp
 from support.fit_sources import BOUNDARIES, InMemory, answered, small_target
+from support.served_chain import drafted_chain
 from training.fit.batch import Batch, collate
 from training.fit.export import write_head
 from training.fit.families.unrolled import UnrolledHead
@@ -21,22 +23,6 @@ from training.fit.target import Target
 
 STEPS = 7
 LENGTH = 44
-
-
-def step_by_step(head: EagleHead, tokens: torch.Tensor, states: torch.Tensor, row: int, steps: int) -> torch.Tensor:
-    """Logits [steps, vocabulary] of a chain that begins at `row` of the text, as serving computes them."""
-    cache = head.new_cache()
-    fused = head.fuse(states[: row + 1])
-    segment = Segment.committed(cache, row + 1)
-    state = head.forward(HeadRows(tokens[1 : row + 2], fused, torch.arange(row + 1), [segment]))[-1:]
-    cache.length = row + 1
-    logits = [head.logits(state)]
-    for step in range(1, steps):
-        segment = Segment(cache, row + step, torch.ones(1, row + step + 1, dtype=torch.bool))
-        place = torch.tensor([row + step])
-        state = head.forward(HeadRows(tokens[row + 1 + step][None], state, place, [segment], depth=step))
-        logits.append(head.logits(state))
-    return torch.cat(logits)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +52,12 @@ def packed(source: InMemory) -> tuple[Batch, list[list[int]]]:
     return batch.to(torch.device("cpu"), torch.float32), rows
 
 
-@pytest.mark.parametrize("family", ["eagle3", "eagle"])
+@pytest.mark.parametrize("family", ["eagle3", "eagle", "mtp"])
 def test_unrolled_step_equals_serving(family: str, source: InMemory, tmp_path: Path) -> None:
     head = made(source, family)
     write_head(tmp_path, head.tensors(), head.config(), torch.float32)
-    served = load_eagle(tmp_path, source.model)
+    load: Callable[[Path, Path], EagleHead] = load_mtp if family == "mtp" else load_eagle
+    served = load(tmp_path, source.model)
     batch, rows = packed(source)
     with torch.no_grad():
         drafted = head.draft(batch, STEPS)
@@ -89,7 +76,10 @@ def test_unrolled_step_equals_serving(family: str, source: InMemory, tmp_path: P
                 if not mine.any():
                     continue
                 steps = int(mine.sum())
-                wanted = step_by_step(served, sequence.token_ids, states, place, steps)
+                follows = sequence.token_ids[place + 2 :]
+                wanted = drafted_chain(
+                    served, sequence.token_ids, states, place, steps, lambda step, _, ids=follows: int(ids[step])
+                )
                 assert drafted.step[mine].tolist() == list(range(steps))
                 assert torch.equal(wanted.isinf(), scores[mine].isinf())
                 finite = wanted.isfinite()
@@ -100,7 +90,7 @@ def test_unrolled_step_equals_serving(family: str, source: InMemory, tmp_path: P
     assert served.num_states == len(BOUNDARIES[:3] if family == "eagle3" else BOUNDARIES[3:])
 
 
-@pytest.mark.parametrize("family", ["eagle3", "eagle"])
+@pytest.mark.parametrize("family", ["eagle3", "eagle", "mtp"])
 def test_loss_is_that_of_the_definition(family: str, source: InMemory) -> None:
     """Every position and step on its own, from full score matrices."""
     head, (batch, _) = made(source, family), packed(source)

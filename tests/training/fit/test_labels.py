@@ -1,0 +1,97 @@
+"""Labels that the target did not produce are refused before anything is learnt from them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.fit_sources import InMemory, answered, small_target, states_of
+from training.features.source import FeatureSequence
+from training.fit.labels import LabelError, examine
+from training.fit.target import Target
+from training.model import CausalLM
+
+FINAL = slice(96, 128)
+END = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, Path]:
+    folder = tmp_path_factory.mktemp("target")
+    return small_target(folder), folder
+
+
+@pytest.fixture(scope="module")
+def right(model: tuple[CausalLM, Path]) -> InMemory:
+    """Two answers a text, with more of a prompt after the first."""
+    texts = [answered(model[0], number, prompt=10, answer=24) for number in range(24)]
+    return InMemory(model[1], texts)
+
+
+def changed(source: InMemory, change: Callable[[FeatureSequence], FeatureSequence]) -> InMemory:
+    return InMemory(source.model, [change(each) for each in source.sequences])
+
+
+def look(source: InMemory):
+    return examine(source, Target(source.model, torch.device("cpu"), torch.float32), FINAL, (END,))
+
+
+def test_the_targets_own_tokens_pass(right: InMemory) -> None:
+    report = look(right)
+    report.demand()
+    assert abs(report.produced.nats - report.produced.entropy) < 4 * report.produced.error
+    assert report.late.nats > report.produced.nats + 1 and report.early.nats > report.produced.nats + 1
+
+
+def rolled(produced: torch.Tensor, shift: int) -> torch.Tensor:
+    return produced.roll(shift) & (torch.arange(len(produced)) >= max(0, shift))
+
+
+def test_shifted_masks_are_refused(right: InMemory) -> None:
+    for shift in (-1, 1):
+        longer = changed(right, with_end)
+        wrong = changed(longer, lambda each, by=shift: replace(each, produced=rolled(each.produced, by)))
+        with pytest.raises(LabelError, match=r"the mask is shifted|first tokens of answers"):
+            look(wrong).demand()
+
+
+def with_end(each: FeatureSequence) -> FeatureSequence:
+    """The answer ends in a token that ends texts, and a prompt follows."""
+    tail = torch.tensor([END, 9, 8])
+    produced = torch.cat((each.produced, torch.tensor([True, False, False])))
+    states = torch.cat((each.states, each.states[-3:]))
+    return replace(each, token_ids=torch.cat((each.token_ids, tail)), produced=produced, states=states)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_shifted_states_are_refused_and_named(right: InMemory, shift: int) -> None:
+    wrong = changed(right, lambda each: replace(each, states=each.states.roll(shift, 0)))
+    with pytest.raises(LabelError, match="shifted against each other"):
+        look(wrong).demand()
+
+
+def test_a_mask_over_everything_is_refused(right: InMemory) -> None:
+    wrong = changed(right, lambda each: replace(each, produced=torch.arange(len(each.produced)) >= 1))
+    with pytest.raises(LabelError, match="would hardly have written"):
+        look(wrong).demand()
+
+
+def test_another_models_states_are_refused(right: InMemory, tmp_path: Path) -> None:
+    other = small_target(tmp_path, seed=1)
+    wrong = changed(right, lambda each: replace(each, states=states_of(other, each.token_ids)))
+    with pytest.raises(LabelError, match="would hardly have written"):
+        look(wrong).demand()
+
+
+def test_another_template_is_refused(right: InMemory, model: tuple[CausalLM, Path]) -> None:
+    """The states are those after another prompt than the one that was answered."""
+
+    def elsewhere(each: FeatureSequence) -> FeatureSequence:
+        ids = each.token_ids.clone()
+        ids[8:10] = torch.tensor([5, 6])
+        return replace(each, token_ids=ids, states=states_of(model[0], ids))
+
+    with pytest.raises(LabelError, match=r"would hardly have written.*\d nats where \d+\.\d\d are expected"):
+        look(changed(right, elsewhere)).demand()
