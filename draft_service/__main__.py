@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import uvloop
 
+from draft_service.boundary_check import check_boundaries
 from draft_service.codec import Drafting, Identity
 from draft_service.config import DraftSettings, load_settings
 from draft_service.link import VerifyLink
@@ -38,6 +39,8 @@ async def serve(settings: DraftSettings) -> None:
         max_depth=settings.max_depth,
         top_k=settings.topk,
     )
+    if settings.boundary_check:
+        check_boundaries(proposers, settings.threads)
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
     identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version())

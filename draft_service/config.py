@@ -61,6 +61,11 @@ class DraftSettings(ServiceSettings):
     )
     name: str = Field(default="draft", max_length=64, description="How this service is known to operators")
     threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers")
+    boundary_check: bool = Field(
+        default=True,
+        description="Whether proposers that read hidden states and name their target's folder are tried with states of "
+        "the layers above and below before they serve, which takes seconds, and is not done for targets above 2 GiB",
+    )
     max_nodes: int | None = Field(
         default=None, ge=2, le=64, description="Rows of the largest tree, root included; default: the proposer's"
     )

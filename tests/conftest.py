@@ -12,6 +12,8 @@ from support.cluster import Cluster
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Heads of random weights can stand no check of their boundaries, which would take part of a second at each start.
+os.environ.setdefault("SLIPSTREAM_DRAFT_BOUNDARY_CHECK", "false")
 # Triton is interpreted where there is no GPU; it settles that when the first test imports it.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream_kernels.token_tree import TokenTree
@@ -134,6 +135,8 @@ class Proposer(ABC):
     """Fingerprint of the tokenizer it depends on; empty: works with any."""
     vocab_size: int = 0
     """Entries of its vocabulary; 0: works with any."""
+    target_folder: Path | None = None
+    """Folder of the model that it was made for, where it is known: then its draft service checks its boundaries."""
     drafts_ahead: bool = True
     """Whether `fork` may be called. It never is where hidden states are wanted: tokens yet undecided have none."""
 

@@ -263,6 +263,7 @@ def create_with(
         raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
     torch.set_num_threads(options.threads)
     proposer = EagleProposer(options.name, head, config, tokenizer, eos)
+    proposer.target_folder = target
     proposer.warm_up()
     return proposer
 

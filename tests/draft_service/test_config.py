@@ -33,6 +33,12 @@ def test_a_configuration_as_json_names_the_proposers_and_their_parameters(tmp_pa
     assert load_settings(["--proposers", "ngram:4"]).hosted == (ProposerSpec("ngram", "", "4"),)
 
 
+def test_the_check_of_boundaries_can_be_left_out(monkeypatch) -> None:
+    monkeypatch.delenv("SLIPSTREAM_DRAFT_BOUNDARY_CHECK", raising=False)
+    assert load_settings([]).boundary_check
+    assert not load_settings(["--no-boundary-check"]).boundary_check
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
