@@ -33,7 +33,7 @@ def load_mtp(
     stored = read_tensors(folder, names)
     tensors = {names[name]: embedding_first(layout, names[name], stored[name]) for name in names}
     config = HeadConfig.from_folder(folder)
-    number, expected = len({name for name in tensors if name.endswith(".eh_proj.weight")}), _expected(folder)
+    number, expected = len({name.split(".")[1] for name in tensors if name.startswith("layers.")}), _expected(folder)
     if expected and number != expected:
         raise CheckpointError(f"config.json: {_NUMBER} is {expected}, the folder holds {number} MTP layers")
     config = replace(config, num_layers=number)

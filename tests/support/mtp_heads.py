@@ -93,7 +93,7 @@ def write_mtp(target: Path, layout: MtpLayout, folder: Path | None = None, seed:
 def put_mtp(target: Path, layout: MtpLayout, layers: list[Tensors], folder: Path | None = None) -> None:
     """Write the given layers as `write_mtp` does."""
     document = json.loads((target / "config.json").read_text()) | {"num_nextn_predict_layers": len(layers)}
-    there = load_file(target / "model.safetensors")
+    there = load_file(target / "model.safetensors") if layout.inside or layout.own_rows else {}
     first = document["num_hidden_layers"] if layout.inside else 0
     stored: Tensors = {}
     for index, tensors in enumerate(layers):
@@ -120,3 +120,25 @@ def put_mtp(target: Path, layout: MtpLayout, layers: list[Tensors], folder: Path
         save_file(stored, folder / "nextn_layer_parameters.safetensors")
         index_of = dict.fromkeys(stored, "nextn_layer_parameters.safetensors")
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index_of}))
+
+
+def make_oracle(target: Path) -> None:
+    """Make an untied MiMo model one whose next token depends on the last alone, with a layer that knows it.
+
+    The model's layers add nothing to the stream. So does the MTP layer's decoder, behind the embedding of its token.
+    """
+    path = target / "model.safetensors"
+    model = load_file(path)
+    save_file({name: _silenced(name, tensor) for name, tensor in model.items()}, path, metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    layer = layer_tensors(config, LAYOUTS["MiMo"], torch.Generator().manual_seed(1))
+    layer = {name: _silenced(name, tensor) for name, tensor in layer.items()}
+    identity = torch.eye(config["hidden_size"])
+    layer["projection.weight"] = torch.cat([torch.zeros_like(identity), identity], dim=1).bfloat16()
+    layer["enorm.weight"] = torch.ones(config["hidden_size"]).bfloat16()
+    layer["norm.weight"] = model["model.norm.weight"].clone()
+    put_mtp(target, LAYOUTS["MiMo"], [layer])
+
+
+def _silenced(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if name.endswith(("o_proj.weight", "down_proj.weight")) else tensor
