@@ -22,7 +22,7 @@ MOST_ROUNDS = 8
 
 @pytest.fixture(scope="module", params=["shm", "grpc"])
 def cluster(request, demo_model, demo_draft_model):
-    arguments = ("--draft-deadline-ms", "200", "--transports", request.param)
+    arguments = ("--draft-deadline-ms", "2000", "--transports", request.param)
     proposers = (f"draft-model:{demo_draft_model}", "ngram")
     with Cluster(demo_model, draft=proposers, verify_args=arguments, draft_args=LIMITS) as started:
         yield started

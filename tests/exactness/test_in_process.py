@@ -29,7 +29,7 @@ def work_for(proposer: str, **fields):
 def served(tiny_model, tiny_draft_model, tmp_path_factory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("serve") / "log"
     draft = (f"inproc:draft-model:{tiny_draft_model}", "inproc:ngram")
-    served = start(tiny_model, draft, log, "--draft-deadline-ms", "250")
+    served = start(tiny_model, draft, log, "--draft-deadline-ms", "5000")
     with served.process:
         yield served
         served.process.terminate()

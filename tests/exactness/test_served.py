@@ -41,7 +41,7 @@ def cluster_of(model, draft_model, engine, pages, oracle=None):
             "hybrid:suffix+ngram+draft-model",
         )
     )
-    arguments = (*engine.verify_args(pages), "--draft-deadline-ms", "250")
+    arguments = (*engine.verify_args(pages), "--draft-deadline-ms", "5000")
     return Cluster(model, draft=proposers, verify_args=arguments, env={"PYTHONPATH": str(TESTS)})
 
 

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
 """Twins of kernels on small tensors: threads that wait for one another would cost more than they save."""
 SHARED = ("--tensor-parallel-size", "2", "--max-running", "4", "--max-nodes", "12", "--step-nodes", "33",
-          "--num-pages", "80", "--no-adaptive", "--draft-deadline-ms", "500")  # fmt: skip
+          "--num-pages", "80", "--no-adaptive", "--draft-deadline-ms", "5000")  # fmt: skip
 ALONE = ("--prefill-chunk", "128", "--no-prefix-cache")
 BESIDE = ("--prefill-chunk", "16", "--page-size", "8")
 PROPOSERS = ("", "random-tree", "oracle")

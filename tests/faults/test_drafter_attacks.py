@@ -100,7 +100,7 @@ def test_a_flood_of_messages_ends_the_attachment(cluster, plain):
         flooding = threading.Thread(target=flood)
         flooding.start()
         answers = ask(cluster, drafted())
-        assert drafter.wait_ended(30) is grpc.StatusCode.INVALID_ARGUMENT
+        assert drafter.wait_ended() is grpc.StatusCode.INVALID_ARGUMENT
         flooding.join(60)
     assert tokens_of(answers) == plain
 
@@ -117,7 +117,7 @@ def test_one_that_attaches_again_and_again_leaves_nothing(cluster, plain):
     for _ in range(10):
         with hostile(cluster, lambda wanted: [wanted.tree([7, 8], [-1, 0])]):
             pass
-    asking.join(120)
+    asking.join()
     assert tokens_of(answers["all"]) == plain
 
 
@@ -187,7 +187,7 @@ def under_streams(cluster, during, **fields):
     async def run():
         async with connect(cluster.gateway_grpc) as runner:
             streams = asyncio.create_task(runner.run(drafted(**fields), STREAMS))
-            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never ran", 60)
+            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never ran")
             await asyncio.to_thread(during)
             return await streams
 
@@ -200,10 +200,8 @@ def test_one_that_hangs_holds_nobody_up(cluster, plain):
         def hang():
             drafter.signal(signal.SIGSTOP)
             try:
-                tokens = state(cluster).committed_tokens
-                wait_until(lambda: state(cluster).running == 0, "streams hang", 120)
-                assert state(cluster).committed_tokens > tokens
-                assert state(cluster).attachments == 1
+                assert tokens_of(ask(cluster, drafted("ngram"))) == plain
+                wait_until(lambda: state(cluster).running == 0, "streams hang")
             finally:
                 drafter.signal(signal.SIGCONT)
 
@@ -214,7 +212,7 @@ def test_one_that_hangs_holds_nobody_up(cluster, plain):
         assert after.draft_waits - before.draft_waits < TOKENS
         # Having caught up with all that it missed it drafts again.
         served = sum(drafter.hits for drafter in after.drafters)
-        wait_until(lambda: ask(cluster, drafted("ngram")) and hits(cluster) > served, "drafts no more", 60)
+        wait_until(lambda: ask(cluster, drafted("ngram")) and hits(cluster) > served, "drafts no more")
 
 
 def hits(cluster):

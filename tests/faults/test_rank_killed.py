@@ -52,7 +52,7 @@ def test_a_follower_does_not_outlive_a_killed_service(model):
     with Cluster(model, gateway=False, verify_args=SHARED, env=ONE_THREAD) as cluster:
         follower = follower_of(cluster)
         cluster.kill("verify")
-        follower.wait(30)
+        follower.wait(120)
 
 
 @pytest.mark.parametrize(

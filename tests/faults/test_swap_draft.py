@@ -20,7 +20,7 @@ OLD = "guess=support.proposers:random_tree"
 @pytest.fixture(scope="module", params=["shm", "grpc"])
 def cluster(request, demo_model):
     """A target slow enough that streams outlast a swap; the first draft service is bad at guessing."""
-    arguments = ("--draft-deadline-ms", "100", "--transports", request.param)
+    arguments = ("--draft-deadline-ms", "2000", "--transports", request.param)
     env = {"PYTHONPATH": PYTHON_PATH}
     draft_args = ("--max-nodes", "4", "--max-depth", "3")
     with Cluster(demo_model, draft=(OLD,), verify_args=arguments, draft_args=draft_args, env=env) as started:

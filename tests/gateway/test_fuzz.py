@@ -77,7 +77,7 @@ def test_answers_are_as_documented(operations: dict[str, APIOperation], label: s
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             # Past the check of the name, and without waiting for long outputs.
             case.body |= {"model": "tiny", "max_tokens": 4}
-        case.call_and_validate(checks=CHECKS, timeout=20)
+        case.call_and_validate(checks=CHECKS, timeout=60)
 
     # There is nothing to get wrong in a request without parameters.
     with contextlib.suppress(*([Unsatisfiable] if label.startswith("GET") else [])):
@@ -86,6 +86,6 @@ def test_answers_are_as_documented(operations: dict[str, APIOperation], label: s
 
 def test_the_gateway_lives_on(gateway: GatewayProcess, verify: FakeVerify) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
-    assert httpx.post(f"{gateway.http_url}/v1/completions", json=body).json()["choices"][0]["text"] == "x"
+    assert httpx.post(f"{gateway.http_url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"] == "x"
     assert "Traceback" not in gateway.logs
     assert gateway.process.poll() is None

@@ -291,7 +291,7 @@ def test_unknown_model_path_and_method(gateway: GatewayProcess) -> None:
     response = post(gateway, "chat/completions", CHAT | {"model": "gpt-9"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     assert post(gateway, "nothing", {}).status_code == 404
-    refused = httpx.get(f"{gateway.http_url}/v1/completions")
+    refused = httpx.get(f"{gateway.http_url}/v1/completions", timeout=60)
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
@@ -374,8 +374,8 @@ def test_a_client_that_goes_away_cancels_its_request(gateway: GatewayProcess, ve
 
 def test_probes_and_metrics(gateway: GatewayProcess, client: openai.OpenAI) -> None:
     client.chat.completions.create(**CHAT)
-    assert httpx.get(f"{gateway.http_url}/health").json()["process_id"] == gateway.process.pid
-    assert httpx.get(f"{gateway.http_url}/ready").json()["status"] == "ready"
-    metrics = httpx.get(f"{gateway.http_url}/metrics").text
+    assert httpx.get(f"{gateway.http_url}/health", timeout=60).json()["process_id"] == gateway.process.pid
+    assert httpx.get(f"{gateway.http_url}/ready", timeout=60).json()["status"] == "ready"
+    metrics = httpx.get(f"{gateway.http_url}/metrics", timeout=60).text
     assert "slipstream_gateway_verify_ready 1.0" in metrics
     assert 'slipstream_gateway_requests_total{api="http",outcome="200"}' in metrics

@@ -33,7 +33,7 @@ def test_drain_lets_streams_finish_and_refuses_new_requests(tokenizer_folder: Pa
             verify.wait_for(lambda seen: len(seen.submits) == 16)
             gateway.process.send_signal(signal.SIGTERM)
             gateway.wait_ready(ready=False)
-            answer = httpx.post(f"{gateway.http_url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+            answer = httpx.post(f"{gateway.http_url}/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=60)
             assert (answer.status_code, "shutting down" in answer.text) == (503, True)
             with pytest.raises(UnavailableError, match="shutting down"):
                 client.generate("x")
@@ -77,7 +77,7 @@ def test_api_keys_are_needed_and_stand_for_tenants(tokenizer_folder: Path, tmp_p
         assert [submit.tenant for submit in verify.seen.submits] == ["red", "red"]
         with pytest.raises(openai.AuthenticationError):
             good.with_options(api_key="sk-bad", max_retries=0).models.list()
-        document = httpx.get(f"{gateway.http_url}/openapi.json").json()
+        document = httpx.get(f"{gateway.http_url}/openapi.json", timeout=60).json()
         assert document["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
 
 

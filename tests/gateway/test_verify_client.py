@@ -40,13 +40,13 @@ def test_starts_without_verify_and_finds_it_later(tokenizer_folder: Path) -> Non
         verify.stop()
         with GatewayProcess(tokenizer_folder, verify.address, wait_ready=False) as gateway:
             body = {"model": "tiny", "prompt": "x"}
-            answer = httpx.post(f"{gateway.http_url}/v1/completions", json=body)
+            answer = httpx.post(f"{gateway.http_url}/v1/completions", json=body, timeout=60)
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
-            assert httpx.get(f"{gateway.http_url}/v1/models").status_code == 503
-            assert httpx.get(f"{gateway.http_url}/health").status_code == 200
+            assert httpx.get(f"{gateway.http_url}/v1/models", timeout=60).status_code == 503
+            assert httpx.get(f"{gateway.http_url}/health", timeout=60).status_code == 200
             verify.start()
             gateway.wait_ready()
-            assert httpx.post(f"{gateway.http_url}/v1/completions", json=body).status_code == 200
+            assert httpx.post(f"{gateway.http_url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
 def test_requests_go_to_the_least_loaded_replica(tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]) -> None:

@@ -39,7 +39,7 @@ def test_the_clock_ends_a_wait_once() -> None:
         room.stop_clock(tickets[1])
         assert room.discard(tickets[2])
         assert not room.discard(tickets[2])
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # timers of one loop go off in order
         return rung, [each for each, _ in room]
 
     tickets = [ticket() for _ in range(4)]
@@ -82,7 +82,7 @@ def pair(started: tuple[FakeVerify, GatewayProcess]) -> Iterator[tuple[FakeVerif
 
 
 def metric(gateway: GatewayProcess, name: str) -> float:
-    lines = httpx.get(f"{gateway.http_url}/metrics").text.splitlines()
+    lines = httpx.get(f"{gateway.http_url}/metrics", timeout=60).text.splitlines()
     (value,) = [line.split()[1] for line in lines if line.startswith(f"slipstream_gateway_{name} ")]
     return float(value)
 

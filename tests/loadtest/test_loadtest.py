@@ -14,7 +14,7 @@ def test_both_doors_at_two_concurrencies(tiny_cluster, tmp_path):
         "--concurrency",
         "1,3",
         "--seconds",
-        "10",
+        "60",
         "--requests",
         "6",
         "--max-tokens",
@@ -22,7 +22,7 @@ def test_both_doors_at_two_concurrencies(tiny_cluster, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert run.returncode == 0, run.stderr
     levels = json.loads((tmp_path / "levels.json").read_text())
     assert [(level["api"], level["concurrency"]) for level in levels] == [
@@ -31,7 +31,7 @@ def test_both_doors_at_two_concurrencies(tiny_cluster, tmp_path):
     for level in levels:
         assert level["failures"] == 0, run.stderr
         assert level["answers"] >= 6
-        assert 0 < level["ttft_p50_ms"] < 10_000
+        assert 0 < level["ttft_p50_ms"] < 60_000
         assert level["tokens_per_second"] > 0
     with (tmp_path / "levels.csv").open() as sheet:
         assert len(list(csv.DictReader(sheet))) == 4
@@ -41,6 +41,6 @@ def test_both_doors_at_two_concurrencies(tiny_cluster, tmp_path):
 
 def test_load_beyond_this_machine_is_refused():
     command = [sys.executable, "-m", "loadtest", "--host", "http://192.168.7.7:8000"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 2
     assert "--remote" in run.stderr
