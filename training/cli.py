@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from training.commands.evaluate import evaluate
+from training.commands.export import export
 from training.commands.features import features
 from training.commands.fit import fit
 
@@ -198,6 +199,7 @@ def answers(
 app.command()(features)
 app.command()(fit)
 app.command()(evaluate)
+app.command()(export)
 
 
 def main() -> None:

@@ -1,0 +1,137 @@
+"""Heads in other engines' layouts say what they said before, by the rules that those engines read them by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from draft_service.heads.config import HeadConfig
+from draft_service.heads.loading import load_eagle
+from draft_service.heads.medusa_loading import load_medusa
+from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+from support.medusa_heads import LAYOUTS, write_medusa
+from training.cli import app
+from training.layouts import LAYER_IDS, export_head
+
+MIDLAYER = replace(EAGLE3["midlayer, offsets and mask"], binary=False)
+EAGLE3_CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "target_hidden_size": 32, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of `fit` as far as its head goes, and the target beside it."""
+    write_target(tmp_path / "target", architectures=["LlamaForCausalLM"])
+    write_head(tmp_path / "run" / "head", MIDLAYER, **EAGLE3_CONFIG)
+    return tmp_path / "run"
+
+
+def change(run, **config):
+    path = run / "head" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("layout", ["sglang", "vllm", "speculators"])
+@pytest.mark.parametrize("boundaries", [None, [2, 6, 9], [3, 6, 9]])
+def test_an_eagle3_head_is_the_same_head(run, tmp_path, layout, boundaries):
+    if boundaries:
+        change(run, **{LAYER_IDS: boundaries})
+    out = tmp_path / layout
+    assert export_head(run, out, layout, model=tmp_path / "target") == "eagle3"
+    before, after = load_eagle(run / "head", tmp_path / "target"), load_eagle(out, tmp_path / "target")
+    assert list(after.config.boundaries) == (boundaries or [])
+    shape = {"boundaries": before.config.boundaries, "speculators": after.config.speculators}
+    assert replace(after.config, **shape) == replace(before.config, speculators=shape["speculators"])
+    assert torch.equal(after.vocabulary.ids, before.vocabulary.ids)
+    assert torch.equal(after.vocabulary.head, before.vocabulary.head.bfloat16().float())
+    assert after._weights.keys() == before._weights.keys()
+    for name, weight in before._weights.items():
+        assert torch.equal(after._weights[name], weight.bfloat16().float()), name
+
+
+def test_layers_are_counted_as_each_engine_counts(run, tmp_path):
+    change(run, **{LAYER_IDS: [2, 6, 9]})
+    for layout in ("sglang", "vllm", "speculators"):
+        export_head(run, tmp_path / layout, layout, model=tmp_path / "target")
+    assert config_of(tmp_path / "sglang")["eagle_config"][LAYER_IDS] == [1, 5, 8]
+    assert LAYER_IDS not in config_of(tmp_path / "sglang")
+    assert config_of(tmp_path / "vllm")[LAYER_IDS] == [2, 6, 9]
+    assert config_of(tmp_path / "speculators")[LAYER_IDS] == [2, 6, 9]
+    change(run, **{LAYER_IDS: [3, 6, 9]})
+    export_head(run, tmp_path / "later", "sglang")
+    assert config_of(tmp_path / "later")["eagle_config"][LAYER_IDS] == [3, 6, 9]
+    change(run, **{LAYER_IDS: [1, 6, 9]})
+    with pytest.raises(ValueError, match="begin with 1"):
+        export_head(run, tmp_path / "first", "sglang")
+
+
+def test_speculators_names_the_target_and_the_chain(run, tmp_path):
+    out = tmp_path / "out"
+    export_head(run, out, "speculators", model=tmp_path / "target", draft_tokens=7)
+    config = config_of(out)
+    assert config["norm_before_residual"] is False  # where it is missing, true is meant
+    assert config["draft_vocab_size"] == 40
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": str(tmp_path / "target"),
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 7
+    names = load_file(out / "model.safetensors").keys()
+    assert not [name for name in names if "midlayer" in name]
+    assert HeadConfig.from_folder(out).speculators
+
+
+def test_sglang_finds_the_bias_that_it_would_draw_at_random(tmp_path):
+    write_target(tmp_path / "target")
+    layout = replace(EAGLE1["no bias"], binary=False, own_embedding=False)
+    write_head(tmp_path / "head", layout, architectures=["LlamaForCausalLMEagle"])
+    assert export_head(tmp_path / "head", tmp_path / "sglang", "sglang") == "eagle"
+    assert config_of(tmp_path / "sglang")["bias"] is True
+    assert torch.equal(load_file(tmp_path / "sglang" / "model.safetensors")["fc.bias"], torch.zeros(32).bfloat16())
+    export_head(tmp_path / "head", tmp_path / "vllm", "vllm")
+    assert "fc.bias" not in load_file(tmp_path / "vllm" / "model.safetensors")
+
+
+def test_medusa_heads_bring_the_target_s_rows_to_vllm(tmp_path):
+    rows = write_target(tmp_path / "target")["lm_head.weight"]
+    layout = replace(LAYOUTS["TGI, rows of the target"], file="model.safetensors")
+    facts = {"architectures": ["MedusaModel"], "hidden_size": 32, "vocab_size": 96, "medusa_fc_bias": True}
+    write_medusa(tmp_path / "head", layout, medusa_num_heads=3, **facts)
+    with pytest.raises(ValueError, match="--model"):
+        export_head(tmp_path / "head", tmp_path / "out", "vllm")
+    assert export_head(tmp_path / "head", tmp_path / "out", "vllm", model=tmp_path / "target") == "medusa"
+    names = load_file(tmp_path / "out" / "model.safetensors").keys()
+    blocks = [f"blocks.{head}.layers.0.{part}" for head in range(3) for part in ("bias", "weight")]
+    assert sorted(names) == sorted([*blocks, "lm_heads.0.weight"])
+    before, after = load_medusa(tmp_path / "head", tmp_path / "target"), load_medusa(tmp_path / "out")
+    for one, other in zip(before._heads, after._heads, strict=True):
+        assert torch.equal(other.rows, rows.bfloat16().float())
+        for (weight, bias), (exported, with_bias) in zip(one.layers, other.layers, strict=True):
+            assert torch.equal(exported, weight.bfloat16().float())
+            assert torch.equal(with_bias, bias.bfloat16().float())
+
+
+def test_what_cannot_be_written_is_said(run, tmp_path):
+    def command(*arguments):
+        result = CliRunner().invoke(app, ["export", *map(str, arguments)])
+        return result.exit_code, " ".join(result.output.replace("│", " ").split())
+
+    assert command(run, "--out", tmp_path / "ok", "--format", "vllm")[0] == 0
+    status, text = command(run, "--out", tmp_path / "ok", "--format", "vllm")
+    assert (status, "is not empty" in text) == (2, True)
+    assert "--model" in command(run, "--out", tmp_path / "a", "--format", "speculators")[1]
+    assert "sglang, vllm" in command(run, "--out", tmp_path / "b", "--format", "onnx")[1]
+    change(run, architectures=["MiMoMTPModel"])
+    assert "there is: none" in command(run, "--out", tmp_path / "c", "--format", "vllm")[1]
+    change(run, architectures=["BertModel"])
+    assert "architectures" in command(run, "--out", tmp_path / "d", "--format", "vllm")[1]
+    write_head(run / "head", replace(MIDLAYER, states=2), **EAGLE3_CONFIG)
+    assert "2 boundaries" in command(run, "--out", tmp_path / "e", "--format", "vllm")[1]

@@ -1,0 +1,188 @@
+"""Heads in the layouts that other engines load: what differs is names, conventions of numbers, and what must be there.
+
+Sources: SGLang's `models/llama_eagle3.py` and `llama_eagle.py`, vLLM's `models/llama_eagle3.py`, `medusa.py` and
+`transformers_utils/configs/`, the configurations of the speculators project.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from slipstream_kernels.models.checkpoint import weight_files
+from slipstream_kernels.models.config import CheckpointError, ModelConfig, read_json
+from training.fit.export import write_head
+from training.fit.target import Target
+
+SGLANG, VLLM, SPECULATORS = "sglang", "vllm", "speculators"
+FORMATS: Final = (SGLANG, VLLM, SPECULATORS)
+LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
+HEAD: Final = "head"
+_OUTER: Final = ("draft_vocab_size", "target_hidden_size", "tie_word_embeddings", LAYER_IDS, "architectures")
+"""What speculators' configurations have beside, and not in, that of the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Tensors and config.json of a head. `model`: folder of its target, where a layout needs to know it."""
+
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+    model: Path | None = None
+    draft_tokens: int = 5
+    """How many tokens a chain is to have where the configuration says so."""
+
+
+def export_head(source: Path, out: Path, layout: str, *, model: Path | None = None, draft_tokens: int = 5) -> str:
+    """Write the head of a run of `fit`, or of a folder such as its `head/`, in another layout; gives its family.
+
+    ValueError where the layout has no place for the head, or `out` is there already; CheckpointError where the head
+    cannot be read.
+    """
+    folder = source / HEAD if (source / HEAD).is_dir() else source
+    config = read_json(folder / "config.json")
+    family = _family(config)
+    convert = _CONVERTERS.get((family, layout))
+    if convert is None:
+        known = sorted(each for kind, each in _CONVERTERS if kind == family) or ["none"]
+        raise ValueError(f"{layout} has no layout for a head of {family}; there is: {', '.join(known)}")
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty")
+    published = convert(Published(_read(folder), config, model, draft_tokens))
+    write_head(out, published.tensors, published.config, torch.bfloat16)
+    for extra in folder.glob("tokenizer*"):
+        shutil.copyfile(extra, out / extra.name)
+    return family
+
+
+_FAMILIES: Final = {
+    "LlamaForCausalLMEagle3": "eagle3",
+    "LlamaForCausalLMEagle": "eagle",
+    "MedusaModel": "medusa",
+    "MLPSpeculatorPreTrainedModel": "mlp-speculator",
+    "MiMoMTPModel": "mtp",
+    "LlamaForCausalLM": "draft-model",
+}
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures") or [""]
+    family = _FAMILIES.get(architectures[0])
+    if family is None:
+        raise ValueError(f"config.json: architectures is {architectures}, no head that `fit` writes")
+    return family
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    return tensors
+
+
+def _unchanged(head: Published) -> Published:
+    return head
+
+
+def _eagle3_for_vllm(head: Published) -> Published:
+    """Boundaries as they are: vLLM counts as we do. It has room for three of them."""
+    _check_boundaries(head)
+    return head
+
+
+def _eagle3_for_sglang(head: Published) -> Published:
+    """Boundaries in `eagle_config`, as outputs of layers, one less, where the first is 2.
+
+    SGLang adds one only to a list that begins with 1, so that others stand as boundaries, and 1 cannot be the first.
+    """
+    boundaries = _check_boundaries(head)
+    config = {name: value for name, value in head.config.items() if name != LAYER_IDS}
+    if boundaries:
+        if boundaries[0] == 1:
+            raise ValueError("SGLang would take boundaries that begin with 1 for others")
+        outputs = [each - (boundaries[0] == 2) for each in boundaries]
+        config["eagle_config"] = {"use_aux_hidden_state": True, LAYER_IDS: outputs}
+    return Published(head.tensors, config)
+
+
+def _eagle3_for_speculators(head: Published) -> Published:
+    """Its names, and the layer's configuration within the head's."""
+    if head.model is None:
+        raise ValueError("speculators' configuration names the target: --model DIR")
+    boundaries = _check_boundaries(head)
+    target = read_json(head.model / "config.json")
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in head.tensors.items()}
+    layer = {name: value for name, value in head.config.items() if name not in _OUTER}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": head.draft_tokens, "accept_tolerance": 0.0}
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": head.config["draft_vocab_size"],
+        "norm_before_residual": False,
+        "target_hidden_size": head.config["target_hidden_size"],
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal | {"verifier_accept_k": 1}],
+            "verifier": {"name_or_path": str(head.model), "architectures": target.get("architectures", [])},
+        },
+    }
+    if boundaries:
+        config[LAYER_IDS] = boundaries
+    return Published(tensors, config)
+
+
+def _check_boundaries(head: Published) -> list[int]:
+    """Boundaries that the head names, if it does. ValueError unless it reads three."""
+    width = head.tensors["fc.weight"].shape[1]
+    if width != 3 * head.config["target_hidden_size"]:
+        raise ValueError(f"the head reads {width // head.config['target_hidden_size']} boundaries, not three")
+    named: list[int] = head.config.get(LAYER_IDS, [])
+    return named
+
+
+def _eagle_for_sglang(head: Published) -> Published:
+    """SGLang's fc always has a bias, at random where the file has none."""
+    bias = torch.zeros(head.config["hidden_size"], dtype=head.tensors["fc.weight"].dtype)
+    return Published({"fc.bias": bias} | head.tensors, head.config | {"bias": True})
+
+
+def _medusa_for_vllm(head: Published) -> Published:
+    """vLLM's names, and the target's scoring rows once for all heads."""
+    if head.model is None:
+        raise ValueError("vLLM's Medusa heads hold the target's scoring rows: --model DIR")
+    target = ModelConfig.from_folder(head.model)
+    if target.hidden_size != head.config["hidden_size"]:
+        raise ValueError(f"--model has a hidden size of {target.hidden_size}, the head {head.config['hidden_size']}")
+    tensors = {"lm_heads.0.weight": Target(head.model, torch.device("cpu"), torch.bfloat16).head}
+    for name, tensor in head.tensors.items():
+        number, layer, _, part = name.split(".")
+        tensors[f"blocks.{number}.layers.{layer}.{part}"] = tensor
+    return Published(tensors, head.config | {"original_lm_head": True, "truncated_vocab_size": target.vocab_size})
+
+
+_CONVERTERS: Final[dict[tuple[str, str], Callable[[Published], Published]]] = {
+    ("eagle3", SGLANG): _eagle3_for_sglang,
+    ("eagle3", VLLM): _eagle3_for_vllm,
+    ("eagle3", SPECULATORS): _eagle3_for_speculators,
+    ("eagle", SGLANG): _eagle_for_sglang,
+    ("eagle", VLLM): _unchanged,
+    ("medusa", VLLM): _medusa_for_vllm,
+    ("mlp-speculator", VLLM): _unchanged,
+    ("draft-model", SGLANG): _unchanged,
+    ("draft-model", VLLM): _unchanged,
+}
+"""An MTP layer has no file of its own: engines look for it among the tensors of its target."""
