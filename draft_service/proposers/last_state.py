@@ -1,4 +1,4 @@
-"""What proposers share that draft from one state: the target's, behind its final norm, that predicted the newest token.
+"""What proposers share that draft from one state of the target: the one that predicted the newest token.
 
 They keep no keys and values and have no text to work off, so a request costs nothing until it wants a tree, and gets
 its first one with its first token, whatever was cached.
@@ -29,6 +29,7 @@ from draft_service.proposers.draft_cache import DraftSession
 from draft_service.proposers.draft_rows import Branch
 from draft_service.proposers.expansion import Expansion
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
@@ -41,6 +42,7 @@ class LastStateConfig:
     max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens. max_depth 0, or more than the
     checkpoint can, stands for what it can; max_nodes 0 for 8, or for a chain's rows where top_k is 1. target: folder
     that lends the tokenizer, and scoring rows where there are none. token_map: file of the target ids that are scored.
+    boundaries: the one to read, in place of that behind the final norm.
     """
 
     max_depth: int = 0
@@ -48,12 +50,15 @@ class LastStateConfig:
     max_nodes: int = 0
     target: str = ""
     token_map: str = ""
+    boundaries: str = ""
 
     def __post_init__(self) -> None:
         if not (0 <= self.max_depth < MAX_ROWS and 1 <= self.top_k <= 16):
             raise ValueError("max_depth must be 1 to 63, top_k 1 to 16")
         if self.max_nodes not in (0, *range(2, MAX_ROWS + 1)):
             raise ValueError("max_nodes must be 2 to 64")
+        if self.boundaries and not self.boundaries.isdecimal():
+            raise ValueError(f"boundaries are {self.boundaries!r}, must be one number")
 
 
 class LastStateHead(Protocol):
@@ -122,7 +127,11 @@ class LastStateProposer(Proposer, Generic[Head]):
             raise FailedPreconditionError(
                 f"it reads states of {self._head.hidden_size} numbers, the target's have {target.hidden_size}"
             )
-        self.feature_boundaries = (target.num_layers + 1,)
+        known = boundaries_of(target.num_layers)
+        boundary = int(self.config.boundaries or known[-1])
+        if boundary not in known:
+            raise FailedPreconditionError(f"boundaries are {boundary}, must be one of 0 to {known[-1]}")
+        self.feature_boundaries = (boundary,)
         self._coupling.limit_vocabulary(target.vocab_size)
         self.warm_up()
 
@@ -204,5 +213,6 @@ def create_with(
         raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
     torch.set_num_threads(options.threads)
     proposer = make(options.name, head, config, tokenizer, eos)
+    proposer.target_folder = target
     proposer.warm_up()
     return proposer

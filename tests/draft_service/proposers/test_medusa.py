@@ -143,7 +143,7 @@ def served(tmp_path, layout="vLLM", argument=""):
 
 def test_the_newest_state_is_all_it_takes(tmp_path):
     proposer = served(tmp_path, "TGI, rows of the target")
-    assert proposer.feature_boundaries == (13,)
+    assert (proposer.feature_boundaries, proposer.target_folder) == ((13,), tmp_path / "target")
     assert (proposer.max_nodes, proposer.max_depth) == (8, 3)
     states = torch.randn(9, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     tokens = [5, 6, 7, 8, 9, 10]
@@ -214,10 +214,15 @@ def test_refusals(tmp_path):
     proposer.open(2, Opening([0], 1))
     with pytest.raises(ValueError, match="96"):
         proposer.commit(2, [96])
+    proposer = served(tmp_path, argument=":boundaries=9")
+    assert proposer.feature_boundaries == (9,)
+    with pytest.raises(FailedPreconditionError, match="boundaries are 14, must be one of 0 to 13"):
+        served(tmp_path, argument=":boundaries=14")
     for argument, message in (
         ("", "needs a folder"),
         (f"{tmp_path}/none", "no such folder"),
         (f"{tmp_path}/heads:max_depth=64", "max_depth"),
+        (f"{tmp_path}/heads:boundaries=1-2", "one number"),
         (f"{tmp_path}/heads:num_draft_tokens=65", "max_nodes"),
         (f"{tmp_path}/target", "expected Medusa"),
     ):
