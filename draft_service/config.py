@@ -37,7 +37,7 @@ def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
 def _configured(given: str) -> str:
     text = json_text(given) if given else ""
     if text:
-        parse(text)
+        _parsed(tuple(config.spec for config in parse(text)))
     return text
 
 

@@ -9,6 +9,7 @@ import torch
 
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.expected import check_tensors
+from slipstream.speculation.checkpoint_names import OTHER_FAMILIES
 from slipstream_kernels.models.config import CheckpointError
 
 _RENAMED = (
@@ -31,15 +32,6 @@ _TOGETHER = (
 )
 """Tensors of which there are all or none."""
 
-_OTHERS = (
-    (r"mask_hidden", "P-EAGLE"),
-    (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "MTP"),
-    (r"medusa_heads?\..*|\d+\.0\.linear\..*|(blocks|lm_heads)\.\d+\..*", "Medusa"),
-    (r"(speculator\.)?(forget_emb|projs|emb\.\d+|proj\.\d+)\.\d+\.weight", "Arctic speculator"),
-    (r"(speculator\.)?emb\.\d+\.weight", "MLP speculator"),
-)
-"""What one tensor's name says, beside the EAGLE families."""
-
 
 def canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors by EAGLE's own names, the first layer being `layers.0`. CheckpointError if two become one."""
@@ -58,7 +50,7 @@ def canonical(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def other_family(names: Collection[str]) -> str:
     """What a checkpoint is if it is no EAGLE head, by its tensors' names; empty: nothing that is known."""
-    for pattern, family in _OTHERS:
+    for pattern, family in OTHER_FAMILIES:
         if any(re.fullmatch(pattern, name) for name in names):
             return family
     return ""

@@ -45,6 +45,7 @@ def test_the_check_of_boundaries_can_be_left_out(monkeypatch) -> None:
         ('{"method": "ngram", "topk": 2}', "topk is no parameter of ngram"),
         ('{"method": "ngram", "max_nodes": 65}', "max_nodes: should be less than or equal to 64, got 65"),
         ("/no/such/file.json", "neither JSON nor a file"),
+        ('{"method": "mtp"}', "mtp needs a model"),
     ],
 )
 def test_a_bad_configuration_is_refused_with_its_key(text, reason, capsys) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import AsyncClient, Client, SpeculationOptions
+from slipstream.completion import SourceCount
 from slipstream.rpc.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -56,6 +57,7 @@ def test_generate_collects_what_stream_gives(client: Client, verify: FakeVerify)
     assert whole.token_ids == tuple(token for event in events for token in event.token_ids)
     assert [position.chosen.token_id for position in whole.logprobs] == list(whole.token_ids)
     assert [step.accepted for step in whole.steps] == [1, 1, 0]
+    assert [step.sources for step in whole.steps] == [(SourceCount("member", 4, accepted),) for accepted in (1, 1, 0)]
     assert (whole.seed, whole.finish_reason) == (9, "length")
     assert (whole.usage.completion_tokens, whole.usage.verify_steps) == (5, 3)
     assert whole.usage.acceptance_length == pytest.approx(5 / 3)

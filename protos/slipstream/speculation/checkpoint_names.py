@@ -15,30 +15,40 @@ MOST_BYTES = 100_000_000
 _FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Where names are looked for, in order; the index of a file that is split has `.index.json` behind its name."""
 
-_UNSUPPORTED = (
+OTHER_FAMILIES = (
     (r"(.*\.)?mask_hidden", "P-EAGLE"),
+    (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "MTP"),
+    (r"medusa_heads?\..*|\d+\.0\.linear\..*|(blocks|lm_heads)\.\d+\..*", "Medusa"),
+    (r"(speculator\.)?(forget_emb|projs|emb\.\d+|proj\.\d+)\.\d+\.weight", "Arctic speculator"),
+    (r"(speculator\.)?emb\.\d+\.weight", "MLP speculator"),
+)
+"""What one tensor's name says of a family that is not EAGLE's, the most telling first."""
+
+_FAMILIES = (
+    *OTHER_FAMILIES,
     (r"(model\.)?hidden_norm\.weight", "DFlash"),
+    (r"d2t|(.*\.)?(midlayer|layers\.0)\.hidden_norm\.weight", "EAGLE-3"),
+    (r"(model\.)?(fc|fusion_fc)\.weight", "EAGLE-1"),
+    (r"model\.layers\.0\.self_attn\.q_proj\.weight", "language model"),
 )
-_METHODS = (
-    (r"(.*\.)?(mtp_layers\..*|eh_proj\..*)", "mtp"),
-    (r"medusa_heads?\..*|\d+\.0\.linear\..*|(blocks|lm_heads)\.\d+\..*", "medusa"),
-    (r"(speculator\.)?emb\.\d+\.weight", "mlp-speculator"),
-    (r"d2t|(.*\.)?(midlayer|layers\.0)\.hidden_norm\.weight", "eagle3"),
-    (r"(model\.)?(fc|fusion_fc)\.weight", "eagle"),
-    (r"model\.layers\.0\.self_attn\.q_proj\.weight", "draft-model"),
-)
-"""What one tensor's name says, the most telling first: MTP layers lie among a whole model's tensors."""
+_METHODS = {
+    "MTP": "mtp",
+    "Medusa": "medusa",
+    "MLP speculator": "mlp-speculator",
+    "EAGLE-3": "eagle3",
+    "EAGLE-1": "eagle",
+    "language model": "draft-model",
+}
 
 
 def method_of(folder: Path) -> str:
     """The proposer whose weights lie in `folder`. ValueError, which says why, if that cannot be told."""
     names = tensor_names(folder)
-    for pattern, family in _UNSUPPORTED:
+    for pattern, family in _FAMILIES:
         if any(re.fullmatch(pattern, name) for name in names):
-            raise ValueError(f"{folder} holds a {family} head, which no proposer drafts with")
-    for pattern, method in _METHODS:
-        if any(re.fullmatch(pattern, name) for name in names):
-            return method
+            if family in _METHODS:
+                return _METHODS[family]
+            raise ValueError(f"{folder} holds tensors of the family {family}, which no proposer drafts with")
     raise ValueError(f"the tensors in {folder} belong to no known drafter")
 
 

@@ -18,9 +18,9 @@ PARAMETERS: dict[str, frozenset[str]] = {
     "draft-model": _TREE | {"model", "top_k"},
     "eagle": _HEAD | {"token_map"},
     "eagle3": _HEAD,
-    "medusa": _TREE | {"model", "top_k", "target", "token_map"},
-    "mlp-speculator": _TREE | {"model", "top_k", "target", "token_map"},
-    "mtp": _TREE | {"model"},
+    "medusa": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
+    "mlp-speculator": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
+    "mtp": _HEAD | {"token_map", "feedback"},
 }
 """Fields of SpeculativeConfig that each of our proposers takes, beside `method` and `draft_tensor_parallel_size`."""
 
@@ -70,6 +70,7 @@ class SpeculativeConfig(BaseModel):
     memory: float | None = Field(default=None, ge=10)
     boundaries: list[Boundary] | None = Field(default=None, min_length=1)
     token_map: PlainPath | None = None
+    feedback: Literal["pre-norm", "post-norm"] | None = None
     chunk: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
 
@@ -90,7 +91,12 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def spec(self) -> str:
-        """The proposer as the draft service's command line names it, `NAME[:MODEL][:KEY=VALUE...]`."""
+        """The proposer as the draft service's command line names it, `NAME[:MODEL][:KEY=VALUE...]`.
+
+        ValueError if it needs a folder and has none.
+        """
+        if self.model is None and "model" in PARAMETERS.get(self.method, ()):
+            raise ValueError(f"{self.name} needs a model, the folder of its weights")
         elsewhere = {"method", "model", "members", "boundaries", "draft_tensor_parallel_size"}
         values: dict[str, Any] = self.model_dump(exclude_none=True, exclude=elsewhere | _TREE)
         values |= {"max_depth": self.depth, "max_nodes": self.rows}
@@ -100,7 +106,12 @@ class SpeculativeConfig(BaseModel):
         return ":".join([self.method, *filter(None, first), *pairs])
 
     def serving(self, target: Path) -> SpeculativeConfig:
-        """With the folder of the model that is served, where the proposer reads it and none is named. ValueError."""
+        """With the folder of the model that is served, where the proposer reads it and none is named. ValueError.
+
+        MTP layers lie in that folder itself, if no other is named.
+        """
+        if self.method == "mtp" and self.model is None:
+            return self.with_path("model", target)
         if self.target is not None or "target" not in PARAMETERS.get(self.method, ()):
             return self
         return self.with_path("target", target)

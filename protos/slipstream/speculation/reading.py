@@ -145,12 +145,12 @@ def _explained(detail: Mapping[str, Any], keys: Mapping[str, str]) -> str:
 
 
 def _check_fields(config: SpeculativeConfig, keys: Mapping[str, str]) -> None:
-    """ValueError for fields that the proposer does not have, or needs."""
+    """ValueError for fields that the proposer does not have, or needs. MTP layers may lie in the served model."""
     own = PARAMETERS.get(config.method, frozenset({"model"}))
     for field, key in keys.items():
         if field not in own | _COMMON:
             raise ValueError(f"{key} is no parameter of {config.name}, which has {', '.join(sorted(own))}")
-    if config.model is None and config.method in PARAMETERS and "model" in own:
+    if config.model is None and "model" in PARAMETERS.get(config.method, ()) and config.method != "mtp":
         raise ValueError(f"{config.name} needs a model, the folder of its weights")
 
 

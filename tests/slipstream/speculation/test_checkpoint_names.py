@@ -62,7 +62,12 @@ def test_weights_in_several_files_are_told_by_their_index(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "reason"),
-    [(["mask_hidden"], "P-EAGLE"), (["fc.weight", "hidden_norm.weight"], "DFlash"), (["x"], "no known drafter")],
+    [
+        (["mask_hidden"], "P-EAGLE"),
+        (["fc.weight", "hidden_norm.weight"], "DFlash"),
+        (["speculator.emb.0.0.weight", "speculator.emb.0.weight"], "Arctic"),
+        (["x"], "no known drafter"),
+    ],
 )
 def test_what_no_proposer_drafts_with_is_refused(tmp_path, names, reason):
     write(tmp_path, names, binary=False)

@@ -160,12 +160,24 @@ CONFIGS = {
     "eagle": "eagle:EagleConfig",
     "eagle3": "eagle:EagleConfig",
     "hybrid": "hybrid:HybridConfig",
+    "medusa": "last_state:LastStateConfig",
+    "mlp-speculator": "last_state:LastStateConfig",
+    "mtp": "mtp:MtpConfig",
     "ngram": "ngram:NgramConfig",
     "suffix": "suffix:SuffixConfig",
 }
 
 
-@pytest.mark.parametrize("method", CONFIGS)
+def test_mtp_layers_lie_in_the_served_model_unless_another_folder_is_named(tmp_path):
+    (inside,) = read({"method": "mimo_mtp", "num_speculative_tokens": 1})
+    assert inside.serving(tmp_path).spec == f"mtp:{tmp_path}:max_depth=1:max_nodes=2"
+    with pytest.raises(ValueError, match="mtp needs a model"):
+        _ = inside.spec
+    (outside,) = read({"speculative_algorithm": "NEXTN", "model": "/extracted", "feedback": "post-norm"})
+    assert outside.serving(tmp_path).spec == f"mtp:/extracted:target={tmp_path}:feedback=post-norm"
+
+
+@pytest.mark.parametrize("method", PARAMETERS)
 def test_each_proposer_has_the_parameters_and_takes_their_limits(method):
     module, _, kind = CONFIGS[method].partition(":")
     default = getattr(import_module(f"draft_service.proposers.{module}"), kind)()
