@@ -45,7 +45,7 @@ def find(names: Collection[str]) -> tuple[Layout, dict[str, str]]:
 
     What is shared with the target is called `embed_tokens.weight` and `lm_head.weight`; of several layers that hold it
     the first counts. Names that belong to no MTP layer are left out. CheckpointError if there is none, there are both
-    layouts, or a layer has parts that are not supported.
+    layouts, a tensor is there under two names, or a layer has parts that are not supported.
     """
     require("MTP", names)
     mimo = {name: found for name in names if (found := _MIMO.fullmatch(name))}
@@ -63,7 +63,10 @@ def find(names: Collection[str]) -> tuple[Layout, dict[str, str]]:
         if part == "self_attn.rotary_emb.inv_freq" or (nextn and part in _SHARED and places[number]):
             continue
         shared = _SHARED.get(part) if nextn else None
-        canonical[name] = shared or f"layers.{places[number]}.{_PARTS.get(part, part)}"
+        new = shared or f"layers.{places[number]}.{_PARTS.get(part, part)}"
+        if new in canonical.values():
+            raise CheckpointError(f"tensor {new} is there under two names, one of them {name}")
+        canonical[name] = new
     return "mimo" if mimo else "nextn", canonical
 
 

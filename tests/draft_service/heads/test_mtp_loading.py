@@ -38,6 +38,7 @@ def change(folder, put=(), drop=(), **config):
         ("MiMo", {MIMO + "input_proj.weight": torch.zeros(32, 32)}, [], r"eh_proj.weight has shape \[32, 32\]"),
         ("MiMo", {NEXTN + "eh_proj.weight": torch.zeros(32, 64)}, [], "must be model.mtp_layers"),
         ("MiMo", {MIMO + "final_layernorm.weight": torch.zeros(32, dtype=torch.int8)}, [], "has type torch.int8"),
+        ("NextN", {"layers.12.enorm.weight": torch.zeros(32)}, [], "two names"),
         ("NextN", {}, [NEXTN + "shared_head.norm.weight"], "missing.*layers.0.final_norm.weight"),
         ("NextN", {NEXTN + "self_attn.kv_a_proj_with_mqa.weight": torch.zeros(3, 3)}, [], "latent attention"),
         ("NextN", {NEXTN + "self_attn.q_a_layernorm.weight": torch.zeros(3)}, [], "latent attention"),
