@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from math import sqrt
 from pathlib import Path
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 TEXTS, LENGTH = 4, 32
 SHIFTS = (0, -1, 1)
 SECONDS = 20.0
-"""For the texts and guesses of all proposers together, once their targets are loaded."""
+"""For the texts and the guesses of all proposers of one target, once that is loaded."""
 LEAST_GUESSES = 40
 """Fewer tell nothing."""
 LEAST_SHARE = 0.1
@@ -57,12 +58,8 @@ def check_boundaries(proposers: Iterable[Proposer], threads: int) -> None:
             known.setdefault(proposer.target_folder, []).append(proposer)
     numbers = count(FIRST_SESSION)
     for folder, own in known.items():
-        try:
+        with _passed_over(", ".join(proposer.name for proposer in own)):
             _check(folder, own, numbers, threads)
-        except FailedPreconditionError as error:
-            _log.info("boundaries of %s are not checked: %s", ", ".join(each.name for each in own), error)
-        except Exception:  # noqa: BLE001 (a third party's code; what is wrong with it shows when it drafts)
-            _log.exception("boundaries of %s could not be checked", ", ".join(each.name for each in own))
 
 
 def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], threads: int) -> None:
@@ -76,9 +73,21 @@ def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], thr
 
     text = write_texts(model, TEXTS, LENGTH, going_on)
     for proposer in proposers:
-        proposer.bind(facts)
-        if proposer.feature_boundaries:
-            _report(proposer, first_guesses(proposer, text, numbers, going_on))
+        with _passed_over(proposer.name):
+            proposer.bind(facts)
+            if proposer.feature_boundaries:
+                _report(proposer, first_guesses(proposer, text, numbers, going_on))
+
+
+@contextmanager
+def _passed_over(names: str) -> Iterator[None]:
+    """What goes wrong is logged and no reason not to serve."""
+    try:
+        yield
+    except FailedPreconditionError as error:
+        _log.info("boundaries of %s are not checked: %s", names, error)
+    except Exception:  # noqa: BLE001 (a third party's code; what is wrong with it shows when it drafts)
+        _log.exception("boundaries of %s could not be checked", names)
 
 
 def first_guesses(

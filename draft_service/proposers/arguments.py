@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 from draft_service.proposers.base import ProposerOptions
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.speculation.reading import NAMES
 
 Config = TypeVar("Config")
 
 ALIASES: dict[str, dict[str, int]] = {
-    "num_steps": {"max_depth": 0},
-    "num_draft_tokens": {"max_nodes": 0},
-    "topk": {"top_k": 0},
+    **{name: {field: 0} for name, field in NAMES.items()},
     "num_speculative_tokens": {"max_depth": 0, "max_nodes": 1},
 }
 """Names that users of other engines know: the fields that they set, and what is added to the number. SGLang's count of

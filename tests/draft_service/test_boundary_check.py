@@ -116,9 +116,9 @@ def test_chance_is_no_reason_to_warn(gained, lost, total, clear):
     assert better_shift({0: own, -1: np.zeros(total, bool), 1: other}) == (1 if clear else 0)
 
 
-def levels(caplog, proposer) -> list[tuple[int, str]]:
+def levels(caplog, *proposers) -> list[tuple[int, str]]:
     with caplog.at_level(logging.INFO, "draft_service.boundary_check"):
-        check_boundaries([proposer], 1)
+        check_boundaries(proposers, 1)
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
@@ -148,9 +148,10 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     assert "reader are not checked" in message
     caplog.clear()
     failing = Reader(text, (1,), (1,), tiny_model)
-    failing.propose = None
-    ((level, message),) = levels(caplog, failing)
-    assert (level, message) == (logging.ERROR, "boundaries of reader could not be checked")
+    failing.name, failing.propose = "failing", None
+    first, second = levels(caplog, failing, Reader(text, (1,), (1,), tiny_model))
+    assert first == (logging.ERROR, "boundaries of failing could not be checked")
+    assert second[1].startswith("boundaries 1 of reader: no shift")
     caplog.clear()
     assert levels(caplog, Reader(text, (1,), (1,), None)) == []
 

@@ -33,6 +33,7 @@ def read(argument: str, **limits: int) -> Config:
         ("long_share=0.25:long_mode=path:max_depth=3", Config(max_depth=3, share=0.25, mode="path")),
         ("num_speculative_tokens=4", Config(max_nodes=5, max_depth=4)),
         ("num_draft_tokens=16:num_steps=5", Config(max_nodes=16, max_depth=5)),
+        ("speculative_num_draft_tokens=16:speculative_num_steps=5", Config(max_nodes=16, max_depth=5)),
     ],
 )
 def test_keys_are_fields_and_names_that_users_know(argument, config) -> None:
@@ -47,7 +48,7 @@ def test_the_operators_limits_stand_where_the_argument_says_nothing() -> None:
 @pytest.mark.parametrize(
     "argument",
     ["x=1", "max_nodes", "max_nodes=", "max_nodes=1.5", "share=half", "mode=a:mode=b", "max_depth=0",
-     "num_speculative_tokens=4:max_nodes=3", "num_steps=x"],
+     "num_speculative_tokens=4:max_nodes=3", "num_steps=x", "speculative_algorithm=EAGLE"],
 )  # fmt: skip
 def test_anything_else_is_refused(argument) -> None:
     with pytest.raises(InvalidArgumentError, match="proposer name"):
