@@ -56,7 +56,7 @@ def features(
     from training.features.summary import render, render_plan
 
     try:
-        settings = FeatureSettings(_numbers(boundaries), max_tokens, longer)
+        settings = FeatureSettings(boundary_numbers(boundaries), max_tokens, longer)
         machine = Machine(device, threads, rows, gpu_memory_utilization)
         plan = plan_features(answers, model, settings, shard_bytes=shard_mib << 20)
         if dry_run:
@@ -76,7 +76,8 @@ def features(
     print(render(outcome))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def boundary_numbers(text: str) -> tuple[int, ...]:
+    """What --boundaries says, as in 2,4,5. ValueError for anything else."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"--boundaries are {text!r}, must be numbers joined by commas")

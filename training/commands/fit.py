@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from training.commands.features import boundary_numbers
+
 if TYPE_CHECKING:
     from training.features.source import FeatureSource
     from training.fit.settings import FitSettings
@@ -112,8 +114,8 @@ def fit(
     from training.durable import DamagedError, MismatchError
     from training.fit.labels import LabelError
     from training.fit.parallel import world
+    from training.fit.run import DivergedError, remove_run
     from training.fit.run import fit as train
-    from training.fit.run import remove_run
     from training.fit.settings import FitSettings, RunOptions
 
     if (features is None) == (answers is None):
@@ -125,7 +127,7 @@ def fit(
             family=family,
             unroll=unroll,
             decay=decay,
-            boundaries=tuple(int(each) for each in boundaries.split(",") if each.strip()),
+            boundaries=boundary_numbers(boundaries),
             draft_vocab=draft_vocab,
             intermediate_size=intermediate_size,
             start=start,
@@ -154,7 +156,7 @@ def fit(
             )
             assert source is not None
             manifest = train(source, out, settings, options, group, held)
-    except (LabelError, DamagedError) as error:
+    except (LabelError, DamagedError, DivergedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     except (ValueError, MismatchError) as error:

@@ -13,7 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+VARIANTS = 64
+"""Compiled kernels at most: one for each number of steps, with gradients and without."""
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one step, each [B, kv_heads, L, head_dim]."""
@@ -21,7 +25,10 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(slots=True)
 class UnrolledAttention:
-    """The attention of one batch. documents: int64 [B, L]. compiled: block-sparse kernels, for GPUs."""
+    """The attention of one batch. documents: int64 [B, L].
+
+    compiled: block-sparse kernels, which are for GPUs and rows that are multiples of BLOCK; others get dense products.
+    """
 
     documents: Tensor
     compiled: bool
@@ -29,7 +36,8 @@ class UnrolledAttention:
 
     def attend(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
         """[B, heads, L, head_dim] for queries of the same shape, at step len(chain); `text` is step 0's."""
-        return self._sparse(query, text, chain) if self.compiled else self._dense(query, text, chain)
+        sparse = self.compiled and query.shape[2] % BLOCK == 0
+        return self._sparse(query, text, chain) if sparse else self._dense(query, text, chain)
 
     def _dense(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
         batch, heads, length, dim = query.shape
@@ -40,7 +48,7 @@ class UnrolledAttention:
         scores = scores.view(batch, kv_heads, heads // kv_heads, length, length) + self._bias(scores.dtype)
         grouped = grouped.view(batch, kv_heads, -1, length, dim)
         own = [(grouped * key[:, :, None]).sum(dim=-1, keepdim=True) for key, _ in chain]
-        weights = torch.cat((scores, *own), dim=-1).softmax(dim=-1)
+        weights = torch.cat((scores, *own), dim=-1).softmax(dim=-1, dtype=torch.float32).to(values.dtype)
         seen = weights[..., :length].reshape(batch, kv_heads, -1, length) @ values
         attended = seen.view(batch, kv_heads, -1, length, dim)
         for step, (_, value) in enumerate(chain, length):
@@ -55,16 +63,42 @@ class UnrolledAttention:
         return self._mask
 
     def _sparse(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(text, *chain, strict=True))
-        mask = self._block_mask(len(chain))
-        attend: Any = _compiled() if query.is_cuda else flex_attention
-        return cast(Tensor, attend(query, keys, values, block_mask=mask, enable_gqa=True))
+        from torch._dynamo import config as dynamo  # takes seconds, and the CPU has no use for it
 
-    def _block_mask(self, steps: int) -> BlockMask:
-        """Over the keys of all steps side by side."""
-        batch, length = self.documents.shape
-        device = str(self.documents.device)
-        return create_block_mask(seen_of(self.documents), batch, None, length, (1 + steps) * length, device=device)
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(text, *chain, strict=True))
+        mask = block_mask(self.documents, len(chain))
+        attend: Any = torch.compile(flex_attention, dynamic=False)
+        with dynamo.patch(recompile_limit=VARIANTS):
+            return cast(Tensor, attend(query, keys, values, block_mask=mask, enable_gqa=True))
+
+
+def block_mask(documents: Tensor, steps: int) -> BlockMask:
+    """`seen_of` over the keys of step 0 and `steps` more, by blocks of BLOCK found from their first and last document.
+
+    documents: int64 [B, L], ascending along a row until the padding, L a multiple of BLOCK.
+    """
+    ascending = documents.masked_fill(documents < 0, torch.iinfo(documents.dtype).max)
+    blocks = ascending.view(len(documents), -1, BLOCK)
+    first, last = blocks[:, :, 0], blocks[:, :, -1]
+    count = blocks.shape[1]
+    diagonal = torch.eye(count, dtype=torch.bool, device=documents.device)
+    below = torch.ones_like(diagonal).tril(-1)
+    some = (last[:, None, :] >= first[:, :, None]) & below | diagonal
+    full = some & (first[:, None, :] == last[:, :, None]) & below
+    chain = diagonal.repeat(len(documents), 1, steps)
+    return BlockMask.from_kv_blocks(
+        *_listed(torch.cat((some & ~full, chain), dim=2)),
+        *_listed(torch.cat((full, torch.zeros_like(chain)), dim=2)),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=seen_of(documents),
+        seq_lengths=(documents.shape[1], (1 + steps) * documents.shape[1]),
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many key blocks each query block has, and which, those first; of bool [B, query blocks, key blocks]."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1, dtype=torch.int32)[:, None], order.int()[:, None]
 
 
 def seen_of(documents: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -77,8 +111,3 @@ def seen_of(documents: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Ten
         return torch.where(kv < length, in_text, place == q)
 
     return seen
-
-
-def _compiled() -> Any:
-    """Compiled once for a process: torch keeps what it compiled by the function, shapes and types."""
-    return torch.compile(flex_attention, dynamic=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ MANIFEST: Final = "manifest.json"
 CHECKPOINTS: Final = "checkpoints"
 HEAD: Final = "head"
 BOARD: Final = "tensorboard"
+
+
+class DivergedError(ArithmeticError):
+    """There is nothing left to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class Run:
                     board.advance(share.tokens * self.world.size)
                 if tally is not None:
                     figures = tally.figures(share.counts, self.world.sum)
+                    if not math.isfinite(figures.loss):
+                        raise DivergedError(f"the loss of step {done} is {figures.loss}: try a lower lr")
                     if board is not None:
                         board.tell(done, TRAIN, figures, **more)
                 if done < self.plan.steps and self._is_due(done, self.options.evaluate_every):
@@ -108,8 +115,10 @@ class Run:
 
     def _introduce(self, board: Board) -> None:
         about = self.head.describe(self.survey)
-        said = ", ".join(f"{name} {value:,}" for name, value in about.items())
-        board.say(f"{self.settings.family}: {said}")
+        board.say(f"{self.settings.family}: {about['parameters']:,} parameters")
+        for size, part in about.get("coverage_by_size", {}).items():
+            chosen = ", which are scored" if size == about["draft_vocab"] else ""
+            board.say(f"the {size:,} most frequent tokens are {part:.2%} of those produced{chosen}")
         board.say(f"{self.plan.used} sequences in {len(self.plan.rows)} rows, {self.plan.left_out} have no answer")
 
     def _evaluate(self, learner: Learner, done: int, board: Board | None) -> Figures | None:

@@ -64,8 +64,8 @@ def default_size(target_size: int) -> int:
     return target_size // 4 // 64 * 64 or target_size
 
 
-def coverage_table(frequencies: np.ndarray, chosen: DraftVocabulary) -> list[tuple[int, float]]:
-    """Sizes around the chosen one, and the part of produced tokens that the most frequent so many make up."""
+def coverage_by_size(frequencies: np.ndarray, size: int) -> dict[int, float]:
+    """Sizes around `size`, and what part of the occurrences counted the most frequent so many tokens make up."""
     ranked = np.sort(frequencies)[::-1].cumsum() / max(1, int(frequencies.sum()))
-    sizes = {len(chosen.ids) // 4, len(chosen.ids) // 2, len(chosen.ids), 2 * len(chosen.ids), chosen.target_size}
-    return [(size, float(ranked[size - 1])) for size in sorted(sizes) if 0 < size <= chosen.target_size]
+    sizes = (size // 4, size // 2, size, 2 * size)
+    return {each: round(float(ranked[each - 1]), 6) for each in sizes if 0 < each <= len(frequencies)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.fit.attention import KeysValues, UnrolledAttention, seen_of
+from training.fit.attention import BLOCK, KeysValues, UnrolledAttention, block_mask, seen_of
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 
@@ -53,17 +53,39 @@ def test_the_mask_of_the_sparse_kernel_says_the_same() -> None:
             assert places == visible(row, i, 3)
 
 
+def test_blocks_hold_all_that_is_seen() -> None:
+    """Blocks that are left out hold nothing, and those that are computed without the mask hold nothing unseen."""
+    lengths = torch.tensor([[100, 300, 112, 0], [500, 10, 0, 2]])
+    documents = torch.stack([torch.arange(4).repeat_interleave(each) for each in lengths])
+    documents[1, 510:] = -1
+    mask = block_mask(documents, 2)
+    b, q, kv = torch.meshgrid(torch.arange(2), torch.arange(512), torch.arange(3 * 512), indexing="ij")
+    seen = seen_of(documents)(b, torch.zeros(()), q, kv).view(2, 4, BLOCK, 12, BLOCK)
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
+    some, full = (
+        torch.stack([torch.isin(torch.arange(12), order[:count]) for order, count in zip(orders, counts, strict=True)])
+        for orders, counts in (
+            (mask.kv_indices.flatten(0, 2), mask.kv_num_blocks.flatten()),
+            (mask.full_kv_indices.flatten(0, 2), mask.full_kv_num_blocks.flatten()),
+        )
+    )
+    assert not (some & full).any()
+    assert torch.equal(seen.any(dim=4).any(dim=2).flatten(0, 1), some | full)
+    assert seen.all(dim=4).all(dim=2).flatten(0, 1)[full].all() and full.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [0, 3])
 def test_the_sparse_kernel_learns_the_same(steps: int) -> None:
-    """Values and gradients of the compiled kernel are those of the dense one."""
-    query, seen = drawn(torch.Generator().manual_seed(steps), 2, 9, steps)
+    """Values and gradients of the compiled kernel are those of dense products."""
+    query, seen = drawn(torch.Generator().manual_seed(steps), 2, 2 * BLOCK, steps)
+    documents = torch.arange(2 * BLOCK).div(100, rounding_mode="floor").repeat(2, 1).cuda()
     leaves = [each.cuda().requires_grad_() for each in (query, *(part for pair in seen for part in pair))]
     pairs = list(zip(leaves[1::2], leaves[2::2], strict=True))
     outs = [
-        UnrolledAttention(DOCUMENTS.cuda(), compiled=compiled).attend(leaves[0], pairs[0], pairs[1:])
+        UnrolledAttention(documents, compiled=compiled).attend(leaves[0], pairs[0], pairs[1:])
         for compiled in (False, True)
     ]
-    check(outs[1].cpu(), query, seen, 1e-2)
+    assert torch.allclose(outs[0], outs[1], atol=1e-2)
     for dense, sparse in zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in outs), strict=True):
         assert torch.allclose(dense, sparse, atol=5e-2)

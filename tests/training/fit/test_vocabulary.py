@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from draft_service.heads.vocabulary import target_ids
-from training.fit.vocabulary import coverage_table, default_size, select
+from training.fit.vocabulary import coverage_by_size, default_size, select
 
 
 def test_the_most_frequent_and_those_demanded() -> None:
@@ -18,7 +18,7 @@ def test_the_most_frequent_and_those_demanded() -> None:
     assert select(frequencies, 6, always=()).ids.tolist() == [0, 1, 3, 4, 5, 6]
     whole = select(frequencies, 8, always=())
     assert whole.is_whole and whole.coverage(frequencies) == 1
-    assert dict(coverage_table(frequencies, chosen))[2] == pytest.approx(0.7)
+    assert coverage_by_size(frequencies, 4) == pytest.approx({1: 0.5, 2: 0.7, 4: 0.95, 8: 1.0})
 
 
 @pytest.mark.parametrize("size", [0, 9])

@@ -15,7 +15,7 @@ from training.fit.family import Findings
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
-from training.fit.vocabulary import DraftVocabulary
+from training.fit.vocabulary import DraftVocabulary, coverage_by_size
 
 
 def check_chain(settings: FitSettings, most: int, what: str) -> None:
@@ -115,8 +115,10 @@ class JudgedHead(ABC):
 
     def describe(self, survey: Survey) -> dict[str, Any]:
         """As `training.fit.family.Head` has it."""
-        return {
+        size, frequencies = len(self._vocabulary.ids), survey.frequencies
+        about = {
             "parameters": sum(parameter.numel() for parameter in self.module.parameters()),
-            "draft_vocab": len(self._vocabulary.ids),
-            "coverage": round(self._vocabulary.coverage(survey.frequencies), 6),
+            "draft_vocab": size,
+            "coverage": round(self._vocabulary.coverage(frequencies), 6),
         }
+        return about if self._vocabulary.is_whole else about | {"coverage_by_size": coverage_by_size(frequencies, size)}
