@@ -217,9 +217,9 @@ app.command()(deploy)
 @app.command()
 def probe(address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")]) -> None:
     """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers."""
-    from launcher.readiness import is_serving
+    from launcher.readiness import HEALTH_SECONDS, is_serving
 
-    raise typer.Exit(0 if is_serving(address) else 1)
+    raise typer.Exit(0 if is_serving(address, HEALTH_SECONDS) else 1)
 
 
 @app.command(

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 10.0
 LINE_WIDTH = 160
 """Lines are not broken before this column, so that they can be searched."""
 

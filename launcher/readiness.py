@@ -14,6 +14,8 @@ from slipstream.v1 import verify_pb2, verify_pb2_grpc
 
 POLL_SECONDS = 0.05
 PROBE_SECONDS = 2.0
+HEALTH_SECONDS = 10.0
+"""Longest time until `slipstream probe` answers: whoever runs it as a health check has a limit of its own."""
 LOG_LINES_SHOWN = 40
 
 

@@ -20,7 +20,7 @@ def run_chat(address: str, *arguments: str, typed: str = "") -> subprocess.Compl
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "FORCE_COLOR": "1"},
     )
 

@@ -58,7 +58,7 @@ def test_silence_is_reported_and_fails():
     verify, gateway = free_ports(2)
     command = [sys.executable, "-m", "launcher", "info", "--verify", f"127.0.0.1:{verify}"]
     command += ["--gateway", f"127.0.0.1:{gateway}"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert run.returncode == 1
     assert run.stdout.count("unreachable") == 2
 
@@ -66,7 +66,7 @@ def test_silence_is_reported_and_fails():
 def test_probe_turns_health_into_a_status(tiny_cluster):
     (nobody,) = free_ports(1)
     statuses = [
-        subprocess.run([sys.executable, "-m", "launcher", "probe", address], check=False, timeout=60).returncode
+        subprocess.run([sys.executable, "-m", "launcher", "probe", address], check=False, timeout=180).returncode
         for address in (tiny_cluster.verify_address, tiny_cluster.gateway_grpc, f"127.0.0.1:{nobody}")
     ]
     assert statuses == [0, 0, 1]
