@@ -18,7 +18,8 @@ from launcher.readiness import wait_attached, wait_serving
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 240.0
 """The first start on a machine compiles the CPU kernels."""
-STOP_SECONDS = 15.0
+STOP_SECONDS = 40.0
+"""Above what draining takes at most: a busy machine may be slow to end idle services too."""
 
 
 class Cluster:
