@@ -19,6 +19,10 @@ SHARE_COST = 5
 """Replies that a change of the share counts as, for each running request that has room in its slots: all may move."""
 
 
+MOST_SOURCES, LONGEST_SOURCE = 8, 64
+"""Different proposers that one tree's nodes are counted for, and bytes of a name: clients hear of them at each step."""
+
+
 class Intake:
     """Applies replies to slots. The draft link's lock guards it. `stale` counts records dropped for their stamp."""
 
@@ -85,10 +89,15 @@ class Intake:
 
 
 def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:
-    """The tree with the names of the offers that its nodes are counted for, where the drafter says so."""
+    """The tree with the names of the offers that its nodes are counted for, where the drafter says so.
+
+    Those that would make a step's output large are passed over.
+    """
     offers, tree = attachment.request.offers, reply.tree
-    names = tuple(offers[source].name for source in reply.sources) or None
-    return reply if names == tree.sources else replace(reply, tree=replace(tree, sources=names))
+    names = {source: offers[source].name for source in reply.sources}
+    fits = 0 < len(names) <= MOST_SOURCES and all(len(name.encode()) <= LONGEST_SOURCE for name in names.values())
+    sources = tuple(names[source] for source in reply.sources) if fits else None
+    return reply if sources == tree.sources else replace(reply, tree=replace(tree, sources=sources))
 
 
 def _refuse(slot: Slot, nack: Nack) -> None:

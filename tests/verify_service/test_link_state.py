@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -64,6 +65,27 @@ def test_nodes_of_a_tree_of_several_are_counted_for_each() -> None:
             assert link.state().drafters[0].tally.sources["a"] == SourceCount("a", 4, 1)
             assert before.tally.sources["a"] == SourceCount("a", 2, 1)
             assert [each.tally.sources for each in link.state().drafters[1:]] == [{}, {}]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sources", [range(1, 10), [1, 10]], ids=["many", "a long name"])
+def test_sources_that_would_make_outputs_large_are_passed_over(sources: Sequence[int]) -> None:
+    def mixed(_drafter: WireDrafter, kind: str, record: Any) -> list[draft_pb2.DraftReply]:
+        fitting, larger = list(range(1, 9)), list(sources)
+        chosen = larger if record.stamp.base_length == 4 else fitting
+        tree = tree_reply(record.stamp, [5] * len(chosen), [-1] * len(chosen), sources=chosen)
+        return [tree] if kind == "commit" else []
+
+    async def scenario() -> None:
+        names = [f"n{index}" for index in range(1, 10)]
+        async with served() as (link, address), wire_drafter(address, "h", *names, "é" * 33, answer=mixed):
+            link.begin(opening(proposer="h"))
+            link.commit([committed(4, 10, max_nodes=16)])
+            assert (await collect(link))[0] == [TokenTree((5,) * len(sources), (-1,) * len(sources))]
+            link.commit([committed(5, 10, max_nodes=16)])
+            assert (await collect(link))[0] == [TokenTree((5,) * 8, (-1,) * 8, None, tuple(names[:8]))]
+            assert link.state().malformed == 0
 
     run(scenario())
 
