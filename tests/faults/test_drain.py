@@ -14,6 +14,8 @@ from support.models import make_tiny_model
 
 STREAMS = 16
 TOKENS = 160
+PATIENT = ("--drain-seconds", "200")
+"""The default may be too short for a machine that is busy otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def drains(cluster, service):
 
 @pytest.mark.parametrize("service", ["gateway", "verify"])
 def test_streams_finish_and_new_requests_are_refused(model, service):
-    with Cluster(model, draft=("ngram",)) as cluster:
+    with Cluster(model, draft=("ngram",), verify_args=PATIENT, gateway_args=PATIENT) as cluster:
         work = jobs(STREAMS, tokens=TOKENS, length=8)
         plain = tokens_of(ask(cluster, work, STREAMS))
         model_name = httpx.get(f"{cluster.http_url}/v1/models", timeout=60).json()["data"][0]["id"]

@@ -19,7 +19,8 @@ from support.gateway_process import GatewayProcess
 
 
 def test_drain_lets_streams_finish_and_refuses_new_requests(tokenizer_folder: Path) -> None:
-    with FakeVerify() as verify, GatewayProcess(tokenizer_folder, verify.address) as gateway:
+    patient = ("--drain-seconds", "200")  # on a machine that is busy otherwise
+    with FakeVerify() as verify, GatewayProcess(tokenizer_folder, verify.address, *patient) as gateway:
         verify.reset(step_seconds=0.5)
         outputs: dict[int, list[Event]] = {}
         with Client(gateway.grpc_address) as client:

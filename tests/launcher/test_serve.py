@@ -31,7 +31,7 @@ def served(tiny_model, tiny_draft_model, tmp_path_factory) -> Iterator[Served]:
 
 def complete(served: Served, **changes) -> dict:
     body = {"model": "tiny", "prompt": "The harbour was quiet", "max_tokens": 8, "temperature": 0} | changes
-    reply = httpx.post(f"{served.http}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{served.http}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -51,7 +51,7 @@ def test_info_shows_process_ids_and_attachments_as_json(served):
     served.wait_for(attached)
     command = [sys.executable, "-m", "launcher", "info", "--json", "--verify", served.verify]
     command += ["--gateway", served.http.removeprefix("http://")]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     facts = json.loads(run.stdout)
     process_ids = {facts["gateway"]["process_id"], facts["verify"]["process_id"], facts["drafts"][0]["process_id"]}
     assert len(process_ids) == 3
@@ -73,7 +73,7 @@ def test_a_killed_draft_service_is_started_again_and_attaches(served):
 def test_taken_ports_are_named(served, tiny_model):
     command = [sys.executable, "-m", "launcher", "serve", "--model", str(tiny_model), "--draft", "none"]
     command += ["--http-port", str(served.ports["http"])]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert run.returncode == 2
     assert "--http-port" in run.stderr
 
@@ -92,7 +92,7 @@ def test_a_wrong_configuration_of_speculation_is_refused_before_anything_starts(
 
 
 def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_path):
-    served = start(tiny_model, ("none",), tmp_path / "log")
+    served = start(tiny_model, ("none",), tmp_path / "log", "--drain-seconds", "200")
     with served.process:
         facts = served.facts()
         body = {"model": "tiny", "prompt": "The harbour", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -100,7 +100,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_
         streaming = threading.Event()
 
         def read() -> None:
-            with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=60) as reply:
+            with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=180) as reply:
                 for line in reply.iter_lines():
                     lines.append(line)
                     streaming.set()
@@ -109,8 +109,8 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_
         reader.start()
         assert streaming.wait(120)
         served.process.send_signal(signal.SIGTERM)
-        reader.join(timeout=60)
-        assert served.process.wait(timeout=60) == 0
+        reader.join(timeout=180)
+        assert served.process.wait(timeout=180) == 0
     assert [line for line in lines if line][-1] == "data: [DONE]"
     assert "draining" in (tmp_path / "log").read_text()
     for process_id in (facts.gateway.process_id, facts.verify.process_id):
@@ -124,13 +124,13 @@ def test_a_second_signal_ends_it_at_once(tiny_model, tmp_path):
     with served.process:
         process_id = served.facts().verify.process_id
         body = {"model": "tiny", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
-        with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=180) as reply:
             next(reply.iter_lines())
             os.kill(process_id, signal.SIGSTOP)  # the stream cannot finish
             served.process.send_signal(signal.SIGTERM)
             wait_until(lambda: "draining; again" in log.read_text(), log.read_text)
             assert served.process.poll() is None
             served.process.send_signal(signal.SIGTERM)
-            assert served.process.wait(timeout=60) == 130
+            assert served.process.wait(timeout=180) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
