@@ -174,23 +174,21 @@ def fit(
             "processes": world.size,
             "device": world.device.type,
         }
-        _claim(folder, task, world)
-        if (folder / MANIFEST).is_file():
-            done: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        if (begun := _read(folder / TASK)) is not None:
+            check_task(folder / TASK, begun, task)
+        if (done := _read(folder / MANIFEST)) is not None:
             return done
-        return _prepare(source, folder, settings, options, world, heldout).learn()
+        run = _prepare(source, folder, settings, options, world, heldout)
+        world.wait()
+        if world.leads and begun is None:
+            write_whole(folder / TASK, _json(task))
+        return run.learn()
 
 
-def _claim(folder: Path, task: dict[str, Any], world: World) -> None:
-    """Raise MismatchError unless the folder is empty or this task's."""
-    path = folder / TASK
-    begun = json.loads(path.read_bytes()) if path.is_file() else None
-    world.wait()
-    if begun is not None:
-        check_task(path, begun, task)
-    elif world.leads:
-        write_whole(path, _json(task))
-    world.wait()
+def _read(path: Path) -> dict[str, Any] | None:
+    """A file of JSON, if it is there."""
+    content: dict[str, Any] | None = json.loads(path.read_bytes()) if path.is_file() else None
+    return content
 
 
 def _prepare(

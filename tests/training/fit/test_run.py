@@ -122,3 +122,4 @@ def test_removed_runs_leave_nothing(source: InMemory, tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(change, message: str, source: InMemory, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         fit(source, tmp_path, FitSettings(**change), QUIET, ALONE)
+    assert not list(tmp_path.iterdir())  # the folder is free for another attempt
