@@ -74,13 +74,13 @@ class Progress:
 
 
 def last_whole(path: Path, marks: list[Mark]) -> tuple[Mark | None, Any]:
-    """The last of `marks`, which ascend, up to which `path` holds what was written, and the running SHA-256 there."""
+    """The last of `marks` up to which `path` holds what was written, and the running SHA-256 there."""
     digest = hashlib.sha256()
     found: Mark | None = None
     if not path.exists():
         return found, digest
     with path.open("rb") as stream:
-        for mark in marks:
+        for mark in sorted(marks, key=lambda mark: mark.bytes):  # where states were lost, marks are set anew
             ahead = digest.copy()
             left = mark.bytes - (found.bytes if found else 0)
             while left and (block := stream.read(min(left, _BLOCK))):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -130,8 +131,11 @@ def _write_states(
     with StateWriter(folder, plan.shards, texts, marks) as writer:
         first = writer.next_sequence
         start, began = int(texts.offsets[first]), time.monotonic()
-        with tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar:
-            for rows in _written(reader, writer, _sequences(texts, first)):
+        with (
+            closing(_written(reader, writer, _sequences(texts, first))) as passes,
+            tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar,
+        ):
+            for rows in passes:
                 outcome.tokens += rows
                 bar.update(rows)
         outcome.seconds = time.monotonic() - began
@@ -142,8 +146,13 @@ def _sequences(texts: Texts, first: int) -> Iterator[tuple[int, Int32]]:
     return ((index, texts.ids(index)) for index in range(first, len(texts)))
 
 
-def _written(reader: StateReader, writer: StateWriter, sequences: Iterator[tuple[int, Int32]]) -> Iterator[int]:
-    """The rows of each pass once they are handed on; the passes behind it are computed meanwhile."""
+def _written(
+    reader: StateReader, writer: StateWriter, sequences: Iterator[tuple[int, Int32]]
+) -> Generator[int, None, None]:
+    """The rows of each pass once they are handed on; the passes behind it are computed meanwhile.
+
+    Once it is closed nobody uses the writer any more.
+    """
     with ThreadPoolExecutor(1) as pool:
         waiting: deque[Future[int]] = deque()
         for pieces, rows in reader.states(sequences):

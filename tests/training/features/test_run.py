@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from support.features import write_answers
 from support.killed_features import SETTINGS, SHARD_BYTES, run
 from training.durable import DamagedError, MismatchError, sole_user
 from training.features.dataset import FeatureSet
-from training.features.progress import Progress
+from training.features.progress import Mark, Progress, last_whole
 from training.features.room import NoRoomError
 from training.features.run import PROGRESS, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine
@@ -112,6 +113,21 @@ def test_what_is_lost_with_the_power_is_computed_again(
     outcome = extract(answers, tiny_model, half)
     assert contents(half) == contents(whole)
     assert 0 < outcome.tokens < sum(LENGTHS)
+
+
+def test_marks_that_are_set_anew_are_found_again(half: Path) -> None:
+    """A run goes on in front of marks whose states were lost, and sets others between them."""
+    shard = half / "features-00001.safetensors"
+    data = shard.read_bytes()
+    sizes = (3000, 9000, 5000, 12_000)
+    marks = [Mark(1, number, size, sha256(data[:size]).hexdigest()) for number, size in enumerate(sizes)]
+    for kept, expected in ((len(data), 3), (11_999, 1), (8999, 2), (4999, 0)):
+        os.truncate(shard, kept)
+        found, digest = last_whole(shard, marks)
+        assert found == marks[expected]
+        assert digest.hexdigest() == marks[expected].sha256
+    os.truncate(shard, 100)
+    assert last_whole(shard, marks)[0] is None
 
 
 def test_a_whole_shard_that_is_gone_is_told(half: Path, answers: Path, tiny_model: Path) -> None:
