@@ -111,7 +111,7 @@ def serve(
         folder = resolve_model(model)
         layout = Layout(
             model=folder,
-            draft=resolve_draft(draft or (), demo=model is None)
+            draft=resolve_draft(draft or (), demo=model is None, target=folder)
             if speculative_config is None
             else configured_draft(parse(json_text(speculative_config)), folder),
             http_address=join_address(host, ports[0]),

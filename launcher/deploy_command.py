@@ -28,6 +28,13 @@ def deploy(
             "running if it takes over.",
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the model that is served, which lends heads the weights that they do not have.",
+        ),
+    ] = None,
     verify: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Verify service. [default: where the draft service is attached]")
     ] = "",
@@ -63,7 +70,7 @@ def deploy(
     from launcher.contest import Plan
     from launcher.deploy import deploy as run
     from launcher.foreign import ForeignProcess, start_to_stay
-    from launcher.models import ModelNotFoundError, resolve_draft
+    from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
 
     if bool(running) == bool(draft):
         raise typer.BadParameter("name a running draft service, or what to start with --draft")
@@ -75,9 +82,10 @@ def deploy(
         port = port or free_ports(1)[0]
         address = f"127.0.0.1:{port}"
         try:
-            hosted = [part for spec in resolve_draft(draft, demo=False) for part in ("--proposers", spec)]
+            specs = resolve_draft(draft, demo=False, target=resolve_model(model) if model else None)
         except (ModelNotFoundError, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
+        hosted = [part for spec in specs for part in ("--proposers", spec)]
         log = log or Path(f"slipstream-draft-{port}.log")
         command = [sys.executable, "-m", "draft_service", "--verify", verify or "127.0.0.1:50052"]
         command += ["--port", str(port), *hosted, "--share", "0", *(draft_arg or ())]

@@ -38,10 +38,11 @@ def resolve_model(model: Path | None) -> Path:
     return folder
 
 
-def resolve_draft(draft: Sequence[str], *, demo: bool) -> tuple[str, ...]:
+def resolve_draft(draft: Sequence[str], *, demo: bool, target: Path | None = None) -> tuple[str, ...]:
     """Proposer specs with their folders; the first is the default. "none" alone means no speculation.
 
-    Without any, the demo model gets its own draft model and n-grams, other models n-grams alone.
+    Without any, the demo model gets its own draft model and n-grams, other models n-grams alone. Heads that name no
+    target are lent `target`, the folder of the model that is served.
     """
     if not draft:
         return (f"{DRAFT_MODEL}:{demo_folder(DEMO_DRAFT)}", NGRAM) if demo else (NGRAM,)
@@ -52,7 +53,7 @@ def resolve_draft(draft: Sequence[str], *, demo: bool) -> tuple[str, ...]:
     names = [proposer_name(spec) for spec in draft]
     if len(set(names)) < len(names):
         raise ValueError("--draft names a proposer twice")
-    return tuple(_resolve_spec(spec, demo=demo) for spec in draft)
+    return tuple(_resolve_spec(spec, demo=demo, target=target) for spec in draft)
 
 
 def configured_draft(configs: Sequence[SpeculativeConfig], model: Path) -> tuple[str, ...]:
@@ -72,14 +73,14 @@ def _with_folder(config: SpeculativeConfig) -> SpeculativeConfig:
     return config.with_path("model", folder)
 
 
-def _resolve_spec(spec: str, *, demo: bool) -> str:
+def _resolve_spec(spec: str, *, demo: bool, target: Path | None) -> str:
     if spec.startswith(IN_PROCESS):
         own = spec.removeprefix(IN_PROCESS)
         if own in ("", NO_DRAFT) or own.startswith(IN_PROCESS):
             raise ValueError(
                 f"--draft {spec} names no proposer; write {IN_PROCESS}NAME, or --draft {NO_DRAFT} for none"
             )
-        return IN_PROCESS + _resolve_spec(own, demo=demo)
+        return IN_PROCESS + _resolve_spec(own, demo=demo, target=target)
     name, colon, argument = spec.partition(":")
     if "=" in name:
         return spec
@@ -90,4 +91,19 @@ def _resolve_spec(spec: str, *, demo: bool) -> str:
         if not demo:
             raise ValueError("--draft draft-model needs a folder: --draft draft-model:DIR")
         return f"{name}:{demo_folder(DEMO_DRAFT)}"
-    return spec
+    return _with_target(spec, target) if "target" in PARAMETERS.get(name, ()) else spec
+
+
+def _with_target(spec: str, target: Path | None) -> str:
+    """The spec of a head, its folder checked, with the folder of the target if it names none."""
+    name, _, argument = spec.partition(":")
+    folder, *parameters = argument.split(":")
+    if not folder and name == "mtp" and target is not None:
+        return f"mtp:{target}"
+    if not folder or "=" in folder:
+        raise ValueError(f"--draft {name} needs a folder: --draft {name}:DIR")
+    place = Path(folder).expanduser().resolve()
+    if not place.is_dir():
+        raise ModelNotFoundError(f"--draft {name}: no such folder: {place}")
+    lends = target is not None and not any(each.startswith("target=") for each in parameters)
+    return ":".join((name, str(place), *parameters, *((f"target={target}",) if lends else ())))

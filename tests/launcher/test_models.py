@@ -56,6 +56,25 @@ def test_arguments_that_are_no_folder_pass_as_they_are():
     assert resolve_draft(specs, demo=False) == specs
 
 
+def test_heads_are_lent_the_model_that_is_served(tiny_model, tiny_draft_model, monkeypatch):
+    monkeypatch.chdir(tiny_draft_model.parent)
+    specs = (f"eagle3:{tiny_draft_model.name}:topk=1", f"inproc:medusa:{tiny_draft_model}", "mtp", "ngram")
+    assert resolve_draft(specs, demo=False, target=tiny_model) == (
+        f"eagle3:{tiny_draft_model}:topk=1:target={tiny_model}",
+        f"inproc:medusa:{tiny_draft_model}:target={tiny_model}",
+        f"mtp:{tiny_model}",
+        "ngram",
+    )
+    own = f"eagle:{tiny_draft_model}:target=elsewhere"
+    assert resolve_draft((own,), demo=False, target=tiny_model) == (own,)
+    assert resolve_draft((f"eagle:{tiny_draft_model}",), demo=False) == (f"eagle:{tiny_draft_model}",)
+    with pytest.raises(ModelNotFoundError, match=r"--draft eagle3: no such folder: .*nowhere"):
+        resolve_draft(("eagle3:nowhere",), demo=False, target=tiny_model)
+    for missing in ("eagle3", "eagle3:topk=1", "mtp"):
+        with pytest.raises(ValueError, match="needs a folder"):
+            resolve_draft((missing,), demo=False)
+
+
 def test_the_demo_model_brings_its_own_draft_model(demo_model, demo_draft_model):
     assert resolve_model(None) == demo_model
     assert resolve_draft((), demo=True) == (f"draft-model:{demo_draft_model}", "ngram")
