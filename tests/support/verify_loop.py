@@ -103,7 +103,7 @@ def running_loop(
     runner.loop.start()
     try:
         yield runner
-        assert runner.loop.wait_idle(30.0)
+        assert runner.loop.wait_idle(60.0)
         state = runner.loop.state()
         assert state.running == state.queued == 0
         assert state.pages_free == state.pages_total - state.pages_cached

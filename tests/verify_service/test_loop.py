@@ -161,14 +161,14 @@ class PausedTrees(ScriptedTrees):
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         self._reached.set()
-        assert self._go.wait(30.0)
+        assert self._go.wait(60.0)
         return [None] * len(wanted)
 
     @contextmanager
     def pause(self, runner: LoopRunner, one: GenerationRequest) -> Iterator[None]:
         """Submit `one`; within the block the loop stands in its first decode step."""
         runner.loop.submit(one)
-        assert self._reached.wait(30.0)
+        assert self._reached.wait(60.0)
         try:
             yield
         finally:
@@ -188,7 +188,7 @@ def test_a_key_in_use_is_refused(target: Target) -> None:
         with trees.pause(runner, one):
             runner.loop.submit(one)
             runner.loop.cancel(one.key)
-        assert runner.loop.wait_idle(30.0)
+        assert runner.loop.wait_idle(60.0)
         (error,) = [output.error for output in runner.answers[one.key].outputs if output.error]
         assert isinstance(error, InvalidArgumentError)
         assert error.field == "request_id"
@@ -220,7 +220,7 @@ def test_cancelling_frees_pages(target: Target) -> None:
         runner.wait_for(lambda: all(runner.finished(key) for key in keys))
         for key in keys:
             assert runner.answers[key].finish_reason is FinishReason.CANCELLED
-        assert runner.loop.wait_idle(10.0)
+        assert runner.loop.wait_idle(60.0)
         state = runner.loop.state()
         assert state.pages_free == config.num_pages
         assert state.steps == 2
@@ -248,7 +248,7 @@ def test_draining_finishes_what_runs_and_queues(target: Target) -> None:
             runner.loop.submit(request(request_id))
         runner.loop.drain()
         runner.loop.submit(request(2))
-        assert runner.loop.wait_idle(30.0)
+        assert runner.loop.wait_idle(60.0)
         assert runner.loop.state().draining
         for request_id in range(2):
             assert runner.answers[RequestKey(0, request_id)].last.error is None
@@ -373,7 +373,7 @@ def test_drafters_hear_of_beginnings_and_ends(target: Target) -> None:
 def test_an_idle_loop_sleeps(target: Target) -> None:
     with running_loop(target, CONFIG) as runner:
         runner.run([request()])
-        assert runner.loop.wait_idle(10.0)
+        assert runner.loop.wait_idle(60.0)
         steps, commands = runner.loop.state().steps, threading.active_count()
         assert not threading.Event().wait(0.05)
         assert runner.loop.state().steps == steps

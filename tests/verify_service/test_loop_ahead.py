@@ -51,7 +51,7 @@ def test_a_stop_found_late_costs_one_row_and_nothing_else(model: CausalLM, text:
     at = text.index(text[9]) + 1
     with running_loop(partial(HostModel, model), CONFIG) as runner:
         (answer,) = runner.run([request(stop_token_ids=(text[9],))])
-        assert runner.loop.wait_idle(10.0)
+        assert runner.loop.wait_idle(60.0)
         assert journal(runner).count("L") == journal(runner).count("R") == at + 1
         state = runner.loop.state()
     assert answer.token_ids == tuple(text[:at])
@@ -88,7 +88,7 @@ def test_usage_is_what_a_loop_that_waits_reports(model: CausalLM, text: list[int
     for target in (model, partial(HostModel, model)):
         with running_loop(target, CONFIG) as runner:
             usages.append([answer.last.usage for answer in runner.run(requests, 1)])
-            assert runner.loop.wait_idle(10.0)
+            assert runner.loop.wait_idle(60.0)
     assert usages[0] == usages[1]
 
 
@@ -106,7 +106,7 @@ def test_a_request_cancelled_while_its_rows_are_under_way_is_dropped(model: Caus
     runner = Cancelling(partial(HostModel, model), replace(CONFIG, prefix_cache=False))
     runner.loop.start()
     answers = runner.run([request(0), request(1, PROMPT[4:]), request(2)])
-    assert runner.loop.wait_idle(10.0)
+    assert runner.loop.wait_idle(60.0)
     assert [answer.finish_reason for answer in answers] == [
         FinishReason.CANCELLED,
         FinishReason.CANCELLED,
@@ -178,7 +178,7 @@ def test_a_launch_that_fails_ends_its_requests_though_a_step_of_theirs_is_under_
         assert isinstance(runner.answers[key].last.error, InternalError)
     assert answer.token_ids == tuple(text[: len(answer.token_ids)])
     assert runner.run([request(2)])[0].token_ids == tuple(text[:30])
-    assert runner.loop.wait_idle(10.0)
+    assert runner.loop.wait_idle(60.0)
     state = runner.loop.state()
     assert state.pages_free == state.pages_total - state.pages_cached
     runner.loop.stop()
@@ -204,7 +204,7 @@ def test_a_step_that_fails_under_way_ends_its_requests_alone(
             assert answer.last.error is None
             assert answer.token_ids == tuple(text[:at])
         assert runner.run([request(2)])[0].token_ids == tuple(text[:30])
-        assert runner.loop.wait_idle(10.0)
+        assert runner.loop.wait_idle(60.0)
         assert runner.loop.state().pages_free == CONFIG.num_pages
         runner.loop.stop()
 

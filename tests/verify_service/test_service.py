@@ -197,7 +197,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
             for request_id in range(4):
                 await client.submit(request_id, max_tokens=200)
             await client.begun(4)
-            draining = asyncio.create_task(one.drain(20))
+            draining = asyncio.create_task(one.drain(120))
             async with asyncio.timeout(60):
                 while not one.loop.state().draining:  # noqa: ASYNC110 - the loop tells nobody of its state
                     await asyncio.sleep(0.001)

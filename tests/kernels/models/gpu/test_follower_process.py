@@ -135,7 +135,7 @@ def test_a_follower_that_dies_is_told_and_fails_the_next_pass(folder: Path) -> N
         generate(model, 2, sampled=False)
         (pid,) = followers.pids
         os.kill(pid, signal.SIGKILL)
-        assert losses.told.wait(30)
+        assert losses.told.wait(120)
         assert losses.reasons == ["rank 1 of the model has ended with status -9"]
         with pytest.raises(RankError, match="rank 0 of 2"):
             generate(model, 100, sampled=False)
@@ -150,7 +150,7 @@ def test_a_follower_ends_with_rank_0_alone(folder: Path) -> None:
         generate(model, 2, sampled=False)
         assert not losses.reasons
         followers.close_leashes()
-        assert losses.told.wait(30)
+        assert losses.told.wait(120)
         assert losses.reasons == ["rank 1 of the model has ended with status 0"]
 
 
@@ -189,14 +189,14 @@ def test_a_follower_that_hangs_is_told(folder: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             waiting = pool.submit(generate, model, 2, sampled=False)
             try:
-                assert losses.told.wait(30)
+                assert losses.told.wait(120)
                 assert losses.reasons == ["a pass has not ended after 1 seconds: a rank of the model hangs"]
                 assert not waiting.done()
                 assert model.pending_seconds() > 1.0
             finally:
                 os.kill(pid, signal.SIGKILL)
             with pytest.raises(RankError, match="rank 0 of 2"):
-                waiting.result(timeout=60)
+                waiting.result(timeout=120)
         assert model.pending_seconds() == 0.0
 
 

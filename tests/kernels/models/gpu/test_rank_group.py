@@ -17,13 +17,16 @@ from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, join_
 FIRST_BLOCK = {FIRST_BLOCK}
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 if rank == 0:
-    store = open_rendezvous(size, timeout=20)
+    store = open_rendezvous(size, timeout=100)
     print(store.port, flush=True)
 else:
-    store = join_rendezvous(int(sys.argv[3]), size, timeout=1)
+    store = join_rendezvous(int(sys.argv[3]), size, timeout=float(sys.argv[4]))
 """
-JOIN = """
-group = DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=20)
+SECONDS = 100
+"""What ranks on a busy machine may take to start."""
+
+JOIN = f"""
+group = DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout={SECONDS})
 """
 
 
@@ -43,8 +46,8 @@ def ranks(program: str, size: int = 2) -> list[subprocess.CompletedProcess[str]]
     assert leader.stdout is not None
     port = leader.stdout.readline().strip()
     ended = []
-    for process in [leader, *(start(program, rank, size, port) for rank in range(1, size))]:
-        out, err = process.communicate(timeout=120)
+    for process in [leader, *(start(program, rank, size, port, SECONDS) for rank in range(1, size))]:
+        out, err = process.communicate(timeout=250)
         ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     return ended
 
@@ -96,13 +99,13 @@ os._exit(0)
 def test_a_rank_that_does_not_come_is_reported() -> None:
     program = 'DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=1)'
     alone = start(program, 0, 2)
-    _, err = alone.communicate(timeout=120)
+    _, err = alone.communicate(timeout=250)
     assert alone.returncode == 1
     assert "RankError: rank 0 of 2 could not join the others" in err
 
 
 def test_a_rendezvous_that_is_not_open_is_reported() -> None:
-    alone = start("", 1, 2, 1)
-    _, err = alone.communicate(timeout=120)
+    alone = start("", 1, 2, 1, 1)
+    _, err = alone.communicate(timeout=250)
     assert alone.returncode == 1
     assert "RankError: rank 0 does not answer at port 1" in err
