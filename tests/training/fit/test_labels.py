@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, Path]:
 
 @pytest.fixture(scope="module")
 def right(model: tuple[CausalLM, Path]) -> InMemory:
-    """Two answers a text, with more of a prompt after the first."""
-    texts = [answered(model[0], number, prompt=10, answer=24) for number in range(24)]
+    """Sampled at temperature 1."""
+    texts = [answered(model[0], number, prompt=10, answer=20) for number in range(14)]
     return InMemory(model[1], texts)
 
 
