@@ -25,11 +25,11 @@ from slipstream.completion import SpeculationOptions
 from slipstream.rpc.channel import open_sync_channel
 from support.ask import jobs, state, wait_until
 from support.cluster import free_ports
-from support.second_draft import PYTHON_PATH, draft_service, drafters_at
+from support.second_draft import PYTHON_PATH, drafters_at
 
 GOOD = "guess=draft_service.proposers.ngram:create"
 BAD = "guess=support.proposers:random_tree"
-PLAN = Plan(shares=(0.5,), tokens=600, margin=0.05, confidence=0.99, seconds=60.0)
+PLAN = Plan(shares=(0.5,), tokens=400, margin=0.05, confidence=0.99, seconds=60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,9 @@ def traffic(cluster):
             if answer(client, asked[turn], drafting) != expected[turn]:
                 wrong.append(turn)
 
-    with Client(cluster.gateway_grpc) as client, ThreadPoolExecutor(4) as pool:
+    with Client(cluster.gateway_grpc) as client, ThreadPoolExecutor(2) as pool:
         expected = [answer(client, job, SpeculationOptions(enabled=False)) for job in asked]
-        running = [pool.submit(run) for _ in range(4)]
+        running = [pool.submit(run) for _ in range(2)]
         try:
             yield
         finally:
@@ -84,7 +84,7 @@ def ending(address):
 
 @contextmanager
 def started(cluster, proposer, log):
-    """What the command starts: address and process."""
+    """What the command starts: address and process. It drafts for nothing yet."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "draft_service", "--verify", cluster.verify_address, "--port", str(port)]
     with start_to_stay([*command, "--proposers", proposer, "--share", "0"], log) as process:
@@ -95,8 +95,18 @@ def started(cluster, proposer, log):
             os.waitpid(process.pid, 0)
 
 
+@contextmanager
+def serving(cluster, proposer, log):
+    """The same, with all requests for its proposer, as nobody else drafts for them."""
+    with started(cluster, proposer, log) as (address, process):
+        alone = deploy(address, PLAN, own=process, progress=False)
+        assert (alone.verdict, alone.loser) == ("took over", "")
+        assert [drafter.share for drafter in drafters_at(cluster, address)] == [1.0]
+        yield address, process
+
+
 def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, tmp_path):
-    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "600", "--margin", "0.05"]
+    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "400", "--margin", "0.05"]
 
     def command(proposer, port, name):
         more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name)]
@@ -104,15 +114,16 @@ def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, 
 
     ports = free_ports(2)
     better, worse = (f"127.0.0.1:{port}" for port in ports)
-    with draft_service(tiny_cluster, BAD, arguments=("--share", "0")) as old, ending(better), traffic(tiny_cluster):
-        alone = deploy(old.command.address, PLAN, progress=False)
-        assert (alone.verdict, alone.loser) == ("took over", "")
-        assert drafters_at(tiny_cluster, old.command.address)[0].share == 1.0
+    with (
+        serving(tiny_cluster, BAD, tmp_path / "old") as (old, process),
+        ending(better),
+        traffic(tiny_cluster),
+    ):
         result = command(GOOD, ports[0], "better")
         assert result.exit_code == 0, result.output
         assert f"{better} took over" in result.output
-        assert f"{old.command.address} is stopped" in result.output
-        assert old.wait(20) == 0
+        assert f"{old} is stopped" in result.output
+        assert not process.running
         assert drafters_at(tiny_cluster, better)[0].share == 1.0
         result = command(BAD, ports[1], "worse")
         assert result.exit_code == 1, result.output
@@ -125,7 +136,7 @@ def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, 
 
 def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(tiny_cluster, tmp_path):
     with (
-        draft_service(tiny_cluster, GOOD) as old,
+        serving(tiny_cluster, GOOD, tmp_path / "old") as (old, _),
         started(tiny_cluster, GOOD, tmp_path / "log") as (address, process),
     ):
         quiet = deploy(address, replace(PLAN, seconds=0.3, stop_loser=False), own=process, progress=False)
@@ -142,10 +153,8 @@ def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(tiny_cluster,
             killing = pool.submit(kill)
             outcome = deploy(address, replace(PLAN, tokens=10**7), own=process, progress=False)
             killing.result()
-            before = drafters_at(tiny_cluster, old.command.address)[0].hits
-            wait_until(
-                lambda: drafters_at(tiny_cluster, old.command.address)[0].hits > before, "nobody drafts any more"
-            )
+            before = drafters_at(tiny_cluster, old)[0].hits
+            wait_until(lambda: drafters_at(tiny_cluster, old)[0].hits > before, "nobody drafts any more")
         assert outcome.verdict == "returned"
         assert outcome.reason in (f"{address} ended", f"{address} lost its attachment")
         assert drafters_at(tiny_cluster, address) == []
