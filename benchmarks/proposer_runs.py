@@ -85,7 +85,8 @@ class Cell:
     """What one run, or several together, came to.
 
     fresh: of answers that never repeat themselves. seconds: from the first request to the last answer. steps: of the
-    verify service, each for all requests in flight. waited: seconds in which its steps waited for trees.
+    verify service, each for all requests in flight. waited: seconds in which its steps waited for trees. missed: trees
+    that were not there at the deadline, for which a step went on plainly.
     """
 
     every: Tally = field(default_factory=Tally)
@@ -93,6 +94,7 @@ class Cell:
     seconds: float = 0.0
     steps: int = 0
     waited: float = 0.0
+    missed: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -117,6 +119,7 @@ class Cell:
         self.seconds += other.seconds
         self.steps += other.steps
         self.waited += other.waited
+        self.missed += other.missed
 
     def to_json(self) -> dict[str, Any]:
         """Sums and what follows from them."""
@@ -126,6 +129,7 @@ class Cell:
             "fresh_acceptance_length": self.fresh.acceptance_length,
             "seconds": round(self.seconds, 4),
             "steps": self.steps,
+            "missed": self.missed,
             "tokens_a_second": self.tokens_a_second,
             "draft_ms": self.draft_ms,
         }
@@ -136,6 +140,7 @@ class Counters(NamedTuple):
 
     steps: int
     waited: float
+    missed: int
 
 
 class Bench:
@@ -179,7 +184,12 @@ class Bench:
         answers = await self.runner.run(jobs, concurrency, done)
         seconds = time.perf_counter() - start
         after = self._counters()
-        cell = Cell(seconds=seconds, steps=after.steps - before.steps, waited=after.waited - before.waited)
+        cell = Cell(
+            seconds=seconds,
+            steps=after.steps - before.steps,
+            waited=after.waited - before.waited,
+            missed=after.missed - before.missed,
+        )
         for answer in answers:
             cell.every.add(answer)
             if not repeats(answer.token_ids):
@@ -192,7 +202,11 @@ class Bench:
         samples = {
             sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
         }
-        return Counters(int(samples["slipstream_steps_total"]), samples["slipstream_draft_wait_seconds_sum"])
+        return Counters(
+            steps=int(samples["slipstream_steps_total"]),
+            waited=samples["slipstream_draft_wait_seconds_sum"],
+            missed=int(samples["slipstream_draft_misses_total"]),
+        )
 
 
 @asynccontextmanager

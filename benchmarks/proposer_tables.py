@@ -11,6 +11,8 @@ Content = Mapping[str, Any]
 Cell = Mapping[str, Any]
 Show = Callable[[Cell], object]
 
+ALL_WORKLOADS = "all workloads"
+"""The row that sums all others but the mixed one."""
 UNCOUPLED = "-uncoupled"
 """Ends the name of a setting that drafts as the one before it does, but without the request's noise."""
 
@@ -103,6 +105,14 @@ def _grid(cells: Sequence[Cell], show: Show, *, named: bool = True) -> tuple[lis
     return ["category" if named else "workload", *titles], rows
 
 
+def _runs(cells: Sequence[Cell]) -> list[Cell]:
+    """Those that are no sums over others."""
+    parted = {cell["workload"] for cell in cells if cell["category"] != "all"}
+    return [
+        c for c in cells if c["workload"] != ALL_WORKLOADS and (c["category"] != "all" or c["workload"] not in parted)
+    ]
+
+
 def _label(workload: str, category: str) -> str:
     return workload if category == "all" else f"{workload}: {category}"
 
@@ -114,9 +124,12 @@ def _note(content: Content) -> str:
         f"{settings['concurrency']} in flight.",
         f"Measured {facts['time']} on {facts['cores']} cores of {facts['processor']}, torch {facts['torch']}.",
     ]
+    late = sum(cell.get("missed", 0) for cell in _runs(content.get("cells", ())))
+    if late:
+        said.append(f"{late} trees were not there at the deadline, and cost acceptance.")
     if facts["load_average"] > 0.5 * facts["cores"]:
         said.append(
-            f"Other processes kept the machine busy (load average {facts['load_average']:.1f} before the start): "
-            "tokens a step do not depend on that, times do."
+            f"Other processes kept the machine busy (load average {facts['load_average']:.1f} before the start), "
+            "which times depend on."
         )
     return " ".join(said)

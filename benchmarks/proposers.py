@@ -25,13 +25,13 @@ from tqdm import tqdm
 from benchmarks import proposer_plot, proposer_tables
 from benchmarks.proposer_runs import PLAIN, Bench, Cell, Prompts, Setting, services
 from benchmarks.proposer_search import Grid, Search, candidates
+from benchmarks.proposer_tables import ALL_WORKLOADS
 from benchmarks.report import machine, write_json
 from benchmarks.workloads import AGENTIC, MIXED, WORKLOADS, Row, load_rows
 from launcher.cluster import Cluster
 from launcher.commands import proposer_name
 
 ROOT = Path(__file__).resolve().parents[1]
-ALL_WORKLOADS = "all workloads"
 _MODEL = "draft_service.proposers.draft_model:create:{draft}"
 _GREEDY = "benchmarks.uncoupled:create:draft-model:{draft}"
 _CHAIN = ":num_steps=4:topk=1"
@@ -182,7 +182,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=1, help="requests in flight (1)")
     add("--max-nodes", type=int, help="rows of every tree, root included")
     add("--max-depth", type=int, help="longest path of every tree")
-    add("--draft-deadline-ms", type=float, default=250.0, help="how long a verify step may wait for trees (250)")
+    add("--draft-deadline-ms", type=float, default=5000.0, help="how long a verify step may wait for trees (5000)")
     add("--pages", type=int, default=24_576, help="KV pages, 0: the verify service's choice (24576)")
     add("--verify-arg", action="append", default=[], help="passed to the verify service")
     add("--draft-arg", action="append", default=[], help="passed to the draft service")

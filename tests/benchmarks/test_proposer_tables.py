@@ -35,6 +35,14 @@ def test_a_busy_machine_is_told() -> None:
     assert "load average 3.0" in proposer_tables.proposers(content(cell("w", "all", "x", 0.0, 1.0), load=3.0))
 
 
+def test_trees_that_came_too_late_are_counted_once() -> None:
+    cells = [cell("w", "a", "x", 0.0, 1.5), cell("w", "all", "x", 0.0, 1.5), cell("v", "all", "x", 0.0, 1.5)]
+    cells.append(cell("all workloads", "all", "x", 0.0, 1.5))
+    assert "trees were not there" not in proposer_tables.proposers(content(*cells))
+    late = [each | {"missed": 3} for each in cells]
+    assert "6 trees were not there at the deadline" in proposer_tables.proposers(content(*late))
+
+
 def test_what_the_noise_brings() -> None:
     text = proposer_tables.coupling(
         content(cell("w", "all", "tree", 1.0, 2.3), cell("w", "all", "tree-uncoupled", 1.0, 2.0))
@@ -59,12 +67,13 @@ def test_pictures(tmp_path) -> None:
 
 def test_sums_of_runs() -> None:
     answer = Answer((5, 6, 7), "stop", 2, 4, 1, 0, 0.1, 0.2)
-    total = Cell(seconds=1.0, steps=2, waited=0.5)
+    total = Cell(seconds=1.0, steps=2, waited=0.5, missed=1)
     total.every.add(answer)
-    more = Cell(seconds=3.0, steps=2, waited=0.5)
+    more = Cell(seconds=3.0, steps=2, waited=0.5, missed=2)
     more.every.add(answer)
     total.add(more)
     assert (total.acceptance_length, total.tokens_a_second, total.draft_ms) == (2.0, 1.5, 250.0)
+    assert total.to_json()["missed"] == 3
     assert Cell().acceptance_length == 1.0
 
 
