@@ -9,10 +9,13 @@ import torch
 
 from draft_service.heads.medusa import MedusaHead, MedusaHeads
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
+from draft_service.proposers.coupling import Coupling
+from draft_service.proposers.draft_cache import DraftSession
+from draft_service.proposers.draft_rows import Branch
+from draft_service.proposers.expansion import Expansion
 from draft_service.proposers.last_state import LastStateConfig
 from draft_service.proposers.medusa import MedusaProposer, create
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
-from slipstream_kernels.ops.philox import gumbel
 from support.eagle_heads import write_target
 from support.medusa_heads import LAYOUTS, write_medusa
 from support.recurrent_target import VOCAB, RecurrentTarget, paths
@@ -103,7 +106,7 @@ def test_every_draft_of_heads_that_know_the_target_is_accepted(sampling):
 def test_trees_at_high_temperature_hold_the_targets_samples():
     target, sampling = DeafTarget(2), Sampling(temperature=1.0, seed=3)
     text = target.text([2, 7, 1], 50, sampling)
-    states, proposer = target.states(text), proposer_of(target, 10, 12)
+    states, proposer = target.states(text), proposer_of(target, 3, 12)
     accepted = []
     for length in range(4, 40):
         found = paths(tree_of(proposer, length, text, length, sampling, states))
@@ -113,24 +116,21 @@ def test_trees_at_high_temperature_hold_the_targets_samples():
     assert sum(accepted) / len(accepted) > 3
 
 
-def test_scores_know_the_noise():
-    """At T > 0 the kept combinations are the likeliest under the softmax of T (log-probability + noise)."""
-    target, sampling, k = DeafTarget(3), Sampling(temperature=0.8, seed=9), 3
-    tokens = [3, 1, 4, 1, 5]
-    tree = tree_of(proposer_of(target, k, 9), 1, tokens, 5, sampling, target.states(tokens))
-    levels = []
-    for depth in range(DEPTH):
-        logits = (target.states([*tokens, *[0] * depth])[-1:] @ target.head.T)[0].numpy().astype(np.float64) / 0.8
-        log_probs = logits - np.logaddexp.reduce(logits)
-        noisy = log_probs + gumbel(9, 0, 5 + depth, np.arange(VOCAB, dtype=np.int32))
-        best = np.argsort(-noisy)[: k + 3]
-        levels.append({int(t): 0.8 * noisy[t] - np.logaddexp.reduce(0.8 * noisy[best]) for t in best[:k]})
-    scores = {
-        path: sum(level[token] for level, token in zip(levels, path, strict=False))
-        for depth in range(1, DEPTH + 1)
-        for path in product(*levels[:depth])
-    }
-    assert set(paths(tree)) == set(sorted(scores, key=lambda path: -scores[path])[:8])
+@pytest.mark.parametrize(
+    "rules", [{}, {"top_k": 3}, {"frequency_penalty": 0.5}, {"min_tokens": 9, "stop_token_ids": (3,)}]
+)
+def test_nodes_of_a_level_are_chosen_as_if_each_had_its_own_row(rules):
+    target, sampling, tokens = DeafTarget(3), Sampling(temperature=0.8, seed=9, **rules), [3, 1, 4, 1, 5]
+    states = target.states(tokens)
+    tree = tree_of(proposer_of(target, 4, 30), 1, tokens, 5, sampling, states)
+    coupling, head = Coupling(VOCAB, ()), Oracle(target)
+    coupling.open(1, tokens, 3, sampling)
+    branch = Branch(DraftSession(1, tokens, 3, sampling), Expansion(width=64, budget=29, max_depth=DEPTH))
+    for level in range(DEPTH):
+        row = head.logits(level, states[3:4]).numpy()
+        coupling.extend(np.repeat(row, len(branch.expansion.frontier), axis=0), [branch], 4)
+    assert tree == branch.expansion.tree()
+    assert len(tree) == 29
 
 
 def served(tmp_path, layout="vLLM", argument=""):
