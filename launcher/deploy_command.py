@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+DEFAULT_VERIFY = "127.0.0.1:50052"
+
 
 def deploy(
     running: Annotated[
@@ -32,7 +34,8 @@ def deploy(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the model that is served, which lends heads the weights that they do not have.",
+            help="Folder of the model that is served, which lends heads the weights that they do not have. [default: "
+            "where the verify service has it]",
         ),
     ] = None,
     verify: Annotated[
@@ -71,6 +74,7 @@ def deploy(
     from launcher.deploy import deploy as run
     from launcher.foreign import ForeignProcess, start_to_stay
     from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
+    from launcher.readiness import served_folder
 
     if bool(running) == bool(draft):
         raise typer.BadParameter("name a running draft service, or what to start with --draft")
@@ -82,12 +86,13 @@ def deploy(
         port = port or free_ports(1)[0]
         address = f"127.0.0.1:{port}"
         try:
-            specs = resolve_draft(draft, demo=False, target=resolve_model(model) if model else None)
+            target = resolve_model(model) if model else served_folder(verify or DEFAULT_VERIFY)
+            specs = resolve_draft(draft, demo=False, target=target)
         except (ModelNotFoundError, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
         hosted = [part for spec in specs for part in ("--proposers", spec)]
         log = log or Path(f"slipstream-draft-{port}.log")
-        command = [sys.executable, "-m", "draft_service", "--verify", verify or "127.0.0.1:50052"]
+        command = [sys.executable, "-m", "draft_service", "--verify", verify or DEFAULT_VERIFY]
         command += ["--port", str(port), *hosted, "--share", "0", *(draft_arg or ())]
         own = start_to_stay(command, log)
         print(f"started {address}, process {own.pid}, log {log}")

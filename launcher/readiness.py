@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -42,6 +43,17 @@ def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> f
         except grpc.RpcError:
             return frozenset()
         return frozenset(proposer.name for proposer in info.proposers if proposer.attached)
+
+
+def served_folder(verify_address: str, timeout: float = PROBE_SECONDS) -> Path | None:
+    """Folder of the model that a verify service serves; None if it does not answer, or has it where we do not."""
+    with open_sync_channel(verify_address) as channel:
+        try:
+            info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=timeout)
+        except grpc.RpcError:
+            return None
+    folder = Path(info.model_path)
+    return folder if folder.is_absolute() and (folder / "config.json").is_file() else None
 
 
 def wait_serving(processes: Sequence[ServiceProcess], deadline: float) -> None:

@@ -19,6 +19,7 @@ from launcher.cli import app
 from launcher.contest import Plan
 from launcher.deploy import deploy
 from launcher.foreign import start_to_stay
+from launcher.readiness import served_folder
 from launcher.swap import ask_info
 from slipstream.client import Client
 from slipstream.completion import SpeculationOptions
@@ -158,6 +159,12 @@ def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(tiny_cluster,
         assert outcome.verdict == "returned"
         assert outcome.reason in (f"{address} ended", f"{address} lost its attachment")
         assert drafters_at(tiny_cluster, address) == []
+
+
+def test_heads_are_lent_the_model_that_is_served(tiny_cluster, tiny_model):
+    assert served_folder(tiny_cluster.verify_address, timeout=60.0) == tiny_model
+    (nobody,) = free_ports(1)
+    assert served_folder(f"127.0.0.1:{nobody}") is None
 
 
 def test_one_that_does_not_attach_is_ended(tiny_cluster, tmp_path):
