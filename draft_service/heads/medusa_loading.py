@@ -44,14 +44,16 @@ def load_medusa(folder: Path, target: Path | None = None, map_file: Path | None 
     entries = len(tensors[names.rows(0)])
     vocab_size = _vocab_size(config, target, entries, mapped=stored_map is not None)
     ids, chosen = _scored(config, entries, stored_map, map_file, vocab_size)
+    rows = {name: tensors[name] for name in map(names.rows, range(names.heads))}
+    if chosen is not None:
+        rows = {name: each[chosen] for name, each in rows.items()}
     heads = []
     for head in range(names.heads):
         layers = [
             (tensors[names.layer(head, layer, "weight")], tensors.get(names.layer(head, layer, "bias")))
             for layer in range(names.layers)
         ]
-        rows = tensors[names.rows(head)]
-        heads.append(MedusaHead(layers, rows if chosen is None else rows[chosen]))
+        heads.append(MedusaHead(layers, rows[names.rows(head)]))
     return MedusaHeads(heads, ids, vocab_size, number(config, "logit_scale", 1.0))
 
 
