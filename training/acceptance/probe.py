@@ -75,13 +75,16 @@ def record_key(conversation: str, cell: Cell) -> str:
 def _figures(completion: Completion) -> dict[str, Any]:
     """Of one answer. The step that ends the prompt cannot hold a tree: neither it nor its token counts.
 
-    `accepted`: how many steps with a tree had so many of its tokens accepted. Seconds are those after the first token.
+    `accepted`: how many steps with a tree had so many of its tokens accepted. `room`: steps that had room for one, all
+    but a last one of a single token. Seconds are those after the first token.
     """
     steps = completion.steps[1:]
+    cramped = completion.finish_reason == "length" and any(not step.drafted for step in steps[-1:])
     accepted = Counter(step.accepted for step in steps if step.drafted)
     return {
         "decoded": max(len(completion.token_ids) - 1, 0),
         "steps": len(steps),
+        "room": len(steps) - cramped,
         "drafted": sum(step.drafted for step in steps),
         "accepted": {str(count): accepted[count] for count in sorted(accepted)},
         "seconds": max(completion.timings.total - completion.timings.first_token, 0.0),

@@ -17,6 +17,8 @@ class Tally:
     repeating: int = 0
     decoded: int = 0
     steps: int = 0
+    room: int = 0
+    """Steps that had room for a tree."""
     drafted: int = 0
     seconds: float = 0.0
     accepted: Counter[int] = field(default_factory=Counter)
@@ -36,6 +38,7 @@ class Tally:
         self.squares = (dd + decoded * decoded, ds + decoded * steps, ss + steps * steps)
         for answer in record["answers"]:
             self.repeating += answer["repeats"]
+            self.room += answer["room"]
             self.drafted += answer["drafted"]
             self.seconds += answer["seconds"]
             self.accepted.update({int(count): steps for count, steps in answer["accepted"].items()})
@@ -61,8 +64,8 @@ class Tally:
 
     @property
     def with_tree(self) -> float | None:
-        """Part of the decode steps that had a tree."""
-        return self.accepted.total() / self.steps if self.steps else None
+        """Part of the decode steps with room for a tree that had one."""
+        return self.accepted.total() / self.room if self.room else None
 
     @property
     def by_position(self) -> list[float]:
@@ -90,6 +93,7 @@ class Tally:
             "drafted_tokens": self.drafted,
             "acceptance_length": self.acceptance_length,
             "standard_error": self.error,
+            "tree_steps": self.accepted.total(),
             "steps_with_tree": self.with_tree,
             "accepted_by_position": self.by_position,
             "seconds_per_token": self.seconds_per_token,

@@ -66,8 +66,7 @@ def test_the_figures_are_those_of_the_same_requests_counted_by_others(tiny_clust
             # Whether a tree came in time may differ; what a tree is worth does not.
             length = sum(each.decoded for each in answers) / sum(each.decode_steps for each in answers)
             assert figures["acceptance_length"] == pytest.approx(length, rel=0.15)
-            with_tree = figures["steps_with_tree"] * figures["decode_steps"]
-            accepted = sum(figures["accepted_by_position"]) * with_tree
+            accepted = sum(figures["accepted_by_position"]) * figures["tree_steps"]
             assert figures["decode_steps"] + round(accepted) == figures["decoded_tokens"]
 
 

@@ -18,6 +18,7 @@ def record(steps, *, seconds=0.0):
     answer = {
         "decoded": sum(1 + (step or 0) for step in steps),
         "steps": len(steps),
+        "room": len(steps),
         "drafted": 4 * sum(step is not None for step in steps),
         "accepted": accepted,
         "seconds": seconds,
@@ -67,3 +68,12 @@ def test_the_standard_error_is_the_spread_of_the_figure_over_runs():
     spread = (sum((length - mean) ** 2 for length in lengths) / (len(lengths) - 1)) ** 0.5
     told = sum(tally.error for tally in tallies) / len(tallies)
     assert told == pytest.approx(spread, rel=0.15)
+
+
+def test_a_step_without_room_for_a_tree_is_not_held_against_it():
+    cramped = record([1, None])
+    cramped["answers"][0]["room"] = 1
+    tally = Tally()
+    tally.add(cramped)
+    assert tally.with_tree == 1.0
+    assert tally.acceptance_length == 1.5
