@@ -37,5 +37,11 @@ def write_head(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any],
     _write_json(folder / "config.json", config | {"torch_dtype": str(dtype).removeprefix("torch.")})
 
 
+def copy_tokenizer(model: Path, folder: Path) -> None:
+    """A whole model brings the tokenizer whose ids it speaks, the target's: a draft service compares the files."""
+    for path in sorted(path for pattern in ("tokenizer*", "vocab.json", "merges.txt") for path in model.glob(pattern)):
+        write_whole(folder / path.name, path.read_bytes())
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=2).encode() + b"\n")

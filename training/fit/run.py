@@ -17,7 +17,7 @@ from slipstream_kernels.models.boundaries import boundaries_of
 from training.durable import check_task, sole_user, write_whole
 from training.features.source import FeatureSource
 from training.fit.checkpoint import Checkpoints
-from training.fit.export import write_head
+from training.fit.export import copy_tokenizer, write_head
 from training.fit.family import Family, Head, family_of
 from training.fit.labels import examine
 from training.fit.learner import Learner, Loader, Tally, compute_dtype
@@ -146,6 +146,8 @@ class Run:
         }
         if self.world.leads:
             write_head(self.folder / HEAD, self.head.tensors(), self.head.config(), torch.bfloat16)
+            if self.settings.start is not None:
+                copy_tokenizer(self.source.model, self.folder / HEAD)
             write_whole(self.folder / CURVES, _json(summarised(self.folder / JOURNAL)))
             write_whole(self.folder / MANIFEST, _json(manifest))
         self.world.wait()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipstream_kernels.models.checkpoint import fingerprint
 from support.fit_sources import InMemory, answered, small_target
 from training.fit.batch import Batch, collate
 from training.fit.families.draft_model import DraftModelHead
@@ -83,8 +84,10 @@ def test_a_run_comes_nearer_to_the_target_and_writes_a_model_of_the_same_layout(
         "draft-model", start=start, epochs=40, row_length=LENGTH, batch_rows=3, lr=3e-3, chain=STEPS, warmup=0.1
     )
     options = RunOptions(log_every=1, progress=False)
+    (source.model / "tokenizer.json").write_text("{}")
     with world("cpu") as group:
         fit(source, tmp_path, settings, options, group, None)
+    assert fingerprint(tmp_path / "head").tokenizer == fingerprint(source.model).tokenizer
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in lines]
     assert losses[-1] < 0.8 * losses[0]
