@@ -67,7 +67,10 @@ def fit(
         ),
     ] = "",
     draft_vocab: Annotated[
-        int, typer.Option(help="Tokens scored, the most frequent.", show_default="a quarter of the target's", min=0)
+        int,
+        typer.Option(
+            help="Tokens scored, the most frequent.", show_default="a quarter of the target's, at least 4096", min=0
+        ),
     ] = 0,
     intermediate_size: Annotated[
         int,

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LEAST = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
@@ -60,8 +62,11 @@ def select(frequencies: np.ndarray, size: int, always: Collection[int]) -> Draft
 
 
 def default_size(target_size: int) -> int:
-    """A quarter of the target's vocabulary in multiples of 64, which is 32,064 of 128,256; all of a small one."""
-    return target_size // 4 // 64 * 64 or target_size
+    """A quarter of the target's vocabulary in multiples of 64, which is 32,064 of 128,256, and at least `LEAST`.
+
+    Rows are cheap where the vocabulary is small, and with little to learn from, a quarter of it leaves many tokens out.
+    """
+    return max(target_size // 4 // 64 * 64, min(target_size, LEAST))
 
 
 def coverage_by_size(frequencies: np.ndarray, size: int) -> dict[int, float]:

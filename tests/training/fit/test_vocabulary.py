@@ -28,4 +28,4 @@ def test_sizes_out_of_range_are_refused(size: int) -> None:
 
 
 def test_default_sizes() -> None:
-    assert [default_size(size) for size in (128256, 8192, 100)] == [32064, 2048, 100]
+    assert [default_size(size) for size in (128256, 32000, 8192, 100)] == [32064, 8000 // 64 * 64, 4096, 100]
