@@ -30,7 +30,7 @@ from support.second_draft import PYTHON_PATH, drafters_at
 
 GOOD = "guess=draft_service.proposers.ngram:create"
 BAD = "guess=support.proposers:random_tree"
-PLAN = Plan(shares=(0.5,), tokens=400, margin=0.05, confidence=0.99, seconds=60.0)
+PLAN = Plan(shares=(0.5,), tokens=300, margin=0.05, confidence=0.99, seconds=60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def serving(cluster, proposer, log):
 
 
 def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, tmp_path):
-    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "400", "--margin", "0.05"]
+    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "300", "--margin", "0.05"]
 
     def command(proposer, port, name):
         more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name)]
