@@ -23,6 +23,9 @@ GROWING = {
     "draft-model": "draft_service.proposers.draft_model:create",
     "eagle": "draft_service.proposers.eagle:create",
     "eagle3": "draft_service.proposers.eagle3:create",
+    "medusa": "draft_service.proposers.medusa:create",
+    "mlp-speculator": "draft_service.proposers.mlp_speculator:create",
+    "mtp": "draft_service.proposers.mtp:create",
 }
 """Proposers whose trees have a number of children a node, which no request sets: each is hosted once for each."""
 HYBRID = "hybrid"
@@ -62,31 +65,58 @@ class Candidate:
 def candidates(specs: Sequence[str], grid: Grid) -> tuple[list[str], list[Candidate]]:
     """What the draft service is to host, and all candidates. `specs` leave open what is searched for."""
     specs = [_with_members(spec, specs) for spec in specs]
-    hosted = list(specs)
-    found = [Candidate(PLAIN, NO_DRAFT), Candidate(Setting("adaptive", adaptive=True), f"--draft '{specs[0]}'")]
-    for index, spec in enumerate(specs):
-        name, _, argument = spec.partition(":")
-        most = max(grid.rows)
-        if name in GROWING:
+    own = [spec + _largest(_name(spec), grid) for spec in specs]
+    hosted = list(own)
+    found = [Candidate(PLAIN, NO_DRAFT), Candidate(Setting("adaptive", adaptive=True), f"--draft '{own[0]}'")]
+    for spec in specs:
+        name, argument = _name(spec), spec.partition(":")[2]
+        if name in GROWING and "=" not in spec.partition(":")[0]:
             for children in grid.topk:
-                trees = grid.trees(children)
-                if trees:
-                    own = f"{name}-topk{children}"
-                    sizes = _sizes(max(steps for steps, _ in trees), max(rows for _, rows in trees), children)
-                    hosted.append(f"{own}={GROWING[name]}:{argument}{sizes}")
-                    for steps, rows in trees:
-                        title = f"{name}, {steps} steps, top-k {children}, {rows} rows"
-                        sizes = _sizes(steps, rows, children)
-                        found.append(_fixed(title, own, rows, steps, spec + sizes))
-            continue
-        if name in LIMITED:
-            hosted[index] = spec + _sizes(most - 1, most)
-        for rows in grid.rows:
-            sizes = "" if "=" in name else _sizes(rows - 1, rows)
-            found.append(
-                _fixed(f"{name.partition('=')[0]}, {rows} rows", name.partition("=")[0], rows, None, spec + sizes)
-            )
+                if grid.trees(children):
+                    proposer = f"{name}-topk{children}"
+                    hosted.append(f"{proposer}={GROWING[name]}:{argument}{_largest(name, grid, children)}")
+                    found += _grown(spec, proposer, children, grid)
+        else:
+            found += _limited(spec, own, grid)
     return hosted, found
+
+
+def _grown(spec: str, proposer: str, children: int, grid: Grid) -> list[Candidate]:
+    """Trees of one number of children a node."""
+    return [
+        _fixed(
+            Setting(f"{_name(spec)}, {steps} steps, top-k {children}, {rows} rows", proposer, rows, steps),
+            [spec + _sizes(steps, rows, children)],
+        )
+        for steps, rows in grid.trees(children)
+    ]
+
+
+def _limited(spec: str, own: Sequence[str], grid: Grid) -> list[Candidate]:
+    """Trees of a proposer that fills the rows as it likes; a hybrid comes with its members, `own` in full."""
+    name, found = _name(spec), []
+    known = "=" not in spec.partition(":")[0]
+    members = spec.split(":")[1].split("+") if name == HYBRID and known else []
+    others = [each for each in own if _name(each) in members]
+    for rows in grid.rows:
+        sizes = _sizes(rows - 1, rows) if known else ""
+        found.append(_fixed(Setting(f"{name}, {rows} rows", name, rows), [spec + sizes, *others]))
+    return found
+
+
+def _name(spec: str) -> str:
+    return re.split("[:=]", spec)[0]
+
+
+def _largest(name: str, grid: Grid, children: int | None = None) -> str:
+    """Parameters with which a proposer draws the largest trees that are tried, of so many children a node."""
+    if name in LIMITED:
+        return _sizes(max(grid.rows) - 1, max(grid.rows))
+    children = children or max(grid.topk)
+    trees = grid.trees(children)
+    if name not in GROWING or not trees:
+        return ""
+    return _sizes(max(steps for steps, _ in trees), max(rows for _, rows in trees), children)
 
 
 def _with_members(spec: str, specs: Sequence[str]) -> str:
@@ -94,7 +124,7 @@ def _with_members(spec: str, specs: Sequence[str]) -> str:
     name, _, argument = spec.partition(":")
     if name != HYBRID or (argument and "=" not in argument.partition(":")[0]):
         return spec
-    members = "+".join(other for each in specs if (other := re.split("[:=]", each)[0]) != HYBRID)
+    members = "+".join(other for each in specs if (other := _name(each)) != HYBRID)
     return f"{name}:{members}" + (f":{argument}" if argument else "")
 
 
@@ -102,8 +132,9 @@ def _sizes(steps: int, rows: int, children: int | None = None) -> str:
     return f":num_steps={steps}:num_draft_tokens={rows}" + (f":topk={children}" if children else "")
 
 
-def _fixed(title: str, proposer: str, rows: int, steps: int | None, spec: str) -> Candidate:
-    return Candidate(Setting(title, proposer, rows, steps), f"--draft '{spec}' --verify-arg=--no-adaptive")
+def _fixed(setting: Setting, specs: Sequence[str]) -> Candidate:
+    """A candidate whose trees are as large as `specs` say, whatever the node budget would grant."""
+    return Candidate(setting, " ".join([*(f"--draft '{spec}'" for spec in specs), "--verify-arg=--no-adaptive"]))
 
 
 class Search:

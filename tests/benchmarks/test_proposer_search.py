@@ -22,7 +22,7 @@ def test_candidates_are_hosted_and_carry_the_arguments_to_start_with() -> None:
     hosted, found = candidates(SPECS, GRID)
     factory = "draft_service.proposers.draft_model:create:/m"
     assert hosted == [
-        "draft-model:/m",
+        "draft-model:/m:num_steps=4:num_draft_tokens=40:topk=4",
         "suffix:num_steps=39:num_draft_tokens=40",
         "hybrid:draft-model+suffix+mine",
         "mine=a.b:c:d",
@@ -37,6 +37,9 @@ def test_candidates_are_hosted_and_carry_the_arguments_to_start_with() -> None:
     assert tree.setting == Setting(tree.setting.name, "draft-model-topk4", 8, 4)
     assert tree.arguments.startswith("--draft 'draft-model:/m:num_steps=4:num_draft_tokens=8:topk=4'")
     assert by_name["mine, 8 rows"].arguments.startswith("--draft 'mine=a.b:c:d'")
+    members = f"--draft '{hosted[0]}' --draft '{hosted[1]}' --draft '{hosted[3]}'"
+    merged = by_name["hybrid, 8 rows"].arguments
+    assert merged.startswith(f"--draft '{hosted[2]}:num_steps=7:num_draft_tokens=8' {members}"), "its members come too"
     names = {spec.partition("=")[0].partition(":")[0] for spec in hosted}
     assert {each.setting.proposer for each in found} <= names | {""}
 
