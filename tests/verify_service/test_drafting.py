@@ -216,7 +216,9 @@ def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget()
     trees = Fixed(TokenTree((1, 2, 3), (-1, 0, -1), (-0.05, -0.1, -4.0)))
     config = EngineConfig(num_pages=64, page_size=4)
     memory = KVMemory(config, 512)
-    drafting = drafting_of(trees, memory, config, RowCosts([(1, 1e-3), (3, 1.1e-3), (4, 1.9e-3), (5, 2e-3), (6, 9e-3), (64, 90e-3)]))
+    drafting = drafting_of(
+        trees, memory, config, RowCosts([(1, 1e-3), (3, 1.1e-3), (4, 1.9e-3), (5, 2e-3), (6, 9e-3), (64, 90e-3)])
+    )
     free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
     fixed.adaptive = False
     items = [ScheduledRows(free, 1), ScheduledRows(fixed, 1)]
