@@ -33,7 +33,7 @@ def stage(*arguments: object) -> None:
 def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
     """Services whose drafter is still to be made: its head will be in the folder named here."""
     head = tmp_path_factory.mktemp("pipeline") / "exported"
-    draft = f"eagle3:{head}:target={tiny_model}:topk=2:num_draft_tokens=8"
+    draft = f"eagle3:{head}:target={tiny_model}:topk=1:num_steps=3"
     with Cluster(tiny_model, draft=(draft,), start_draft_now=False, verify_args=UNHURRIED) as running:
         yield running, head
 
@@ -54,15 +54,12 @@ def test_from_prompts_to_a_head_in_service(cluster, tiny_model: Path) -> None:
     (work / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in SENTENCES))
     stage("prompts", work / "prompts.jsonl", "--out", work / "clean", "--model", tiny_model, "--kinds", "none",
           "--heldout", "0.25", "--workers", "1")  # fmt: skip
-    train, heldout = work / "clean" / "train.jsonl", work / "clean" / "heldout.jsonl"
-    for prompts, part in ((train, "answers"), (heldout, "answers-heldout")):
-        stage("answers", prompts, "--out", work / part, "--gateway", gateway, "--temperature", "0",
-              "--max-tokens", "40")  # fmt: skip
-        stage("features", work / part, "--model", tiny_model, "--out", work / part.replace("answers", "features"),
-              "--boundaries", f"{READ},3", "--threads", "1")  # fmt: skip
-    stage("fit", "--features", work / "features", "--heldout", work / "features-heldout", "--out", work / "run",
-          "--boundaries", READ, "--unroll", "3", "--draft-vocab", "256", "--row-length", "96", "--batch-rows", "2",
-          "--epochs", "12", "--lr", "3e-3", "--chain", "3", "--device", "cpu")  # fmt: skip
+    train, answers, features = work / "clean" / "train.jsonl", work / "answers", work / "features"
+    stage("answers", train, "--out", answers, "--gateway", gateway, "--temperature", "0", "--max-tokens", "40")
+    stage("features", answers, "--model", tiny_model, "--out", features, "--boundaries", f"{READ},3", "--threads", "1")
+    stage("fit", "--features", features, "--heldout", features, "--out", work / "run", "--boundaries", READ,
+          "--unroll", "3", "--draft-vocab", "256", "--row-length", "96", "--batch-rows", "2", "--epochs", "12",
+          "--lr", "3e-3", "--chain", "3", "--device", "cpu")  # fmt: skip
     stage("export", work / "run", "--out", head, "--format", "vllm")
     running.start_draft()
     stage("evaluate", train, "--out", work / "evaluation", "--proposer", "eagle3", "--simulated", work / "run",
@@ -73,10 +70,13 @@ def test_from_prompts_to_a_head_in_service(cluster, tiny_model: Path) -> None:
     assert [cell["different_answers"] for cell in cells] == [0, 0]
     assert figures[""]["acceptance_length"] == 1.0
     assert figures["eagle3"]["steps_with_tree"] > 0.8
-    # Of texts that it has seen, a head remembers much; with states or vocabulary that are off it would guess nothing.
-    assert figures["eagle3"]["acceptance_length"] > 1.5
+    # Of texts that it has learnt, a head remembers much, and the engine finds what was found in training, but for the
+    # ends of answers, if states, vocabulary and weights are handed over right.
+    simulated = json.loads((work / "run" / "metrics.json").read_bytes())["simulated_acceptance_length"]
+    assert simulated > 1.5
+    assert figures["eagle3"]["acceptance_length"] == pytest.approx(simulated, rel=0.1)
 
-    prompts = [tuple(each.token_ids[:20].tolist()) for each in AnswerSet(work / "answers-heldout").sequences()]
+    prompts = [tuple(each.token_ids[:20].tolist()) for each in AnswerSet(answers).sequences()][:4]
     jobs = [
         Job(prompt, 40, temperature=temperature, seed=seed, proposer="eagle3", ignore_eos=True)
         for seed, prompt in enumerate(prompts)
