@@ -16,6 +16,8 @@ from launcher.retire import end_own, retire
 from launcher.swap import SwapError
 from slipstream.v1 import verify_pb2
 
+DYING_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -39,7 +41,8 @@ def deploy(
             try:
                 return _compete(contest, plan, progress)
             except (DeployError, SwapError) as error:
-                return Outcome("returned", str(error), _give_back(contest, own, plan.stop_loser))
+                reason = _reason(error, address, own)
+                return Outcome("returned", reason, _give_back(contest, own, plan.stop_loser))
             except BaseException:
                 _give_back(contest, own, stop=own is not None)
                 raise
@@ -49,6 +52,12 @@ def deploy(
         if own is not None:
             end_own(address, own)
         raise
+
+
+def _reason(error: DeployError | SwapError, address: str, own: ForeignProcess | None) -> str:
+    """A service that dies while it is spoken to is told as such, not as what the call ran into."""
+    dead = isinstance(error, SwapError) and own is not None and own.wait(DYING_SECONDS)
+    return f"{address} ended" if dead else str(error)
 
 
 def _compete(contest: Contest, plan: Plan, progress: bool) -> Outcome:
