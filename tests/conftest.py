@@ -73,3 +73,11 @@ def tiny_cluster(tiny_model: Path, tiny_draft_model: Path) -> Iterator[Cluster]:
     """All three services on the tiny model, both proposers attached. Shared: leave it as it was."""
     with Cluster(tiny_model, draft=(f"draft-model:{tiny_draft_model}", "ngram")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def patient_cluster(tiny_model: Path, tiny_draft_model: Path) -> Iterator[Cluster]:
+    """As `tiny_cluster`, but steps wait for trees as long as a busy machine may take to make them."""
+    patience = ("--draft-deadline-ms", "5000")
+    with Cluster(tiny_model, draft=(f"draft-model:{tiny_draft_model}", "ngram"), verify_args=patience) as cluster:
+        yield cluster

@@ -100,14 +100,23 @@ def started(cluster, proposer, log):
 def serving(cluster, proposer, log):
     """The same, with all requests for its proposer, as nobody else drafts for them."""
     with started(cluster, proposer, log) as (address, process):
-        alone = deploy(address, PLAN, own=process, progress=False)
+        alone = connected(address, PLAN, process)
         assert (alone.verdict, alone.loser) == ("took over", "")
         assert [drafter.share for drafter in drafters_at(cluster, address)] == [1.0]
         yield address, process
 
 
-def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, tmp_path):
-    arguments = ["--verify", tiny_cluster.verify_address, "--shares", "0.5", "--tokens", "300", "--margin", "0.05"]
+def connected(address, plan, process, tries=5):
+    """What comes of it where the services could be reached in time, which a busy machine may take some tries for."""
+    for _ in range(tries):
+        outcome = deploy(address, plan, own=process, progress=False)
+        if "failed to connect" not in outcome.reason:
+            break
+    return outcome
+
+
+def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(patient_cluster, tmp_path):
+    arguments = ["--verify", patient_cluster.verify_address, "--shares", "0.5", "--tokens", "300", "--margin", "0.05"]
 
     def command(proposer, port, name):
         more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name)]
@@ -116,67 +125,67 @@ def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(tiny_cluster, 
     ports = free_ports(2)
     better, worse = (f"127.0.0.1:{port}" for port in ports)
     with (
-        serving(tiny_cluster, BAD, tmp_path / "old") as (old, process),
+        serving(patient_cluster, BAD, tmp_path / "old") as (old, process),
         ending(better),
-        traffic(tiny_cluster),
+        traffic(patient_cluster),
     ):
         result = command(GOOD, ports[0], "better")
         assert result.exit_code == 0, result.output
         assert f"{better} took over" in result.output
         assert f"{old} is stopped" in result.output
         assert not process.running
-        assert drafters_at(tiny_cluster, better)[0].share == 1.0
+        assert drafters_at(patient_cluster, better)[0].share == 1.0
         result = command(BAD, ports[1], "worse")
         assert result.exit_code == 1, result.output
         assert f"{worse} returned: share 0.5" in result.output
         assert f"{worse} is stopped" in result.output
-        assert drafters_at(tiny_cluster, worse) == []
-        before = drafters_at(tiny_cluster, better)[0].hits
-        wait_until(lambda: drafters_at(tiny_cluster, better)[0].hits > before, "the better one drafts no more")
+        assert drafters_at(patient_cluster, worse) == []
+        before = drafters_at(patient_cluster, better)[0].hits
+        wait_until(lambda: drafters_at(patient_cluster, better)[0].hits > before, "the better one drafts no more")
 
 
-def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(tiny_cluster, tmp_path):
+def test_one_that_nobody_asks_or_that_dies_gives_its_requests_back(patient_cluster, tmp_path):
     with (
-        serving(tiny_cluster, GOOD, tmp_path / "old") as (old, _),
-        started(tiny_cluster, GOOD, tmp_path / "log") as (address, process),
+        serving(patient_cluster, GOOD, tmp_path / "old") as (old, _),
+        started(patient_cluster, GOOD, tmp_path / "log") as (address, process),
     ):
         quiet = deploy(address, replace(PLAN, seconds=0.3, stop_loser=False), own=process, progress=False)
         assert quiet.verdict == "returned"
         assert "only 0 tokens" in quiet.reason
         assert process.running
-        assert drafters_at(tiny_cluster, address)[0].share == 0.0
+        assert drafters_at(patient_cluster, address)[0].share == 0.0
 
         def kill():
-            wait_until(lambda: drafters_at(tiny_cluster, address)[0].hits > 20, "it drafts nothing")
+            wait_until(lambda: drafters_at(patient_cluster, address)[0].hits > 20, "it drafts nothing")
             process.signal(signal.SIGKILL)
 
-        with traffic(tiny_cluster), ThreadPoolExecutor(1) as pool:
+        with traffic(patient_cluster), ThreadPoolExecutor(1) as pool:
             killing = pool.submit(kill)
             outcome = deploy(address, replace(PLAN, tokens=10**7), own=process, progress=False)
             killing.result()
-            before = drafters_at(tiny_cluster, old)[0].hits
-            wait_until(lambda: drafters_at(tiny_cluster, old)[0].hits > before, "nobody drafts any more")
+            before = drafters_at(patient_cluster, old)[0].hits
+            wait_until(lambda: drafters_at(patient_cluster, old)[0].hits > before, "nobody drafts any more")
         assert outcome.verdict == "returned"
         assert outcome.reason in (f"{address} ended", f"{address} lost its attachment")
-        assert drafters_at(tiny_cluster, address) == []
+        assert drafters_at(patient_cluster, address) == []
 
 
-def test_heads_are_lent_the_model_that_is_served(tiny_cluster, tiny_model):
-    assert served_folder(tiny_cluster.verify_address, timeout=60.0) == tiny_model
+def test_heads_are_lent_the_model_that_is_served(patient_cluster, tiny_model):
+    assert served_folder(patient_cluster.verify_address, timeout=60.0) == tiny_model
     (nobody,) = free_ports(1)
     assert served_folder(f"127.0.0.1:{nobody}") is None
 
 
-def test_one_that_does_not_attach_is_ended(tiny_cluster, tmp_path):
-    before = [each.epoch for each in state(tiny_cluster).drafters]
-    with started(tiny_cluster, "guess=support.nowhere:create", tmp_path / "log") as (address, process):
+def test_one_that_does_not_attach_is_ended(patient_cluster, tmp_path):
+    before = [each.epoch for each in state(patient_cluster).drafters]
+    with started(patient_cluster, "guess=support.nowhere:create", tmp_path / "log") as (address, process):
         outcome = deploy(address, PLAN, own=process, progress=False)
         assert (outcome.verdict, outcome.reason) == ("returned", f"{address} ended before it was attached")
-    with started(tiny_cluster, GOOD, tmp_path / "log") as (address, process):
+    with started(patient_cluster, GOOD, tmp_path / "log") as (address, process):
         outcome = deploy(address, replace(PLAN, attach_seconds=0.0), own=process, progress=False)
         assert (outcome.verdict, outcome.reason) == ("returned", f"{address} was not attached in time")
         assert not process.running
-    assert [each.epoch for each in state(tiny_cluster).drafters] == before
+    assert [each.epoch for each in state(patient_cluster).drafters] == before
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from benchmarks.runner import Job
 from slipstream.client import Client
 from slipstream.rpc.errors import NotFoundError
 from support.ask import ask
-from support.cluster import Cluster, free_ports
+from support.cluster import free_ports
 from training.acceptance import run
 from training.acceptance.probe import repeats
 from training.acceptance.run import ALL, FRESH, JOURNAL, NO_CATEGORY, measure_acceptance, read_result, select
@@ -35,14 +35,6 @@ def prompts(tmp_path_factory):
 
 def measure(prompts, folder, cluster, settings=SETTINGS):
     return measure_acceptance([prompts], folder, Gateway(cluster.gateway_grpc, "", 3, 60.0), settings, progress=False)
-
-
-@pytest.fixture(scope="module")
-def patient_cluster(tiny_model, tiny_draft_model):
-    """It waits for trees as long as a busy machine may take to make them."""
-    patience = ("--draft-deadline-ms", "5000")
-    with Cluster(tiny_model, draft=(f"draft-model:{tiny_draft_model}", "ngram"), verify_args=patience) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
