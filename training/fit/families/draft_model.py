@@ -13,6 +13,7 @@ from slipstream_kernels.models.config import ModelConfig
 from training.data import block_mask, dense_mask
 from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy
+from training.fit.families.last_state import LastStateFamily
 from training.fit.family import Findings
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
@@ -21,31 +22,23 @@ from training.model import CausalLM, initialise
 from training.settings import ModelShape
 
 
-class DraftModel:
+class DraftModel(LastStateFamily):
     """The family. A draft model reads tokens alone, so one step teaches all; the chain is what is simulated."""
 
+    usual_steps = 1
+
     def __init__(self, settings: FitSettings) -> None:
+        super().__init__(settings)
         if settings.start is None:
             raise ValueError("start: name the folder of the draft model to begin with")
-        if settings.boundaries:
-            raise ValueError("boundaries: a draft model reads no states")
-        if settings.draft_vocab:
-            raise ValueError("draft_vocab: a draft model scores all tokens")
         if settings.intermediate_size:
             raise ValueError("intermediate_size: a draft model has the shape of the one to begin with")
         if settings.unroll > 1:
             raise ValueError("unroll: a draft model learns every step in one")
-        self.settings = settings
 
-    @property
-    def steps(self) -> int:
-        return 1
-
-    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
-        return (target.num_layers + 1,)
-
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> DraftModelHead:
-        return DraftModelHead(target, self.settings, columns[target.config.num_layers + 1])
+    def head(self, target: Target, final: slice) -> DraftModelHead:
+        """As `LastStateFamily` has it."""
+        return DraftModelHead(target, self.settings, final)
 
 
 class DraftModelHead:

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream_kernels.models.config import ModelConfig
 from training.fit.families.judged import Drafted
+from training.fit.families.last_state import LastStateFamily
 from training.fit.families.public import public_config, shape_of
 from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
-from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
@@ -45,25 +44,14 @@ class Eagle1Weights(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
 
 
-class Eagle1:
+class Eagle1(LastStateFamily):
     """The family. Unrolled over more steps than one it is trained as HASS (arXiv 2408.15766) proposes."""
 
-    def __init__(self, settings: FitSettings) -> None:
-        if settings.boundaries:
-            raise ValueError("boundaries: an EAGLE-1 head reads the target's last state alone")
-        if settings.draft_vocab:
-            raise ValueError("draft_vocab: an EAGLE-1 head scores all tokens with the target's own rows")
-        self.settings = settings
+    usual_steps = UNROLL
 
-    @property
-    def steps(self) -> int:
-        return self.settings.unroll or UNROLL
-
-    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
-        return (target.num_layers + 1,)
-
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Eagle1Head:
-        return Eagle1Head(target, self.settings, columns[target.config.num_layers + 1])
+    def head(self, target: Target, final: slice) -> Eagle1Head:
+        """As `LastStateFamily` has it."""
+        return Eagle1Head(target, self.settings, final)
 
 
 class Eagle1Head(UnrolledHead):

@@ -13,15 +13,8 @@ from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy
 from training.fit.family import Findings
 from training.fit.plan import Survey
-from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary, coverage_by_size
-
-
-def check_chain(settings: FitSettings, most: int, what: str) -> None:
-    """ValueError where the chain that is simulated is longer than what can be drafted."""
-    if settings.chain > most:
-        raise ValueError(f"chain is {settings.chain}, must be at most {most}, the number of {what} (unroll)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream_kernels.models.config import ModelConfig
 from training.fit.batch import Batch
-from training.fit.families.judged import Drafted, JudgedHead, check_chain
+from training.fit.families.judged import Drafted, JudgedHead
+from training.fit.families.last_state import LastStateFamily
 from training.fit.layers import initialise
-from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
@@ -33,28 +32,20 @@ class ResidualBlock(nn.Module):
         return x + F.silu(linear)
 
 
-class Medusa:
+class Medusa(LastStateFamily):
     """The family. `unroll` is the number of heads."""
 
+    usual_steps = HEADS
+
     def __init__(self, settings: FitSettings) -> None:
-        if settings.boundaries:
-            raise ValueError("boundaries: Medusa heads read the target's last state alone")
-        if settings.draft_vocab:
-            raise ValueError("draft_vocab: Medusa heads score all tokens with the target's own rows")
+        super().__init__(settings)
         if settings.intermediate_size:
             raise ValueError("intermediate_size: Medusa heads have no MLP of their own")
-        self.settings = settings
-        check_chain(settings, self.steps, "heads")
+        self.check_chain("heads")
 
-    @property
-    def steps(self) -> int:
-        return self.settings.unroll or HEADS
-
-    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
-        return (target.num_layers + 1,)
-
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> MedusaHead:
-        return MedusaHead(target, self.settings, columns[target.config.num_layers + 1], self.steps)
+    def head(self, target: Target, final: slice) -> MedusaHead:
+        """As `LastStateFamily` has it."""
+        return MedusaHead(target, self.settings, final, self.steps)
 
 
 class MedusaHead(JudgedHead):

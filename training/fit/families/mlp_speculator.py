@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream_kernels.models.config import ModelConfig
 from training.fit.batch import Batch
-from training.fit.families.judged import Drafted, JudgedHead, check_chain
+from training.fit.families.judged import Drafted, JudgedHead
+from training.fit.families.last_state import LastStateFamily
 from training.fit.layers import Linear, initialise
-from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
@@ -51,28 +50,20 @@ class Speculator(nn.Module):
         self.head = nn.ModuleList([Linear(inner, vocab_size)])
 
 
-class MlpSpeculator:
+class MlpSpeculator(LastStateFamily):
     """The family. `unroll` is the number of stages, `intermediate_size` the width of their state."""
 
+    usual_steps = STAGES
+
     def __init__(self, settings: FitSettings) -> None:
-        if settings.boundaries:
-            raise ValueError("boundaries: an MLP speculator reads the target's last state alone")
-        if settings.draft_vocab:
-            raise ValueError("draft_vocab: an MLP speculator scores all tokens")
+        super().__init__(settings)
         if settings.unroll == 1:
             raise ValueError("unroll: an MLP speculator has at least 2 stages")
-        self.settings = settings
-        check_chain(settings, self.steps, "stages")
+        self.check_chain("stages")
 
-    @property
-    def steps(self) -> int:
-        return self.settings.unroll or STAGES
-
-    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
-        return (target.num_layers + 1,)
-
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> MlpSpeculatorHead:
-        return MlpSpeculatorHead(target, self.settings, columns[target.config.num_layers + 1], self.steps)
+    def head(self, target: Target, final: slice) -> MlpSpeculatorHead:
+        """As `LastStateFamily` has it."""
+        return MlpSpeculatorHead(target, self.settings, final, self.steps)
 
 
 class MlpSpeculatorHead(JudgedHead):

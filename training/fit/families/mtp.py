@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream_kernels.models.config import ModelConfig
+from training.fit.families.last_state import LastStateFamily
 from training.fit.families.public import public_config, shape_of
 from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
-from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
@@ -40,25 +39,14 @@ class MtpLayer(nn.Module):
         self.final_layernorm = Norm(hidden, eps)
 
 
-class Mtp:
+class Mtp(LastStateFamily):
     """The family."""
 
-    def __init__(self, settings: FitSettings) -> None:
-        if settings.boundaries:
-            raise ValueError("boundaries: MTP layers read the target's last state alone")
-        if settings.draft_vocab:
-            raise ValueError("draft_vocab: MTP layers score all tokens with the target's own rows")
-        self.settings = settings
+    usual_steps = UNROLL
 
-    @property
-    def steps(self) -> int:
-        return self.settings.unroll or UNROLL
-
-    def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
-        return (target.num_layers + 1,)
-
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> MtpHead:
-        return MtpHead(target, self.settings, columns[target.config.num_layers + 1])
+    def head(self, target: Target, final: slice) -> MtpHead:
+        """As `LastStateFamily` has it."""
+        return MtpHead(target, self.settings, final)
 
 
 class MtpHead(UnrolledHead):
