@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import (
     DraftRequest,
     Opening,
@@ -29,14 +27,13 @@ from draft_service.proposers.base import (
     SessionRefusedError,
     Target,
 )
+from draft_service.proposers.checkpoint_folder import check_tokenizer, folder_and_config, refusing
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
 from draft_service.proposers.expansion import Expansion
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import fingerprint
-from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
@@ -97,11 +94,7 @@ class DraftModelProposer(Proposer):
         self._behind: dict[int, None] = {}
 
     def bind(self, target: Target) -> None:
-        if target.tokenizer_fingerprint != self.tokenizer_fingerprint and self.tokenizer_fingerprint:
-            raise FailedPreconditionError(
-                f"its tokenizer ({self.tokenizer_fingerprint[:12]}) is not the target's "
-                f"({target.tokenizer_fingerprint[:12]})"
-            )
+        check_tokenizer(self.tokenizer_fingerprint, target)
         self._coupling.limit_vocabulary(target.vocab_size)
         self.warm_up()
 
@@ -239,19 +232,10 @@ def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
 
 def create(options: ProposerOptions) -> DraftModelProposer:
     """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of DraftModelConfig or their aliases."""
-    argument, _, rest = options.argument.partition(":")
-    if not argument:
-        raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
-    folder = Path(argument)
-    if not folder.is_dir():
-        raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
-    default = DraftModelConfig(top_k=options.top_k or DraftModelConfig().top_k)
-    config = configured(default, replace(options, argument=rest))
-    try:
+    folder, config = folder_and_config(options, DraftModelConfig())
+    with refusing(options):
         model = CausalLM.load(folder, threads=options.threads)
         tokenizer = fingerprint(folder).tokenizer
-    except CheckpointError as error:
-        raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
     model.warm_up()
     proposer = DraftModelProposer(options.name, model, config, tokenizer)
     proposer.warm_up()

@@ -12,7 +12,7 @@ prompts are worked off between rounds, chunk by chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,25 +20,30 @@ import torch
 
 from draft_service.heads.eagle import EagleHead
 from draft_service.heads.loading import load_eagle
-from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import (
     DraftRequest,
     Opening,
     Proposer,
     ProposerOptions,
-    Sampling,
     SessionRefusedError,
     Target,
+)
+from draft_service.proposers.checkpoint_folder import (
+    check_states,
+    check_tokenizer,
+    folder_and_config,
+    refusing,
+    target_facts,
+    warm_up_with_states,
 )
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftSession
 from draft_service.proposers.draft_rows import Branch
 from draft_service.proposers.eagle_rows import EagleSession, GrowingTree, compute_nodes, compute_text
 from draft_service.proposers.expansion import Expansion
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.checkpoint import fingerprint
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 
@@ -110,28 +115,15 @@ class EagleProposer(Proposer):
         self._behind: dict[int, None] = {}
 
     def bind(self, target: Target) -> None:
-        if self.tokenizer_fingerprint and target.tokenizer_fingerprint != self.tokenizer_fingerprint:
-            raise FailedPreconditionError(
-                f"its tokenizer ({self.tokenizer_fingerprint[:12]}) is not the target's "
-                f"({target.tokenizer_fingerprint[:12]})"
-            )
-        if target.hidden_size != self._head.config.target_hidden_size:
-            raise FailedPreconditionError(
-                f"it reads states of {self._head.config.target_hidden_size} numbers, the target's have "
-                f"{target.hidden_size}"
-            )
+        check_tokenizer(self.tokenizer_fingerprint, target)
+        check_states(self._head.config.target_hidden_size, target)
         self.feature_boundaries = self._boundaries(target.num_layers)
         self._coupling.limit_vocabulary(target.vocab_size)
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Compile every kernel that a round uses, plain and sampled. Only while no session is open."""
-        width = self._head.num_states * self._head.config.target_hidden_size
-        for sampling in (Sampling(temperature=0.0), Sampling(presence_penalty=1.0)):
-            self.open(0, Opening([0, 0], 1, sampling=sampling))
-            self.take_features(0, 0, torch.zeros(1, width, dtype=torch.bfloat16))
-            self.propose([DraftRequest(0, self.max_nodes, self.max_depth)])
-            self.close(0)
+        """Compile every kernel that a round uses. Only while no session is open."""
+        warm_up_with_states(self, self._head.num_states * self._head.config.target_hidden_size)
 
     def open(self, session: int, opening: Opening) -> None:
         tokens = list(opening.token_ids)
@@ -247,22 +239,13 @@ def create_with(
     load: reads the head in a folder, and says which folder's model it is for, if one is at hand; may raise
     CheckpointError.
     """
-    argument, _, rest = options.argument.partition(":")
-    if not argument:
-        raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
-    folder = Path(argument)
-    if not folder.is_dir():
-        raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
-    default = replace(default, top_k=options.top_k or default.top_k)
-    config = configured(default, replace(options, argument=rest))
-    try:
+    folder, config = folder_and_config(options, default)
+    with refusing(options):
         head, target = load(folder, config)
-        tokenizer = "" if target is None else fingerprint(target).tokenizer
-        eos = head.config.eos_token_ids if target is None else ModelConfig.from_folder(target).eos_token_ids
-    except CheckpointError as error:
-        raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
+        facts = target_facts(target)
+    eos = head.config.eos_token_ids if target is None else facts.eos_token_ids
     torch.set_num_threads(options.threads)
-    proposer = EagleProposer(options.name, head, config, tokenizer, eos)
+    proposer = EagleProposer(options.name, head, config, facts.tokenizer, eos)
     proposer.target_folder = target
     proposer.warm_up()
     return proposer

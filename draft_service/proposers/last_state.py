@@ -8,30 +8,34 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import (
     DraftRequest,
     Opening,
     Proposer,
     ProposerOptions,
-    Sampling,
     SessionRefusedError,
     Target,
+)
+from draft_service.proposers.checkpoint_folder import (
+    check_states,
+    check_tokenizer,
+    folder_and_config,
+    refusing,
+    target_facts,
+    warm_up_with_states,
 )
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftSession
 from draft_service.proposers.draft_rows import Branch
 from draft_service.proposers.expansion import Expansion
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.checkpoint import fingerprint
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 
@@ -118,15 +122,8 @@ class LastStateProposer(Proposer, Generic[Head]):
         self._sessions: dict[int, _Session] = {}
 
     def bind(self, target: Target) -> None:
-        if self.tokenizer_fingerprint and target.tokenizer_fingerprint != self.tokenizer_fingerprint:
-            raise FailedPreconditionError(
-                f"its tokenizer ({self.tokenizer_fingerprint[:12]}) is not the target's "
-                f"({target.tokenizer_fingerprint[:12]})"
-            )
-        if target.hidden_size != self._head.hidden_size:
-            raise FailedPreconditionError(
-                f"it reads states of {self._head.hidden_size} numbers, the target's have {target.hidden_size}"
-            )
+        check_tokenizer(self.tokenizer_fingerprint, target)
+        check_states(self._head.hidden_size, target)
         known = boundaries_of(target.num_layers)
         boundary = int(self.config.boundaries or known[-1])
         if boundary not in known:
@@ -136,12 +133,8 @@ class LastStateProposer(Proposer, Generic[Head]):
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Compile every kernel that a round uses, plain and sampled. Only while no session is open."""
-        for sampling in (Sampling(temperature=0.0), Sampling(presence_penalty=1.0)):
-            self.open(0, Opening([0, 0], 1, sampling=sampling))
-            self.take_features(0, 0, torch.zeros(1, self._head.hidden_size, dtype=torch.bfloat16))
-            self.propose([DraftRequest(0, self.max_nodes, self.max_depth)])
-            self.close(0)
+        """Compile every kernel that a round uses. Only while no session is open."""
+        warm_up_with_states(self, self._head.hidden_size)
 
     def open(self, session: int, opening: Opening) -> None:
         tokens = list(opening.token_ids)
@@ -197,20 +190,11 @@ def create_with(
 
     load: takes the folder, the target's folder and the file of a token map; may raise CheckpointError.
     """
-    argument, _, rest = options.argument.partition(":")
-    if not argument:
-        raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
-    folder = Path(argument)
-    if not folder.is_dir():
-        raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
-    config = configured(replace(default, top_k=options.top_k or default.top_k), replace(options, argument=rest))
+    folder, config = folder_and_config(options, default)
     target = Path(config.target) if config.target else None
-    try:
+    with refusing(options):
         head = load(folder, target, Path(config.token_map) if config.token_map else None)
-        tokenizer = "" if target is None else fingerprint(target).tokenizer
-        eos = () if target is None else ModelConfig.from_folder(target).eos_token_ids
-    except CheckpointError as error:
-        raise InvalidArgumentError(f"proposer {options.name}: {error}", field="proposers") from error
+        tokenizer, eos = target_facts(target)
     torch.set_num_threads(options.threads)
     proposer = make(options.name, head, config, tokenizer, eos)
     proposer.target_folder = target
