@@ -17,6 +17,7 @@ from draft_service.codec import Drafting, Identity
 from draft_service.config import DraftSettings, load_settings
 from draft_service.link import VerifyLink
 from draft_service.metrics import make_registry
+from draft_service.placement import settle
 from draft_service.proposers.registry import load_proposers
 from draft_service.service import DraftAdmin, make_server
 from draft_service.worker import Worker
@@ -32,18 +33,20 @@ _GRACE_S = 1.0
 
 async def serve(settings: DraftSettings) -> None:
     """Run until terminated. Raises SlipstreamError if a proposer cannot be loaded or an address cannot be bound."""
+    placement = settle(settings.device)
     proposers = load_proposers(
         settings.hosted,
         threads=settings.threads,
         max_nodes=settings.max_nodes,
         max_depth=settings.max_depth,
         top_k=settings.topk,
+        device=placement.device,
     )
     if settings.boundary_check:
         check_boundaries(proposers, settings.threads)
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
-    identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version())
+    identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version(), placement)
     link = VerifyLink(
         settings.verify,
         worker,
@@ -61,7 +64,7 @@ async def serve(settings: DraftSettings) -> None:
     linking.add_done_callback(_quit_on_failure)
     await server.set_serving(True)
     metrics = serve_metrics(settings.metrics_port, make_registry(worker, link)) if settings.metrics_port else None
-    _log.info("ready grpc=%d proposers=%s", port, ",".join(p.name for p in proposers))
+    _log.info("ready grpc=%d device=%s proposers=%s", port, placement.device, ",".join(p.name for p in proposers))
 
     async def drain() -> None:
         await server.begin_drain()

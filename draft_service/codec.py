@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from draft_service.placement import CPU, Placement
 from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.records import (
     Close,
@@ -99,6 +100,7 @@ class Identity:
     address: str
     process_id: int
     version: str
+    placement: Placement = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ def encode_attach(
         share=share,
         mode=MODES[drafting.mode],
         fan_out=drafting.fan_out,
+        device=identity.placement.device,
+        gpu_uuid=identity.placement.gpu_uuid,
     )
 
 
@@ -257,6 +261,8 @@ def encode_admin(state: AdminState, identity: Identity) -> draft_pb2.DraftAdminS
         trees_sent=state.trees_sent,
         transport=state.transport,
         transport_reason=state.transport_reason,
+        device=identity.placement.device,
+        gpu_uuid=identity.placement.gpu_uuid,
     )
 
 

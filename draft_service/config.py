@@ -61,6 +61,11 @@ class DraftSettings(ServiceSettings):
     )
     name: str = Field(default="draft", max_length=64, description="How this service is known to operators")
     threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where proposers that can use a GPU compute: cpu, cuda, cuda:N; auto: the first GPU, else the CPU",
+    )
     boundary_check: bool = Field(
         default=True,
         description="Whether proposers that read hidden states and name their target's folder are tried with states of "

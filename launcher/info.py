@@ -42,6 +42,8 @@ class ProposerFacts:
     address: str
     transport: str
     epoch: int | None
+    device: str = ""
+    gpu_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class VerifyFacts:
     fingerprint: str = ""
     mode: str = ""
     device: str = ""
+    gpu_uuid: str = ""
     max_context: int = 0
     max_nodes: int = 0
     page_size: int = 0
@@ -118,7 +121,7 @@ def render(facts: Facts, *, as_json: bool) -> None:
 
 
 def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
-    branch.add(f"model {verify.model} ({verify.model_path}), {verify.mode} on {verify.device}")
+    branch.add(f"model {verify.model} ({verify.model_path}), {verify.mode} on {_place(verify.device, verify.gpu_uuid)}")
     state = verify.state
     branch.add(
         f"running {state['running']}, queued {state['queued']}, "
@@ -133,7 +136,8 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
     for proposer in verify.proposers:
         default = ", the default" if proposer.default else ""
         if proposer.attached:
-            place = f"attached, epoch {proposer.epoch}, {proposer.transport}, pid {proposer.process_id}"
+            device = f", on {_place(proposer.device, proposer.gpu_uuid)}" if proposer.device else ""
+            place = f"attached, epoch {proposer.epoch}, {proposer.transport}{device}, pid {proposer.process_id}"
         else:
             place = "not attached"
         branch.add(f"proposer {proposer.name}: {place}{default}")
@@ -145,6 +149,10 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         )
         for source in drafter["sources"]:
             branch.add(f"  of them from {source['proposer']}: {source['drafted']}, accepted {source['accepted']}")
+
+
+def _place(device: str, gpu_uuid: str) -> str:
+    return f"{device} ({gpu_uuid})" if gpu_uuid else device
 
 
 def _line(name: str, address: str, status: str, process_id: int | None) -> str:
@@ -182,6 +190,7 @@ def _ask_verify(address: str) -> VerifyFacts:
         fingerprint=info.model_fingerprint,
         mode=info.mode,
         device=info.device,
+        gpu_uuid=info.gpu_uuid,
         max_context=info.max_context,
         max_nodes=info.max_nodes,
         page_size=info.page_size,
@@ -205,6 +214,8 @@ def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:
         address=status.address,
         transport=status.transport,
         epoch=status.epoch or None,
+        device=status.device,
+        gpu_uuid=status.gpu_uuid,
     )
 
 

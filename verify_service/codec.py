@@ -205,6 +205,7 @@ def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default
         version=facts.version,
         attention=facts.attention,
         tensor_parallel_size=facts.tensor_parallel_size,
+        gpu_uuid=facts.gpu_uuid,
     ).SerializeToString()
 
 
@@ -217,6 +218,8 @@ def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
         message.epoch = status.attachment.epoch
         message.transport = status.attachment.transport.name if status.attachment.transport else ""
         message.transport_reason = status.attachment.transport_reason
+        message.device = status.attachment.request.device
+        message.gpu_uuid = status.attachment.request.gpu_uuid
     return message
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, Numbers, ServiceSettings
+from slipstream_kernels.exchange.gpus import gpu_uuids
 from slipstream_kernels.exchange.in_process import HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.attachments import TRANSPORTS
@@ -162,7 +163,22 @@ class VerifySettings(ServiceSettings):
     @property
     def host_limits(self) -> HostLimits:
         """Those of the proposers in this process."""
-        return HostLimits(self.inproc_threads, self.inproc_max_nodes, self.inproc_max_depth, self.inproc_topk)
+        return HostLimits(
+            self.inproc_threads, self.inproc_max_nodes, self.inproc_max_depth, self.inproc_topk, self.numbered_device
+        )
+
+    @property
+    def numbered_device(self) -> str:
+        """Where the model runs, or its first part: cpu or cuda:N."""
+        return "cuda:0" if self.device == "cuda" else self.device
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Of that device; empty for the CPU."""
+        if self.on_cpu:
+            return ""
+        uuids, index = gpu_uuids(), int(self.numbered_device.partition(":")[2])
+        return uuids[index] if index < len(uuids) else ""
 
     @property
     def feature_bytes(self) -> int:

@@ -79,7 +79,7 @@ def decode_attach(data: bytes) -> AttachRequest:
     if len(data) > MAX_ATTACH_BYTES:
         raise InvalidArgumentError(f"an AttachRequest of {len(data)} bytes, the limit is {MAX_ATTACH_BYTES}")
     message = _parse(draft_pb2.AttachRequest, data)
-    for field in ("name", "address", "token", "tokenizer_fingerprint"):
+    for field in ("name", "address", "token", "tokenizer_fingerprint", "device", "gpu_uuid"):
         if len(getattr(message, field)) > MAX_NAME:
             raise InvalidArgumentError(f"{field} must be at most {MAX_NAME} characters", field=field)
     return AttachRequest(
@@ -96,6 +96,8 @@ def decode_attach(data: bytes) -> AttachRequest:
         share=message.share if message.HasField("share") else None,
         mode=_mode(message.mode),
         fan_out=message.fan_out,
+        device=message.device,
+        gpu_uuid=message.gpu_uuid,
     )
 
 

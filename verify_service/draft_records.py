@@ -159,6 +159,9 @@ class AttachRequest:
     share: float | None = None
     mode: Mode = Mode.LOCKSTEP
     fan_out: int = 0
+    device: str = ""
+    """Where the proposers compute, by the drafter's own numbers."""
+    gpu_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

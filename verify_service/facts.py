@@ -27,3 +27,4 @@ class VerifyFacts:
     version: str
     attention: str = ""
     tensor_parallel_size: int = 1
+    gpu_uuid: str = ""

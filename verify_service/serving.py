@@ -146,4 +146,5 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
         version=importlib.metadata.version("slipstream-server"),
         attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
         tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_uuid=settings.gpu_uuid,
     )

@@ -35,6 +35,7 @@ class ProposerOptions:
     argument: what followed the name on the command line, such as a folder; empty if nothing did.
     threads: CPU threads the proposer may use.
     max_nodes, max_depth, top_k: the operator's limits, None where the proposer chooses. `max_nodes` counts the root.
+    device: where to compute, `cpu` or `cuda:N`, which is there; a proposer that knows no GPU stays on the CPU.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ProposerOptions:
     max_nodes: int | None = None
     max_depth: int | None = None
     top_k: int | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,10 @@ class Proposer(ABC):
     ) -> None:
         """Hidden states of a session's positions: row i is the state of first_position + i, which predicted the next.
 
-        bfloat16 [positions, boundaries * hidden_size] on the CPU, the proposer's own, in the order of
-        `feature_boundaries`. Called for proposers that want any: each position once, in order and without a hole, from
+        bfloat16 [positions, boundaries * hidden_size], the proposer's own, in the order of `feature_boundaries`. On the
+        CPU, but a proposer with a GPU as its `ProposerOptions.device` must also take states on that device: they come
+        so where the exchange goes through the GPU's memory, ready for what is queued on torch's current stream.
+        Called for proposers that want any: each position once, in order and without a hole, from
         `Opening.cached_length` on. As a rule those that predicted new tokens come right after their `commit`; while a
         session is brought up to date they may lag behind. Should only take note, as `open`.
         """

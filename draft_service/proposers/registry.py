@@ -84,8 +84,9 @@ def load_proposers(
     max_nodes: int | None = None,
     max_depth: int | None = None,
     top_k: int | None = None,
+    device: str = "cpu",
 ) -> list[Proposer]:
-    """Build every proposer, in order, and let those that combine others know them.
+    """Build every proposer, in order, and let those that combine others know them; `device` is cpu or cuda:N.
 
     Raises InvalidArgumentError for unknown or repeated names.
     """
@@ -94,7 +95,15 @@ def load_proposers(
         raise InvalidArgumentError(f"proposer names repeat: {', '.join(names)}", field="proposers")
     proposers = {
         spec.name: find_factory(spec)(
-            ProposerOptions(spec.name, spec.argument, threads, max_nodes=max_nodes, max_depth=max_depth, top_k=top_k)
+            ProposerOptions(
+                spec.name,
+                spec.argument,
+                threads,
+                max_nodes=max_nodes,
+                max_depth=max_depth,
+                top_k=top_k,
+                device=device,
+            )
         )
         for spec in specs
     }

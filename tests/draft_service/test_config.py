@@ -39,6 +39,14 @@ def test_the_check_of_boundaries_can_be_left_out(monkeypatch) -> None:
     assert not load_settings(["--no-boundary-check"]).boundary_check
 
 
+def test_a_device_is_named_as_torch_names_it(capsys) -> None:
+    assert load_settings([]).device == "auto"
+    assert load_settings(["--device", "cuda:3"]).device == "cuda:3"
+    with pytest.raises(SystemExit):
+        load_settings(["--device", "gpu"])
+    assert "device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -48,14 +48,13 @@ def test_serves_attaches_and_leaves_in_order() -> None:
     async def scenario() -> None:
         peer = VerifyPeer()
         port = await peer.start()
-        with draft_service("--verify", f"127.0.0.1:{port}", "--proposers", "ngram", "--max-nodes", "5") as (
-            process,
-            own_port,
-        ):
+        flags = ("--verify", f"127.0.0.1:{port}", "--proposers", "ngram", "--max-nodes", "5", "--device", "cpu")
+        with draft_service(*flags) as (process, own_port):
             epoch = await peer.next_epoch()
             attach = await peer.attachments.get()
             assert attach.proposers[0].max_nodes == 5
             assert attach.address == f"127.0.0.1:{own_port}"
+            assert (attach.device, attach.gpu_uuid) == ("cpu", "")
             tokens = [1, 2, 3, 1, 2]
             peer.send(open_command(stamp(epoch, 0, 1, tokens), tokens))
             assert list((await peer.next_tree()).token_ids) == [3, 1, 2]

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from launcher.info import Facts, GatewayFacts, VerifyFacts, collect, render
+from launcher.info import Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, render
 from support.cluster import free_ports
 
 
@@ -20,6 +20,7 @@ def test_facts_name_processes_and_attachments(tiny_cluster):
     assert {proposer.name: proposer.process_id for proposer in facts.verify.proposers} == dict.fromkeys(
         ("draft-model", "ngram"), processes["draft"].pid
     )
+    assert {proposer.device for proposer in facts.verify.proposers} == {"cpu"}
     assert facts.drafts[0].verify_address == tiny_cluster.verify_address
 
 
@@ -52,6 +53,17 @@ def test_what_several_proposers_drafted_is_shared_out(capsys):
     verify = VerifyFacts("host:1", "serving", state=state, drafters=(drafter | {"sources": [source]},))
     render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
     assert "from suffix: 30, accepted 20" in capsys.readouterr().out
+
+
+def test_placement_is_shown_by_device_and_gpu(capsys):
+    state = dict.fromkeys(("running", "queued", "pages_free", "pages_total"), 0)
+    state |= dict.fromkeys(("drafted_tokens", "accepted_tokens", "steps", "committed_tokens"), 0)
+    proposer = ProposerFacts("eagle3", True, True, True, 5, "host:3", "cuda_ipc", 7, "cuda:1", "GPU-0b")
+    verify = VerifyFacts("host:1", "serving", device="cuda", gpu_uuid="GPU-0a", state=state, proposers=(proposer,))
+    render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
+    shown = capsys.readouterr().out
+    assert "on cuda (GPU-0a)" in shown
+    assert "epoch 7, cuda_ipc, on cuda:1 (GPU-0b), pid 5" in shown
 
 
 def test_silence_is_reported_and_fails():

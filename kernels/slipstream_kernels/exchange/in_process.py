@@ -81,13 +81,14 @@ class ProposerHost(Protocol):
 class HostLimits(NamedTuple):
     """CPU threads of the proposers, and the operator's limits of their trees: None where a proposer chooses.
 
-    `max_nodes` counts the root, `top_k` the children of a node.
+    `max_nodes` counts the root, `top_k` the children of a node. `device` is where they compute, `cpu` or `cuda:N`.
     """
 
     threads: int = 1
     max_nodes: int | None = None
     max_depth: int | None = None
     top_k: int | None = None
+    device: str = "cpu"
 
 
 class HostFactory(Protocol):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from draft_service.proposers.base import DraftRequest, Opening
+from draft_service.proposers import ngram
+from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
 from draft_service.proposers.ngram import NgramProposer, create
 from draft_service.proposers.registry import ProposerSpec, find_factory, load_proposers
 from slipstream.rpc.errors import InvalidArgumentError
@@ -37,6 +38,13 @@ def test_a_factory_of_a_third_party_is_found_by_path() -> None:
     (proposer,) = load_proposers([spec], threads=1, max_nodes=5)
     assert isinstance(proposer, NgramProposer)
     assert (proposer.name, proposer.config.prompt_lookup_max, proposer.max_nodes) == ("mine", 3, 5)
+
+
+def test_a_factory_is_told_where_to_compute(monkeypatch) -> None:
+    told: list[ProposerOptions] = []
+    monkeypatch.setattr(ngram, "create", lambda options: told.append(options) or create(options))
+    load_proposers([ProposerSpec.parse("ngram")], threads=1, device="cuda:1")
+    assert told == [ProposerOptions("ngram", device="cuda:1")]
 
 
 def test_the_example_of_the_documentation_works(tmp_path, monkeypatch) -> None:

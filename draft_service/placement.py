@@ -1,0 +1,50 @@
+"""Where proposers compute: the CPU, or a GPU that is known to verify by its UUID."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.exchange.gpus import gpu_uuids
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A device as torch names it, `cpu` or `cuda:N`, and the UUID of that GPU."""
+
+    device: str = "cpu"
+    gpu_uuid: str = ""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device != "cpu"
+
+
+CPU = Placement()
+
+
+def settle(wanted: str) -> Placement:
+    """The device for `auto`, `cpu`, `cuda` or `cuda:N`; auto is the first GPU where one can be used, else the CPU.
+
+    FailedPreconditionError where a GPU is asked for that is not there. torch is not imported: services whose
+    proposers need none do without.
+    """
+    if wanted == "cpu":
+        return CPU
+    uuids = gpu_uuids()
+    if wanted == "auto":
+        return Placement("cuda:0", uuids[0]) if uuids and _torch_has_cuda() else CPU
+    index = int(wanted.partition(":")[2] or 0)
+    if not _torch_has_cuda():
+        raise FailedPreconditionError(f"--device {wanted} is not available: there is no PyTorch with CUDA")
+    if index >= len(uuids):
+        raise FailedPreconditionError(f"--device {wanted} is not available: there are {len(uuids)} GPUs")
+    return Placement(f"cuda:{index}", uuids[index])
+
+
+def _torch_has_cuda() -> bool:
+    found = find_spec("torch")
+    return bool(found and found.origin and (Path(found.origin).parent / "lib" / "libtorch_cuda.so").exists())
