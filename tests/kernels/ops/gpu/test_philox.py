@@ -68,7 +68,7 @@ def test_published_vectors(device: torch.device) -> None:
     out = torch.full((len(rows),), torch.nan, device=device)
     inputs = (each.to(device) for each in (ids, positions, torch.from_numpy(params)))
     launch(noise_kernel, (len(rows),), *inputs, out)
-    assert np.array_equal(out.cpu().numpy(), np.array([row[4] for row in rows], np.float32))
+    assert np.array_equal(out.cpu().numpy(), np.array([float(row[4]) for row in rows], np.float32))
 
 
 def test_noise_of_rows(device: torch.device) -> None:
