@@ -1,11 +1,13 @@
-"""Widens a small model to the tensor shapes of a large one without changing what it computes.
+"""Widens a small model to the tensor shapes of a large one without changing what it computes, and its EAGLE-3 head.
 
     python -m benchmarks.inflate OUTPUT [--model FOLDER] [--random] [--hidden N] [--layers N] ...
+    python -m benchmarks.inflate OUTPUT --head FOLDER [--model FOLDER] [--own-embedding] [--hidden N] ...
 
 OUTPUT becomes a Hugging Face folder that any engine can serve: the text, and with it the acceptance of drafts, is the
 small model's, the cost of a step is the large one's. The shapes are Llama-3.1-8B's (16.1 GB) unless flags say
 otherwise. With --random all weights are random instead: a stream that is mostly zeros hides errors of summation order
-and flatters timings that are bound by arithmetic.
+and flatters timings that are bound by arithmetic. With --head, a folder with a head that was trained for the model,
+OUTPUT becomes the widened model's head, which borrows the model's embedding unless --own-embedding adds it.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from benchmarks.inflate_head import DRAFT_VOCAB, HeadInflation, HeadSource, RandomHead
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError
 from benchmarks.inflate_tensors import TensorSource, source_of
-from slipstream_kernels.models.checkpoint import expected_shapes
 from slipstream_kernels.models.config import CheckpointError, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,15 +40,25 @@ def write_folder(
 ) -> None:
     """Write config, tokenizer and weights, as files of about `shard_bytes` each; config.json comes last."""
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(source, output, shard_bytes)
+    _write_weights(source.tensors(), output, shard_bytes)
     for name in COPIED:
         if (model / name).exists():
             shutil.copyfile(model / name, output / name)
     _write_json(output / "config.json", shape.config_json(read_json(model / "config.json")))
 
 
-def _write_weights(source: TensorSource, output: Path, shard_bytes: int) -> None:
-    total = sum(2 * torch.Size(shape).numel() for _, shape in expected_shapes(source.config))
+def write_head(
+    source: HeadSource, output: Path, *, embedding: torch.Tensor | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write a head's weights and then its config; `embedding`, the target's, where it is to have its own."""
+    output.mkdir(parents=True, exist_ok=True)
+    own = () if embedding is None else (("embed_tokens.weight", embedding),)
+    _write_weights(chain(source.tensors(), own), output, shard_bytes)
+    _write_json(output / "config.json", source.config_json())
+
+
+def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], output: Path, shard_bytes: int) -> None:
+    total = 0
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
 
@@ -55,9 +68,10 @@ def _write_weights(source: TensorSource, output: Path, shard_bytes: int) -> None
         weight_map.update(dict.fromkeys(shard, file))
         shard.clear()
 
-    with tqdm(total=total, desc=str(output), unit="B", unit_scale=True) as bar:
-        for name, tensor in source.tensors():
-            shard[name] = tensor.cpu()
+    with tqdm(desc=str(output), unit="B", unit_scale=True) as bar:
+        for name, tensor in tensors:
+            shard[name] = tensor.cpu().contiguous()
+            total += tensor.nbytes
             bar.update(tensor.nbytes)
             if sum(each.nbytes for each in shard.values()) >= shard_bytes:
                 save()
@@ -105,16 +119,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="where weights are made (cpu)")
     parser.add_argument("--seed", type=int, default=0, help="of random weights (0)")
     add_shape_arguments(parser)
+    parser.add_argument("--head", type=Path, help="EAGLE-3 head of that model, to be widened in its place")
+    parser.add_argument("--draft-vocab", type=int, default=DRAFT_VOCAB, help="tokens that it scores (%(default)s)")
+    parser.add_argument("--own-embedding", action="store_true", help="write the target's embedding beside the head")
     options = parser.parse_args(arguments)
     shape = shape_of(options)
     kind = "random" if options.random else "inflated"
     try:
-        source = source_of(kind, options.model, shape, device=options.device, seed=options.seed)
-        write_folder(source, options.model, shape, options.output)
+        if options.head is None:
+            source = source_of(kind, options.model, shape, device=options.device, seed=options.seed)
+            write_folder(source, options.model, shape, options.output)
+        else:
+            _widen_head(options, shape, kind)
     except (ShapeError, CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _widen_head(options: argparse.Namespace, shape: Shape, kind: str) -> None:
+    made = {"entries": options.draft_vocab, "device": options.device, "seed": options.seed}
+    head = HeadInflation(options.head, options.model, shape, **made)
+    target = source_of(kind, options.model, shape, device=options.device, seed=options.seed)
+    embedding = target.embedding() if options.own_embedding else None
+    write_head(RandomHead(options.model, shape, head.boundaries, **made) if options.random else head, options.output,
+               embedding=embedding)  # fmt: skip
 
 
 if __name__ == "__main__":
