@@ -152,7 +152,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         room = Path(place)
         answers = options.answers or _random_answers(room / "answers", options.model, options.tokens)
-        plan = plan_features(answers, options.model, FeatureSettings())
+        plan = plan_features([answers], options.model, FeatureSettings())
         figures = measure(plan, machine, room / "features", options.rounds)
     row_bytes = 2 * len(plan.settings.boundaries) * plan.config.hidden_size
     text, shares = report(figures, row_bytes)

@@ -144,8 +144,14 @@ def answers(
     *,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder of the results.")],
     gateway: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="gRPC address of the gateway that serves the target.")
-    ] = "127.0.0.1:50051",
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="gRPC address of the gateway that serves the target; repeated, the prompts are shared out over "
+            "several, each asked by a process of its own.",
+            show_default="127.0.0.1:50051",
+        ),
+    ] = None,
     api_key: Annotated[str, typer.Option(help="API key.", envvar="SLIPSTREAM_API_KEY", show_default=False)] = "",
     model: Annotated[str, typer.Option(help="Name of the target.", show_default="the only one served")] = "",
     temperature: Annotated[float, typer.Option(help="0 picks the most likely token.", min=0, max=2)] = 0.8,
@@ -154,7 +160,7 @@ def answers(
     max_tokens: Annotated[int, typer.Option(help="Longest answer; the context may end it before.", min=1)] = 1024,
     max_turns: Annotated[int, typer.Option(help="Answers of a conversation.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Mixed with each prompt's hash into the seed of each answer.")] = 0,
-    concurrency: Annotated[int, typer.Option(help="Conversations answered together.", min=1)] = 32,
+    concurrency: Annotated[int, typer.Option(help="Conversations answered together, by each gateway.", min=1)] = 32,
     patience: Annotated[
         float, typer.Option(help="Seconds to try again while the gateway is full or away, then the run stops.", min=0)
     ] = 300.0,
@@ -179,7 +185,8 @@ def answers(
     from training.prompts.records import input_files
 
     settings = AnswerSettings(temperature, top_p, top_k, max_tokens, max_turns, seed, model)
-    whom = Gateway(gateway, api_key, concurrency, patience)
+    first, *others = gateway or ["127.0.0.1:50051"]
+    whom = Gateway(first, api_key, concurrency, patience, tuple(others))
     try:
         files = input_files(inputs)
         if restart:

@@ -27,7 +27,7 @@ SETTINGS = FeatureSettings((1, 3))
 
 def run(answers: Path, model: Path, folder: Path, rows: int = 40) -> None:
     """A whole run in this process."""
-    plan = plan_features(answers, model, SETTINGS, shard_bytes=SHARD_BYTES)
+    plan = plan_features([answers], model, SETTINGS, shard_bytes=SHARD_BYTES)
     extract_features(plan, folder, Machine(threads=1, rows=rows), progress=False)
 
 

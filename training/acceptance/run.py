@@ -20,8 +20,10 @@ from slipstream.rpc.errors import NotFoundError
 from training.acceptance.probe import Probe, record_key
 from training.acceptance.settings import AcceptanceSettings, Cell
 from training.acceptance.tally import Tally
+from training.answering.asker import FIRST_CONTACT_SECONDS, served_model
+from training.answering.inputs import distinct_prompts
 from training.answering.journal import Journal
-from training.answering.run import FIRST_CONTACT_SECONDS, Gateway, distinct_prompts, served_model
+from training.answering.run import Gateway
 from training.durable import MismatchError, described, sole_user, write_whole
 from training.prompts.records import Prompt
 

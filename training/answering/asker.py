@@ -15,6 +15,7 @@ from slipstream.completion import Completion, Model
 from slipstream.completion import Message as ChatMessage
 from slipstream.rpc.errors import (
     DeadlineExceededError,
+    NotFoundError,
     ResourceExhaustedError,
     SlipstreamError,
     UnauthenticatedError,
@@ -29,6 +30,8 @@ T = TypeVar("T")
 FIRST_DELAY: Final = 0.2
 LONGEST_DELAY: Final = 10.0
 """Seconds between tries; doubling from the first to the longest, give or take half."""
+FIRST_CONTACT_SECONDS: Final = 10.0
+"""How long the gateway may take to say what it serves."""
 TOKENIZE_SECONDS: Final = 60.0
 CONTEXT_FULL: Final = "the context is full"
 
@@ -135,3 +138,16 @@ class Asker:
                 self.retries[type(error).__name__.removesuffix("Error")] += 1
             await asyncio.sleep(delay * random.uniform(0.5, 1.5))
             delay = min(2 * delay, LONGEST_DELAY)
+
+
+async def served_model(client: AsyncClient, name: str, patience: float) -> Model:
+    """The model of that name, or the first one, at a gateway that may take `patience` seconds to be there.
+
+    NotFoundError where there is none of that name.
+    """
+    first = Asker(client, Model("", 0, 0), AnswerSettings(), patience)
+    models = await first.retried(client.list_models)
+    found = next((model for model in models if name in ("", model.name)), None)
+    if found is None:
+        raise NotFoundError(f"the gateway serves no {name!r}, but {', '.join(model.name for model in models)}")
+    return found

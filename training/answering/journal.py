@@ -42,6 +42,10 @@ class Journal:
         """Conversations answered, or failed for good."""
         return len(self._places)
 
+    def keys(self) -> frozenset[bytes]:
+        """The conversations' keys, 16 bytes each."""
+        return frozenset(self._places)
+
     @property
     def failures(self) -> int:
         """Conversations that failed for good."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,19 +18,17 @@ from tqdm import tqdm
 
 from slipstream.client import AsyncClient
 from slipstream.completion import Model
-from slipstream.rpc.errors import NotFoundError
-from training.answering.asker import Asker
+from training.answering.asker import FIRST_CONTACT_SECONDS, Asker, served_model
 from training.answering.dataset import INDEX, read_index, write_set
+from training.answering.inputs import distinct_prompts, read_prompts
 from training.answering.journal import Journal
 from training.answering.settings import AnswerSettings
+from training.answering.shares import Share, ask_all, ask_shares, facts_of
 from training.answering.summary import Outcome, Summary
 from training.durable import MismatchError, described, sole_user, write_whole
-from training.prompts.records import Prompt, RecordError, read_lines, read_prompt
 
 JOURNAL: Final = "journal.jsonl"
 FAILED: Final = "failed.jsonl"
-FIRST_CONTACT_SECONDS: Final = 10.0
-"""How long the gateway may take to say what it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,11 @@ class Gateway:
     address: str
     api_key: str = ""
     concurrency: int = 32
+    """Conversations answered together, by each gateway."""
     patience: float = 300.0
     """Seconds for which an answer is tried again before the run is given up."""
+    others: tuple[str, ...] = ()
+    """Further gateways of the same target, which answer their shares of the prompts beside the first one."""
 
 
 def collect_answers(
@@ -82,11 +83,14 @@ async def _collect(
 ) -> Outcome:
     async with AsyncClient(gateway.address, api_key=gateway.api_key) as client:
         model = await served_model(client, settings.model, min(gateway.patience, FIRST_CONTACT_SECONDS))
-        task |= {"model": {"name": model.name, "max_context": model.max_context, "vocab_size": model.vocab_size}}
+        task |= {"model": facts_of(model)}
         journal = Journal(folder / JOURNAL, task, retry_failed=retry_failed)
+        outcome = Outcome({})
         try:
-            asker = Asker(client, model, settings, gateway.patience)
-            outcome = await _ask_all(inputs, journal, asker, gateway.concurrency, progress)
+            total = sum(1 for _ in distinct_prompts(inputs))
+            with tqdm(total=total, initial=len(journal), desc="answers", unit="conv", disable=not progress) as bar:
+                intake = _Intake(journal, settings, outcome, bar)
+                await _ask_all(inputs, journal, client, model, gateway, intake)
         finally:
             journal.close()
     facts = task | {
@@ -114,63 +118,43 @@ def _sum_up(inputs: Sequence[Path], journal: Journal) -> dict[str, Any]:
     return summary.document()
 
 
-async def served_model(client: AsyncClient, name: str, patience: float) -> Model:
-    """The model of that name, or the first one, at a gateway that may take `patience` seconds to be there.
-
-    NotFoundError where there is none of that name.
-    """
-    first = Asker(client, Model("", 0, 0), AnswerSettings(), patience)
-    models = await first.retried(client.list_models)
-    found = next((model for model in models if name in ("", model.name)), None)
-    if found is None:
-        raise NotFoundError(f"the gateway serves no {name!r}, but {', '.join(model.name for model in models)}")
-    return found
-
-
-async def _ask_all(inputs: Sequence[Path], journal: Journal, asker: Asker, concurrency: int, progress: bool) -> Outcome:
-    total = sum(1 for _ in distinct_prompts(inputs))
-    waiting = (prompt for prompt in distinct_prompts(inputs) if prompt.key not in journal)
-    outcome = Outcome({}, asker.retries)
-    began = time.monotonic()
-    with tqdm(total=total, initial=len(journal), desc="answers", unit="conv", disable=not progress) as bar:
-
-        async def work() -> None:
-            for prompt in waiting:
-                answered = await asker.answer(prompt)
-                journal.add(answered.document())
-                outcome.answered += 1
-                outcome.tokens += answered.completion_tokens
-                rate = outcome.tokens / (time.monotonic() - began)
-                bar.set_postfix_str(f"{rate:.0f} tok/s, {journal.failures} failed", refresh=False)
-                bar.update()
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-    outcome.seconds = time.monotonic() - began
-    return outcome
+async def _ask_all(
+    inputs: Sequence[Path], journal: Journal, client: AsyncClient, model: Model, whom: Gateway, intake: _Intake
+) -> None:
+    """Ask what the journal does not hold: here, or of several gateways in a process each."""
+    settings, outcome = intake.settings, intake.outcome
+    if not whom.others:
+        asker = Asker(client, model, settings, whom.patience, outcome.retries)
+        waiting = (prompt for prompt in distinct_prompts(inputs) if prompt.key not in journal)
+        await ask_all(waiting, asker, whom.concurrency, intake.take)
+        return
+    addresses = (whom.address, *whom.others)
+    known, more = journal.keys(), (whom.api_key, whom.concurrency, whom.patience, settings, model)
+    shares = [
+        Share(tuple(inputs), number, len(addresses), known, address, *more) for number, address in enumerate(addresses)
+    ]
+    outcome.retries += await asyncio.to_thread(ask_shares, shares, intake.take)
 
 
-def read_prompts(inputs: Sequence[Path]) -> Iterator[Prompt | None]:
-    """The prompts in order; None for a line that holds none."""
-    for path in inputs:
-        for number, line in read_lines(path):
-            try:
-                yield read_prompt(line, f"{path.name}:{number}")
-            except RecordError:
-                yield None
+@dataclass(slots=True)
+class _Intake:
+    """Keeps what comes, and tells of it."""
 
+    journal: Journal
+    settings: AnswerSettings
+    outcome: Outcome
+    bar: tqdm[Any]
+    began: float = field(default_factory=time.monotonic)
 
-def distinct_prompts(inputs: Sequence[Path]) -> Iterator[Prompt]:
-    """The prompts in order, each text once."""
-    seen: set[bytes] = set()
-    for prompt in read_prompts(inputs):
-        if prompt is not None and (key := bytes.fromhex(prompt.key)) not in seen:
-            seen.add(key)
-            yield prompt
+    def take(self, record: dict[str, Any]) -> None:
+        self.journal.add(record)
+        turns = (turn for sequence in record["sequences"] for turn in sequence["turns"])
+        self.outcome.answered += 1
+        self.outcome.tokens += sum(turn["completion_tokens"] for turn in turns)
+        self.outcome.seconds = time.monotonic() - self.began
+        rate = self.outcome.tokens / self.outcome.seconds
+        self.bar.set_postfix_str(f"{rate:.0f} tok/s, {self.journal.failures} failed", refresh=False)
+        self.bar.update()
 
 
 def remove_run(folder: Path) -> None:

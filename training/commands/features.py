@@ -11,7 +11,8 @@ import typer
 
 def features(
     answers: Annotated[
-        Path, typer.Argument(metavar="ANSWERS", help="Folder that `answers` has written.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="ANSWERS...", help="Folders that `answers` has written.", show_default=False),
     ],
     *,
     model: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target that answered.")],

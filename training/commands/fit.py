@@ -22,10 +22,11 @@ def fit(
         Path | None, typer.Option(metavar="DIR", help="Folder that `features` has written.", show_default=False)
     ] = None,
     answers: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="Instead of --features: a folder of `answers`, whose states are computed as they are needed.",
+            help="Instead of --features: a folder of `answers`, whose states are computed as they are needed; "
+            "repeat it for several.",
             show_default=False,
         ),
     ] = None,
@@ -121,9 +122,9 @@ def fit(
     from training.fit.run import fit as train
     from training.fit.settings import FitSettings, RunOptions
 
-    if (features is None) == (answers is None):
+    if (features is None) == (not answers):
         raise typer.BadParameter("name --features or --answers")
-    if answers is not None and model is None:
+    if answers and model is None:
         raise typer.BadParameter("--answers needs the target's folder, --model")
     try:
         settings = FitSettings(
@@ -153,11 +154,9 @@ def fit(
                 remove_run(out)
             group.wait()
             options = RunOptions(log_every, evaluate_every, checkpoint_every, group.leads, check_labels)
-            source, held = (
-                _opened(each, answers is not None, model, settings, str(group.device)) if each else None
-                for each in (features or answers, heldout)
-            )
-            assert source is not None
+            online, on = bool(answers), str(group.device)
+            source = _opened(answers or [features or Path()], online, model, settings, on)
+            held = _opened([heldout], online, model, settings, on) if heldout else None
             manifest = train(source, out, settings, options, group, held)
     except (LabelError, DamagedError, DivergedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -170,17 +169,17 @@ def fit(
         print(f"{manifest['steps']} steps, {manifest['head']['parameters']:,} parameters{told}; see {out / 'head'}")
 
 
-def _opened(folder: Path, online: bool, model: Path | None, settings: FitSettings, device: str) -> FeatureSource:
-    """Features on disk, or computed from answers as they are needed."""
+def _opened(folders: list[Path], online: bool, model: Path | None, settings: FitSettings, device: str) -> FeatureSource:
+    """Features on disk, which are one folder, or computed from answers as they are needed."""
     from slipstream_kernels.models.config import ModelConfig
     from training.features.dataset import FeatureSet
     from training.fit.family import family_of
 
     if not online:
-        return FeatureSet(folder, model)
+        return FeatureSet(folders[0], model)
     from training.features.online import OnlineFeatures
     from training.features.settings import FeatureSettings, Machine
 
     assert model is not None
     wanted = family_of(settings).boundaries(ModelConfig.from_folder(model))
-    return OnlineFeatures(folder, model, FeatureSettings(wanted, settings.row_length), Machine(device))
+    return OnlineFeatures(folders, model, FeatureSettings(wanted, settings.row_length), Machine(device))

@@ -6,7 +6,7 @@ the answers tell. So the head is put on the states of a few answers, and samplin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -41,26 +41,33 @@ class _Answer:
     seed: int
 
 
-def check_agreement(answers: Path, model: Path, reader: StateReader, boundaries: tuple[int, ...], longest: int) -> None:
-    """Raise MismatchError where the target decides otherwise than it is said to have done.
+def check_agreement(
+    folders: Sequence[Path], model: Path, reader: StateReader, boundaries: tuple[int, ...], longest: int
+) -> None:
+    """Raise MismatchError where the target decides otherwise than it is said to have done, in any of the folders.
 
     Nothing is checked without the boundary that the head reads, or where the answers do not tell how they were asked
     for, or are too few. `longest`: tokens of a sequence that the reader takes.
     """
     config = ModelConfig.from_folder(model)
-    wanted = config.num_layers + 1
+    if config.num_layers + 1 in boundaries:
+        head, column = _head(model, config), boundaries.index(config.num_layers + 1) * config.hidden_size
+        for folder in folders:
+            _check(folder, model, reader, head, column, longest)
+
+
+def _check(answers: Path, model: Path, reader: StateReader, head: torch.Tensor, column: int, longest: int) -> None:
+    """One folder; the states that `head` reads begin at `column`."""
     chosen = list(islice(_answers(answers, longest), MOST_ANSWERS))
     total = sum(len(answer.token_ids) - answer.start for answer in chosen)
-    if wanted not in boundaries or total < LEAST_TOKENS:
+    if total < LEAST_TOKENS:
         return
-    column = boundaries.index(wanted) * config.hidden_size
-    head = _head(model, config)
     settings = AnswerSet(answers).index["settings"]
     states = np.concatenate([rows for _, rows in reader.states(enumerate(each.token_ids for each in chosen))])
     same = end = 0
     for answer in chosen:
         first, end = end + answer.start - 1, end + len(answer.token_ids)
-        rows = np.ascontiguousarray(states[first : end - 1, column : column + config.hidden_size])
+        rows = np.ascontiguousarray(states[first : end - 1, column : column + len(head)])
         logits = torch.from_numpy(rows).view(torch.bfloat16).float() @ head
         decided = _decided(logits, answer, settings)
         same += int((decided == answer.token_ids[answer.start :]).sum())

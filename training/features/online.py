@@ -18,13 +18,13 @@ from training.features.texts import checked_index, read_texts
 
 
 class OnlineFeatures:
-    """A FeatureSource over a folder of answers and the target. Used by one thread.
+    """A FeatureSource over folders of answers and the target. Used by one thread.
 
     The states equal those of a `FeatureSet` of the same answers, settings and kind of device, bit for bit, and so
     does the fingerprint.
     """
 
-    def __init__(self, answers: Path, model: Path, settings: FeatureSettings, machine: Machine) -> None:
+    def __init__(self, answers: Sequence[Path], model: Path, settings: FeatureSettings, machine: Machine) -> None:
         """Loads the target.
 
         MismatchError where it is not the one that answered, and what `plan_features` and `open_reader` raise.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ AHEAD: Final = 4
 class Plan:
     """What a run is about to do: `texts` in `shards`, under `settings`, which are resolved."""
 
-    answers: Path
+    answers: tuple[Path, ...]
     model: Path
     config: ModelConfig
     settings: FeatureSettings
@@ -67,8 +67,10 @@ class Outcome:
     tokens: int = 0
 
 
-def plan_features(answers: Path, model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES) -> Plan:
-    """Read the answers, and settle what is kept of them and what that takes.
+def plan_features(
+    answers: Sequence[Path], model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES
+) -> Plan:
+    """Read the answers in these folders, and settle what is kept of them and what that takes.
 
     Raises CheckpointError, DamagedError, and ValueError for answers or settings that do not fit the model.
     """
@@ -76,7 +78,7 @@ def plan_features(answers: Path, model: Path, settings: FeatureSettings, *, shar
     resolved = settings.resolved(config)
     texts = read_texts(answers, config, resolved)
     shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
-    return Plan(answers, model, config, resolved, texts, shard_bytes, shards)
+    return Plan(tuple(answers), model, config, resolved, texts, shard_bytes, shards)
 
 
 def extract_features(plan: Plan, folder: Path, machine: Machine, *, progress: bool = True) -> Outcome:

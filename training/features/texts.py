@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,23 +70,25 @@ def checked_index(index: int, count: int) -> None:
         raise IndexError(f"sequence {index}, there are {count}")
 
 
-def read_texts(folder: Path, config: ModelConfig, settings: FeatureSettings) -> Texts:
-    """Those of a folder of answers; `settings` are resolved.
+def read_texts(folders: Sequence[Path], config: ModelConfig, settings: FeatureSettings) -> Texts:
+    """Those of folders of answers, one folder after the other; `settings` are resolved.
 
     Sequences of which the target produced nothing are left out, as there is nothing to learn from them. Raises
     DamagedError, MismatchError where another model has answered, ValueError where nothing is left.
     """
-    answers = AnswerSet(folder)
-    _check_vocabulary(answers, config)
     gathered = _Gathered(settings)
-    for sequence in answers.sequences():
-        gathered.add(sequence)
+    for folder in folders:
+        answers = AnswerSet(folder)
+        _check_vocabulary(answers, config)
+        for sequence in answers.sequences():
+            gathered.add(sequence)
     texts = gathered.texts()
+    named = ", ".join(map(str, folders))
     if not len(texts):
-        raise ValueError(f"{folder} holds no sequence to learn from: {gathered.omitted or 'it is empty'}")
+        raise ValueError(f"{named}: no sequence to learn from: {gathered.omitted or 'there is none'}")
     unknown = int(texts.token_ids.max())
     if unknown >= config.vocab_size or int(texts.token_ids.min()) < 0:
-        raise MismatchError(f"{folder} has token {unknown}, the model's vocabulary has {config.vocab_size}")
+        raise MismatchError(f"{named} has token {unknown}, the model's vocabulary has {config.vocab_size}")
     return texts
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
+LONG = 1024
+"""Rows above it are worth kernels of their own, which compile for a minute; below, dense products are as fast."""
 VARIANTS = 64
 """Compiled kernels at most: one for each number of steps, with gradients and without."""
 
@@ -27,7 +29,8 @@ KeysValues = tuple[Tensor, Tensor]
 class UnrolledAttention:
     """The attention of one batch. documents: int64 [B, L].
 
-    compiled: block-sparse kernels, which are for GPUs and rows that are multiples of BLOCK; others get dense products.
+    compiled: block-sparse kernels, which are for GPUs and rows of more than LONG positions that are a multiple of
+    BLOCK; others get dense products.
     """
 
     documents: Tensor
@@ -36,7 +39,7 @@ class UnrolledAttention:
 
     def attend(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
         """[B, heads, L, head_dim] for queries of the same shape, at step len(chain); `text` is step 0's."""
-        sparse = self.compiled and query.shape[2] % BLOCK == 0
+        sparse = self.compiled and query.shape[2] > LONG and query.shape[2] % BLOCK == 0
         return self._sparse(query, text, chain) if sparse else self._dense(query, text, chain)
 
     def _dense(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:

@@ -45,8 +45,8 @@ def write_prompts(path, count=18):
     return path
 
 
-def collect(prompts, folder, address, settings=SETTINGS, concurrency=6, patience=60.0, **more):
-    whom = Gateway(address, concurrency=concurrency, patience=patience)
+def collect(prompts, folder, address, settings=SETTINGS, concurrency=6, patience=60.0, others=(), **more):
+    whom = Gateway(address, concurrency=concurrency, patience=patience, others=others)
     return collect_answers([prompts], folder, whom, settings, progress=False, **more)
 
 
@@ -113,6 +113,16 @@ def test_concurrency_changes_no_byte_and_seeds_change_all(whole, prompts, cluste
     for record in AnswerSet(whole).records():
         assert theirs[record["id"]] != record["turns"][0]["seed"]
     assert len(set(theirs.values())) == 18
+
+
+def test_several_gateways_share_the_prompts_and_give_the_same_bytes(whole, prompts, cluster, tmp_path):
+    address = cluster.gateway_grpc
+    outcome = collect(prompts, tmp_path / "shared", address, others=(address,), concurrency=3)
+    assert (outcome.answered, outcome.tokens) == (18, outcome.index["summary"]["completion_tokens"])
+    assert contents(tmp_path / "shared") == contents(whole)
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(GatewayGoneError, match=nobody):
+        collect(prompts, tmp_path / "half", address, others=(nobody,), patience=0.5)
 
 
 def start(prompts, folder, address):

@@ -29,14 +29,14 @@ LENGTHS = (20, 1, 50, 7, 64)
 def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards, with the answers beside them."""
     root = tmp_path_factory.mktemp("dataset")
-    plan = plan_features(write_answers(root / "answers", LENGTHS), tiny_model, SETTINGS, shard_bytes=50_000)
+    plan = plan_features([write_answers(root / "answers", LENGTHS)], tiny_model, SETTINGS, shard_bytes=50_000)
     extract_features(plan, root / "features", MACHINE, progress=False)
     return root / "features"
 
 
 @pytest.fixture(scope="module")
 def online(folder: Path, tiny_model: Path) -> OnlineFeatures:
-    return OnlineFeatures(folder.with_name("answers"), tiny_model, SETTINGS, MACHINE)
+    return OnlineFeatures([folder.with_name("answers")], tiny_model, SETTINGS, MACHINE)
 
 
 @pytest.mark.parametrize("kind", ["disk", "online"])
@@ -66,7 +66,7 @@ def test_sequences_come_in_any_order(folder: Path, tiny_model: Path, online: Onl
 def test_fingerprints_tell_contents(folder: Path, tiny_model: Path, online: OnlineFeatures) -> None:
     assert FeatureSet(folder).fingerprint == online.fingerprint
     for settings in (FeatureSettings((1, 3)), FeatureSettings((3, 1), max_tokens=60)):
-        other = OnlineFeatures(folder.with_name("answers"), tiny_model, settings, MACHINE)
+        other = OnlineFeatures([folder.with_name("answers")], tiny_model, settings, MACHINE)
         assert other.fingerprint != online.fingerprint
 
 
@@ -108,7 +108,7 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
 def test_names_of_any_kind_come_back(tiny_model: Path, tmp_path: Path) -> None:
     """Categories are the prompts' and may hold what is no text."""
     write_set(tmp_path, [conversation(1, [5, 6], [5, 7], category='\ud800 "ä'), conversation(2, [8])], {}, 10)
-    plan = plan_features(tmp_path, tiny_model, SETTINGS)
+    plan = plan_features([tmp_path], tiny_model, SETTINGS)
     extract_features(plan, tmp_path / "out", MACHINE, progress=False)
     found = [source.tokens(index) for source in [FeatureSet(tmp_path / "out")] for index in range(3)]
     assert [(each.part, each.category) for each in found] == [(0, '\ud800 "ä'), (1, '\ud800 "ä'), (0, "sums")]

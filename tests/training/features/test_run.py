@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def extract(answers: Path, model: Path, folder: Path, settings: FeatureSettings = SETTINGS):
-    plan = plan_features(answers, model, settings, shard_bytes=SHARD_BYTES)
+    plan = plan_features([answers], model, settings, shard_bytes=SHARD_BYTES)
     return extract_features(plan, folder, Machine(threads=1), progress=False)
 
 
@@ -163,7 +163,7 @@ def test_a_target_with_other_weights_is_another(
 def test_a_disk_that_is_too_small_is_told_before_anything_is_computed(
     answers: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
-    plan = plan_features(answers, tiny_model, SETTINGS, shard_bytes=SHARD_BYTES)
+    plan = plan_features([answers], tiny_model, SETTINGS, shard_bytes=SHARD_BYTES)
     room = plan.room(tmp_path / "not" / "there")
     assert room.needed == sum(path.stat().st_size for path in whole.glob("*.safetensors"))
     for free, suffices in ((room.needed, True), (room.needed - 1, False)):

@@ -120,10 +120,10 @@ def test_states_are_those_that_a_drafter_is_sent(
     answers, settings, machine = tmp_path, FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50)
     write_answers(answers, texts)
     if not online:
-        plan = plan_features(answers, tiny_model, settings)
+        plan = plan_features([answers], tiny_model, settings)
         extract_features(plan, tmp_path / "features", machine, progress=False)
     source: FeatureSource = (
-        OnlineFeatures(answers, tiny_model, settings, machine) if online else FeatureSet(tmp_path / "features")
+        OnlineFeatures([answers], tiny_model, settings, machine) if online else FeatureSet(tmp_path / "features")
     )
     assert source.boundaries == BOUNDARIES
     for text, sequence in zip(texts, source.batch(range(len(texts))), strict=True):
@@ -152,6 +152,6 @@ def test_a_target_that_did_not_give_the_answers_is_told(
     write_answers(tmp_path, order, change.get("late", 0), change.get("temperature", 0.8))
     right = not change or change.get("late", 0) > 0
     with nullcontext() if right else pytest.raises(MismatchError, match=r"of \d\d tokens .* decides \d+ so"):
-        OnlineFeatures(tmp_path, model, FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50))
+        OnlineFeatures([tmp_path], model, FeatureSettings(BOUNDARIES), Machine(threads=1, rows=50))
     unread = FeatureSettings((1, 2))
-    assert len(OnlineFeatures(tmp_path, model, unread, Machine(threads=1, rows=50))) == len(texts)
+    assert len(OnlineFeatures([tmp_path], model, unread, Machine(threads=1, rows=50))) == len(texts)

@@ -34,7 +34,7 @@ def answers(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, config: ModelConfig, **settings):
-    return read_texts(folder, config, FeatureSettings((1,), **settings).resolved(config))
+    return read_texts([folder], config, FeatureSettings((1,), **settings).resolved(config))
 
 
 def test_sequences_without_the_targets_tokens_are_left_out(answers: Path, config: ModelConfig) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.fit.attention import BLOCK, KeysValues, UnrolledAttention, block_mask, seen_of
+from training.fit.attention import BLOCK, LONG, KeysValues, UnrolledAttention, block_mask, seen_of
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 
@@ -78,8 +78,8 @@ def test_blocks_hold_all_that_is_seen() -> None:
 @pytest.mark.parametrize("steps", [0, 3])
 def test_the_sparse_kernel_learns_the_same(steps: int) -> None:
     """Values and gradients of the compiled kernel are those of dense products."""
-    query, seen = drawn(torch.Generator().manual_seed(steps), 2, 2 * BLOCK, steps)
-    documents = torch.arange(2 * BLOCK).div(100, rounding_mode="floor").repeat(2, 1).cuda()
+    query, seen = drawn(torch.Generator().manual_seed(steps), 2, LONG + BLOCK, steps)
+    documents = torch.arange(LONG + BLOCK).div(100, rounding_mode="floor").repeat(2, 1).cuda()
     leaves = [each.cuda().requires_grad_() for each in (query, *(part for pair in seen for part in pair))]
     pairs = list(zip(leaves[1::2], leaves[2::2], strict=True))
     outs = [
