@@ -75,7 +75,9 @@ class Exactness:
         weights = b"".join(
             hashlib.sha256(path.read_bytes()).digest() for path in sorted(self.model.glob("*.safetensors"))
         )
-        name = hashlib.sha256(content + weights + f"{options.limit} {self.tokens}".encode()).hexdigest()[:16]
+        self.names = (*cells.PROPOSERS, *(spec.partition(":")[0].partition("=")[0] for spec in options.proposer))
+        chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer])
+        name = hashlib.sha256(content + weights + chosen.encode()).hexdigest()[:16]
         self.folder = ROOT / "benchmarks" / "out" / "exactness" / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prompts = load_prompts(options.prompts, limit=options.limit)
@@ -140,7 +142,7 @@ class Exactness:
     async def run_main(self) -> list[tuple[str, Count]]:
         """All prompts under each proposer, temperature and concurrency, on one set of services."""
         engine = EngineSetting()
-        plan = cells.combinations(engine)
+        plan = cells.combinations(engine, self.names)
         missing = [cell for cell in plan if self._stored(cell.name) is None]
         pages = sum(-(-(len(case.ids) + 1) // engine.page_size) for case in self.cases) + 1024
         if missing:
@@ -158,9 +160,9 @@ class Exactness:
         settings = cells.cross_settings(quick=self.options.quick)
         crossed = [case for case in self.cases if case.crossed]
         results: list[tuple[str, Count]] = []
-        with _bar(len(settings) * len(cells.combinations(settings[0])) * len(crossed), "cross") as bar:
+        with _bar(len(settings) * len(cells.combinations(settings[0], self.names)) * len(crossed), "cross") as bar:
             for engine in settings:
-                plan = cells.combinations(engine)
+                plan = cells.combinations(engine, self.names)
                 names = [cell.name for cell in plan]
                 bar.set_postfix_str(engine.name)
                 if any(self._stored(name) is None for name in names):
@@ -204,6 +206,7 @@ class Exactness:
             "ngram",
             "random-tree=support.proposers:random_tree",
             f"oracle=support.proposers:oracle:{self._write_oracle()}",
+            *self.options.proposer,
         )
 
     def _cluster(self, engine: EngineSetting, num_pages: int, proposers: Sequence[str]) -> Cluster:
@@ -244,11 +247,11 @@ def _failures(run: Exactness, main: Sequence[tuple[str, Count]], cross: Sequence
     results = [*main, *cross]
     found = [f"{name}: {c.mismatches} mismatches {c.differences}" for name, c in results if c.mismatches]
     found += [f"{name}: {c.logprob_mismatches} logprob mismatches" for name, c in results if c.logprob_mismatches]
-    for name, count in _summary(main, cross):
+    for name, count in _summary(run.names, main, cross):
         proposer = name.rpartition(" ")[2]
         if proposer in ("draft-model", "ngram") and not count.accepted:
             found.append(f"{name}: nothing was accepted")
-        if proposer == "random-tree" and not count.drafted:
+        if proposer != PLAIN and not count.drafted:
             found.append(f"{name}: nothing was drafted")
     found += [
         f"{name}: logprobs of {c.logprobs_compared} of {c.requests} requests compared"
@@ -273,7 +276,7 @@ async def _measure(options: argparse.Namespace) -> int:
     await run.refer()
     main = await run.run_main() if options.part in ("all", "main") else []
     cross = await run.run_cross() if options.part in ("all", "cross") else []
-    summary = _summary(main, cross)
+    summary = _summary(run.names, main, cross)
     failures = _failures(run, main, cross)
     if main:
         print(markdown_table(cells.HEADER, cells.rows(main)))
@@ -294,12 +297,14 @@ async def _measure(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _summary(main: Sequence[tuple[str, Count]], cross: Sequence[tuple[str, Count]]) -> list[tuple[str, Count]]:
+def _summary(
+    names: Sequence[str], main: Sequence[tuple[str, Count]], cross: Sequence[tuple[str, Count]]
+) -> list[tuple[str, Count]]:
     """Totals by part and proposer."""
     return [
         (f"{part}: {proposer}", cells.total(c for name, c in results if f"; {proposer};" in name))
         for part, results in (("all prompts", main), ("engine settings", cross))
-        for proposer in cells.PROPOSERS
+        for proposer in names
         if results
     ]
 
@@ -311,6 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo", help="target model")
     parser.add_argument(
         "--draft", type=Path, default=ROOT / "demo_models" / "slipstream-demo-draft", help="draft model"
+    )
+    parser.add_argument(
+        "--proposer", action="append", default=[], metavar="SPEC", help="a further one, as the draft service takes it"
     )
     parser.add_argument("--limit", type=int, help="use so many prompts, spread over the categories")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (64)")

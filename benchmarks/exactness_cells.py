@@ -107,9 +107,9 @@ def _difference(name: str, answer: Answer, reference: Answer) -> str:
     return f"prompt {name}, output position {position}: {lengths}"
 
 
-def combinations(engine: EngineSetting) -> list[Cell]:
+def combinations(engine: EngineSetting, proposers: Sequence[str] = PROPOSERS) -> list[Cell]:
     """Proposer x temperature x concurrency under one engine setting."""
-    return [Cell(engine, *each) for each in product(PROPOSERS, TEMPERATURES, CONCURRENCIES)]
+    return [Cell(engine, *each) for each in product(proposers, TEMPERATURES, CONCURRENCIES)]
 
 
 def cross_settings(*, quick: bool) -> list[EngineSetting]:
