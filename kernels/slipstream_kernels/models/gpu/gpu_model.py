@@ -33,6 +33,7 @@ from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
 from slipstream_kernels.models.gpu.ticket import Ticket
 from slipstream_kernels.models.gpu.weights import GpuWeights
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
@@ -98,8 +99,9 @@ class GpuModel:
             if attention == FLASHINFER:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
             self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain)
+            self._sender = StateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
-        self._graphs = PassGraphs(self._run)
+        self._graphs = PassGraphs[Bucket](self._run)
         self._recent: deque[Ticket] = deque(maxlen=2)
         self._boundaries: tuple[int, ...] = ()
 
@@ -219,10 +221,15 @@ class GpuModel:
         self._graphs.drop_late()
         self._pool.drop_states()
         self._host.reserve_states(limits.max_rows * len(boundaries) * self.config.hidden_size)
+        with self._on_stream():
+            self._sender.keep(boundaries)
         self._boundaries = boundaries
 
-    def launch(self, plan: PassPlan) -> Ticket:
-        """Queue a pass. Raises ValueError for one that is larger than the limits; then nothing was queued."""
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
+        """Queue a pass, and where it keeps states the `copies` of them, whose rows are those of a plan in order.
+
+        Raises ValueError for one that is larger than the limits; then nothing was queued.
+        """
         if not plan.in_order:
             plan = plan.reordered()
         bucket = self._buckets.find(
@@ -234,7 +241,7 @@ class GpuModel:
             for earlier in self._recent:
                 earlier.on_next_launch()
             self._graphs.run(bucket)
-            ticket = self._receive(bucket, plan, buffer)
+            ticket = self._receive(bucket, plan, buffer, copies)
         buffer.ticket = ticket
         self._recent.append(ticket)
         return ticket
@@ -321,7 +328,7 @@ class GpuModel:
             self._plain.plan(bucket.without_states, plan)
         on_device.copy_(memory, non_blocking=True)
 
-    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
+    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer, copies: CopyPlan) -> Ticket:
         """Queue the copy of a pass's results to the host."""
         items = len(plan.deciding)
         source = self._pool.of(bucket)
@@ -331,17 +338,10 @@ class GpuModel:
             buffer.event.record()
         logits = source.logits[: len(plan.logit_rows)]
         kept = self._kept_logits[: len(logits)] if plan.keep_logits else None
-        states = self._receive_states(source.states[: plan.rows], buffer) if bucket.boundaries else None
+        states = None
+        if bucket.boundaries:
+            states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
         return Ticket(buffer.result.numpy(), items, logits, kept, buffer.event, states)
-
-    @staticmethod
-    def _receive_states(source: torch.Tensor, buffer: HostBuffer) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """Queue the copy of a pass's states to the host, behind that of its results."""
-        states = buffer.states[: source.numel()].view(source.shape)
-        states.copy_(source, non_blocking=True)
-        if buffer.states_event is not None:
-            buffer.states_event.record()
-        return states, buffer.states_event
 
 
 def _shard(config: ModelConfig, group: RankGroup | None) -> Shard:

@@ -6,39 +6,46 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tqdm import tqdm
 
-from slipstream_kernels.models.gpu.buckets import Bucket
-
 _log = logging.getLogger(__name__)
 
+
+class Padded(Protocol):
+    """A bucket: what a pass is padded to."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+B = TypeVar("B", bound=Padded)
 
 LATE_GRAPHS = 32
 """Buckets not captured at start-up that get a graph, which passes that keep states do; others go without."""
 
 
-class PassGraphs:
+class PassGraphs(Generic[B]):
     """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one.
 
     Graphs are captured at start-up, and once some are, those of up to LATE_GRAPHS other buckets when they are used for
     the second time.
     """
 
-    def __init__(self, run: Callable[[Bucket], None]) -> None:
+    def __init__(self, run: Callable[[B], None]) -> None:
         """`run` queues all of a pass on the current stream. What it reads and writes stays where it is."""
         self._run = run
-        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
-        self._used_once: set[Bucket] = set()
-        self._late: list[Bucket] = []
+        self._graphs: dict[B, torch.cuda.CUDAGraph] = {}
+        self._used_once: set[B] = set()
+        self._late: list[B] = []
         self._pool: Any = None  # torch gives its handles a private type
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, bucket: Bucket) -> None:
+    def run(self, bucket: B) -> None:
         """Queue a pass on the current stream."""
         graph = self._graphs.get(bucket)
         if graph is None and bucket in self._used_once and self._pool is not None and len(self._late) < LATE_GRAPHS:
@@ -56,7 +63,7 @@ class PassGraphs:
         self._late.clear()
         self._used_once.clear()
 
-    def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
+    def capture(self, buckets: Sequence[B], prepare: Callable[[B], None], *, progress: bool) -> None:
         """Run each bucket once, which compiles its kernels, then capture it; not on the default stream.
 
         `prepare` puts a plan of nothing but padding on the device. Graphs share one pool of memory: the largest bucket
@@ -71,7 +78,7 @@ class PassGraphs:
                 torch.cuda.current_stream().synchronize()
                 self._capture(bucket)
 
-    def _captured_late(self, bucket: Bucket) -> torch.cuda.CUDAGraph | None:
+    def _captured_late(self, bucket: B) -> torch.cuda.CUDAGraph | None:
         """Where a capture fails, as for want of memory, this bucket and others like it go on without."""
         try:
             with _no_collection():
@@ -83,7 +90,7 @@ class PassGraphs:
             self._pool = None
             return None
 
-    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+    def _capture(self, bucket: B) -> torch.cuda.CUDAGraph:
         """Record what has run before, so that it is compiled."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as those that watch a group of ranks, may go on calling CUDA.
