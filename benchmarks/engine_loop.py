@@ -22,7 +22,7 @@ from verify_service.request import (
     StepOutput,
     Usage,
 )
-from verify_service.tree_source import NoTrees, TreeSource
+from verify_service.tree_source import FeatureTaker, NoTrees, TreeSource
 
 __all__ = [
     "Answer",
@@ -39,7 +39,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request. An empty `proposer` decodes plainly; `rows` bounds its trees, the root included."""
+    """One request. An empty `proposer` decodes plainly; `rows` bounds its trees, the root included.
+
+    adaptive: the operator's default proposer drafts, as much as pays. to_the_end: the model may end its text before
+    `max_tokens`.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -48,14 +52,16 @@ class Job:
     proposer: str = ""
     rows: int | None = None
     logprobs: int | None = None
+    adaptive: bool = False
+    to_the_end: bool = False
 
     def request(self, key: RequestKey) -> GenerationRequest:
-        """The request as the loop takes it; its output has full length, whatever the model says."""
+        """The request as the loop takes it."""
         sampling = SamplingParams(
             temperature=self.temperature,
             seed=self.seed,
             max_tokens=self.max_tokens,
-            ignore_eos=True,
+            ignore_eos=not self.to_the_end,
             logprobs=self.logprobs,
         )
         speculation = (
@@ -63,17 +69,24 @@ class Job:
             if self.proposer
             else SpeculationParams(enabled=False)
         )
+        if self.adaptive:
+            speculation = SpeculationParams()
         return GenerationRequest(key, self.prompt, time.monotonic(), sampling=sampling, speculation=speculation)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What one request was told. Usage is there once it has ended."""
+    """What one request was told. Usage is there once it has ended.
+
+    first, last: when its first and its last tokens came, time.perf_counter() seconds.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
+    first: float = 0.0
+    last: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,11 @@ class LoopFailedError(RuntimeError):
 class LocalLoop:
     """A running verify loop. Use within `local_loop`; one caller at a time."""
 
-    def __init__(self, model: Any, config: EngineConfig, trees: TreeSource | None) -> None:
+    def __init__(
+        self, model: Any, config: EngineConfig, trees: TreeSource | None, taker: FeatureTaker | None = None
+    ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take)
+        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -112,7 +127,7 @@ class LocalLoop:
         self._wait(lambda: self._open == 0, timeout)
         answers = [self._answers.pop(key) for key in keys]
         for answer in answers:
-            if answer.finish_reason is not FinishReason.LENGTH:
+            if answer.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP):
                 raise LoopFailedError(f"a request ended with {answer.finish_reason}")
         return answers
 
@@ -169,6 +184,7 @@ class LocalLoop:
             answer = self._answers[output.key]
             if output.token_ids:
                 self._begun += not answer.token_ids
+                answer.first, answer.last = answer.first or at, at
                 answer.token_ids.extend(output.token_ids)
                 tokens += len(output.token_ids)
             if output.step is not None:
@@ -192,9 +208,11 @@ class LocalLoop:
 
 
 @contextmanager
-def local_loop(model: Any, config: EngineConfig, trees: TreeSource | None = None) -> Iterator[LocalLoop]:
-    """A started loop over a loaded model, stopped at the end."""
-    local = LocalLoop(model, config, trees)
+def local_loop(
+    model: Any, config: EngineConfig, trees: TreeSource | None = None, taker: FeatureTaker | None = None
+) -> Iterator[LocalLoop]:
+    """A started loop over a loaded model, stopped at the end; hidden states go to `taker`."""
+    local = LocalLoop(model, config, trees, taker)
     local.loop.start()
     try:
         yield local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +37,12 @@ class PassTimes:
 
     def __init__(self) -> None:
         self._passes: list[list[torch.cuda.Event]] = []
+        self._drafted: list[bool] = []
 
-    def begin(self) -> None:
+    def begin(self, *, drafted: bool = False) -> None:
+        """A pass begins, with or without drafted rows."""
         self._passes.append([])
+        self._drafted.append(drafted)
         self.mark()
 
     def mark(self) -> None:
@@ -56,18 +60,23 @@ class PassTimes:
         """Microseconds from the end of each pass, its results copied, to the start of the next: idle time."""
         return self._gaps(3, 0)
 
+    def before_drafted(self) -> list[float]:
+        """As `between_passes`, before those passes only that have drafted rows."""
+        return self._gaps(3, 0, drafted=True)
+
     def graphs(self) -> list[float]:
         """Microseconds that each graph took."""
-        whole = self._whole()
-        return [1e3 * events[1].elapsed_time(events[2]) for events in whole]
+        return [1e3 * events[1].elapsed_time(events[2]) for _, events in self._whole()]
 
-    def _gaps(self, end: int, start: int) -> list[float]:
-        whole = self._whole()
-        return [1e3 * a[end].elapsed_time(b[start]) for a, b in pairwise(whole)]
+    def _gaps(self, end: int, start: int, *, drafted: bool = False) -> list[float]:
+        """Of one event of each pass to one of the next, which has drafted rows if that is asked for."""
+        pairs = pairwise(self._whole())
+        return [1e3 * a[end].elapsed_time(b[start]) for (_, a), (has, b) in pairs if has or not drafted]
 
-    def _whole(self) -> list[list[torch.cuda.Event]]:
+    def _whole(self) -> list[tuple[bool, list[torch.cuda.Event]]]:
         torch.cuda.synchronize()
-        return [events for events in self._passes if len(events) == 4]
+        passes = zip(self._drafted, self._passes, strict=True)
+        return [(drafted, events) for drafted, events in passes if len(events) == 4]
 
 
 class MeasuredModel(GpuModel):
@@ -84,9 +93,9 @@ class MeasuredModel(GpuModel):
             self._costs = [(1, 1e-3), (2, 1.1e-3)] if on_cpu else super().row_costs()
         return self._costs
 
-    def launch(self, plan: PassPlan) -> Ticket:
+    def launch(self, plan: PassPlan, *more: Any, **named: Any) -> Ticket:
         self.last_plan = plan
-        return super().launch(plan)
+        return super().launch(plan, *more, **named)
 
     def replay(self, plan: PassPlan, repeats: int) -> float:
         """Milliseconds of a plan's graph, run `repeats` times with nothing in between. No loop may be busy."""
@@ -106,16 +115,16 @@ class MeasuredModel(GpuModel):
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         times = self.times
         if times is not None:
-            times.begin()
+            times.begin(drafted=plan.has_trees)
         super()._send(bucket, plan, buffer)
         if times is not None:
             times.mark()
 
-    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> Ticket:
+    def _receive(self, *more: Any, **named: Any) -> Ticket:
         times = self.times
         if times is not None:
             times.mark()
-        ticket = super()._receive(bucket, plan, buffer)
+        ticket = super()._receive(*more, **named)
         if times is not None:
             times.mark()
         return ticket
@@ -145,8 +154,8 @@ class HashedModel(MeasuredModel):
         return np.zeros(n, np.float32), hashes, empty, empty.astype(np.float32)
 
 
-def limits_of(config: EngineConfig) -> GpuLimits:
-    """What a model for loops of at most `config` is prepared for."""
+def limits_of(config: EngineConfig, boundaries: int = 0) -> GpuLimits:
+    """What a model for loops of at most `config` is prepared for, with hidden states at so many boundaries."""
     return GpuLimits(
         max_running=config.max_running,
         max_nodes=config.max_nodes,
@@ -155,6 +164,7 @@ def limits_of(config: EngineConfig) -> GpuLimits:
         page_size=config.page_size,
         num_pages=config.num_pages,
         max_context=config.max_context,
+        boundaries=boundaries,
     )
 
 
@@ -165,11 +175,13 @@ def start_model(
     mode: str,
     attention: str = TRITON,
     hashed: bool = False,
+    boundaries: int = 0,
     progress: bool = True,
 ) -> MeasuredModel:
-    """A model prepared for loops of at most `config`; on the CPU it is made of the ops' twins in torch."""
+    """A model prepared as `limits_of` says; on the CPU it is made of the ops' twins in torch."""
     kind = HashedModel if hashed else MeasuredModel
     ops = twins() if weights.embedding.device.type == "cpu" else None
-    model = kind.from_weights(weights, limits_of(config), mode=mode, attention=attention, ops=ops, progress=progress)
+    limits = limits_of(config, boundaries)
+    model = kind.from_weights(weights, limits, mode=mode, attention=attention, ops=ops, progress=progress)
     assert isinstance(model, MeasuredModel)
     return model

@@ -12,24 +12,21 @@ time of a verify step between rounds, as in serving, where both ends have gone t
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from slipstream.rpc.server import GrpcServer
+from benchmarks.link_server import link_servers
 from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import ModelConfig
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
-from verify_service.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
@@ -43,29 +40,6 @@ START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 SWITCH_SECONDS = 5e-4
 """How long a thread of Python waits for another one that does not rest, as in the verify service."""
-
-
-@contextmanager
-def served(link: DraftLink) -> Iterator[int]:
-    """The link's RPCs on an event loop in another thread, as in the verify service; yields the port."""
-    events = asyncio.new_event_loop()
-    thread = threading.Thread(target=events.run_forever, daemon=True)
-    thread.start()
-
-    async def start() -> tuple[GrpcServer, int]:
-        servicer = DraftLinkServicer()
-        servicer.link = link
-        server = GrpcServer(host="127.0.0.1", port=0, services=[SERVICE], register=servicer.register)
-        return server, await server.start()
-
-    server, port = asyncio.run_coroutine_threadsafe(start(), events).result()
-    try:
-        yield port
-    finally:
-        link.close()
-        asyncio.run_coroutine_threadsafe(server.drain(1), events).result()
-        events.call_soon_threadsafe(events.stop)
-        thread.join()
 
 
 def measure(
@@ -95,7 +69,13 @@ def _linked(transport: str, proposer: str) -> Iterator[DraftLink]:
     """A link with the proposer attached by one transport."""
     offered = () if transport == IN_PROCESS else (transport,)
     link = DraftLink(_facts(proposer), LinkConfig(deadline=1.0, transports=offered))
-    with served(link) as port, _beside(link, proposer) if transport == IN_PROCESS else _behind(link, port, proposer):
+    with ExitStack() as stack:
+        if transport == IN_PROCESS:
+            stack.enter_context(_beside(link, proposer))
+        else:
+            (server,) = stack.enter_context(link_servers(1))
+            stack.enter_context(server.serve(link))
+            stack.enter_context(_behind(link, server.port, proposer))
         yield link
 
 

@@ -1,0 +1,111 @@
+"""What the boundary benchmark compares: places of the drafter, and there transports, modes and proposers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inflate_shape import Shape
+from slipstream_kernels.exchange.in_process import IN_PROCESS
+
+PLAIN = "plain"
+"""Mode of the rows without a drafter."""
+LOCKSTEP = "lockstep"
+
+PLACES = {
+    "cpu": "one CPU",
+    "slicing": "one GPU, time slicing",
+    "mps": "one GPU, MPS",
+    "second": "a second GPU",
+}
+"""Where the drafter's process computes, and how it shares what verify computes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way for trees to be made and to come; `rows` of a tree, its root included, `right` levels of it right."""
+
+    transport: str
+    mode: str
+    states: bool
+    rows: int
+    depth: int
+    right: int
+
+    @property
+    def name(self) -> str:
+        """Unique within a place; fit for file names."""
+        return f"{self.transport}-{self.mode}-{'states' if self.states else 'bare'}-{self.rows}"
+
+    @property
+    def own_process(self) -> bool:
+        """Whether the drafter is another process."""
+        return self.transport != IN_PROCESS
+
+    def baseline(self) -> Setting:
+        """The same proposer in verify's process."""
+        return Setting(IN_PROCESS, LOCKSTEP, self.states, self.rows, self.depth, self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that a place needs to know to be measured by a process of its own. Devices are torch's names."""
+
+    place: str
+    device: str
+    draft_device: str
+    settings: tuple[Setting, ...]
+    weights: str
+    model: str
+    shape: Shape
+    engine_mode: str
+    size: int
+    requests: int
+    rounds: int
+    settle: int
+    deadline: float
+    continuations: str
+    folder: str
+    tokens: int = field(init=False)
+    """New tokens that a request may have to live through both measurements of any setting."""
+
+    def __post_init__(self) -> None:
+        most = max(setting.right for setting in self.settings) + 1
+        object.__setattr__(self, "tokens", most * (2 * (self.settle + self.rounds) + 64))
+
+    def write(self, path: Path) -> None:
+        content = asdict(self)
+        del content["tokens"]
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Measured:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        settings = tuple(Setting(**each) for each in content.pop("settings"))
+        return cls(settings=settings, shape=Shape(**content.pop("shape")), **content)
+
+
+def settings_of(
+    transports: tuple[str, ...],
+    modes: tuple[str, ...],
+    *,
+    states: bool,
+    tree: tuple[int, int],
+    chain: int,
+    right: int,
+) -> tuple[Setting, ...]:
+    """Every transport in every mode, in verify's process always in lockstep.
+
+    In lockstep a tree has `tree` rows and levels, and the proposer gets states if they are wanted. Ahead it makes
+    chains of `chain` tokens, and gets none: tokens yet undecided have no states.
+    """
+    found: dict[Setting, None] = {}
+    for mode in modes:
+        rows, depth = tree if mode == LOCKSTEP else (chain + 1, chain)
+        has_states = states and mode == LOCKSTEP
+        wanted = [Setting(transport, mode, has_states, rows, depth, min(right, depth)) for transport in transports]
+        beside = [setting.baseline() for setting in wanted if not setting.own_process]
+        found |= dict.fromkeys(beside + [setting for setting in wanted if setting.own_process])
+    return tuple(found)
