@@ -72,6 +72,18 @@ def noise_bound(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def noise_near(bits: tl.tensor) -> tl.tensor:
+    """A float32 less than 0.00002 from `noise_of(bits)`, without float64.
+
+    -log(1 - w) comes for small w from the first terms of its series; device logarithms err by 2^-22.
+    """
+    u = (bits.to(tl.float32) + 0.5) * _STEP
+    w = ((8388607 - bits).to(tl.float32) + 0.5) * _STEP
+    series = w * (1.0 + w * (1.0 / 2.0 + w * (1.0 / 3.0 + w * (1.0 / 4.0 + w * (1.0 / 5.0)))))
+    return -(tl.log2(tl.where(w < 0.0625, series, -(tl.log2(u) * _LN2))) * _LN2)
+
+
+@triton.jit
 def _gumbel(
     parameters: tl.tensor, lines: tl.tensor, positions: tl.tensor, out: tl.tensor, vocab_size: int, BLOCK: tl.constexpr
 ) -> None:

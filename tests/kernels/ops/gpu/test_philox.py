@@ -10,7 +10,15 @@ import triton.language as tl
 
 from slipstream_kernels.ops import philox as cpu
 from slipstream_kernels.ops.gpu.launch import launch
-from slipstream_kernels.ops.gpu.philox import gumbel, gumbel_reference, noise_bits, noise_bound, noise_of, philox
+from slipstream_kernels.ops.gpu.philox import (
+    gumbel,
+    gumbel_reference,
+    noise_bits,
+    noise_bound,
+    noise_near,
+    noise_of,
+    philox,
+)
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 NOISE_PAGE = Path(__file__).parents[4] / "docs" / "protocol" / "noise.md"
@@ -39,10 +47,11 @@ def noise_kernel(ids: tl.tensor, positions: tl.tensor, params: tl.tensor, out: t
 
 
 @triton.jit
-def bound_kernel(noise: tl.tensor, bound: tl.tensor, block: tl.constexpr) -> None:
+def bound_kernel(noise: tl.tensor, bound: tl.tensor, near: tl.tensor, block: tl.constexpr) -> None:
     bits = tl.program_id(0) * block + tl.arange(0, block)
     tl.store(noise + bits, noise_of(bits))
     tl.store(bound + bits, noise_bound(bits))
+    tl.store(near + bits, noise_near(bits))
 
 
 def test_bits_equal_the_generator(device: torch.device) -> None:
@@ -88,10 +97,11 @@ def test_noise_of_rows(device: torch.device) -> None:
 
 
 def test_noise_and_its_bound_for_all_bits(device: torch.device) -> None:
-    noise, bound = (torch.full((2**23,), torch.nan, device=device) for _ in range(2))
-    launch(bound_kernel, (512,), noise, bound, block=2**14)
+    noise, bound, near = (torch.full((2**23,), torch.nan, device=device) for _ in range(3))
+    launch(bound_kernel, (512,), noise, bound, near, block=2**14)
     over = bound.double() - noise.double()
     assert over.min() >= 0
     assert over.max() < 0.01
+    assert (near.double() - noise.double()).abs().max() < 2e-5
     u = (torch.arange(2**23, dtype=torch.float64, device=device) + 0.5) * 2.0**-23
     assert (noise != (-torch.log(-torch.log(u))).float()).sum() < 5
