@@ -32,18 +32,13 @@ from typing import Any
 
 from benchmarks.boundary_figures import ROUND_COLUMNS, SPLIT_COLUMNS, Row, columns, compared
 from benchmarks.boundary_plot import plot_boundary
-from benchmarks.boundary_settings import PLACES, Measured, settings_of
+from benchmarks.boundary_settings import MODES, PLACES, TRANSPORTS, Measured, settings_of
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.mps import mps_server
 from benchmarks.report import markdown_table, write_json
-from draft_service.codec import MODES, TRANSPORTS
 from slipstream_kernels.exchange.gpus import gpu_uuids
-from slipstream_kernels.exchange.in_process import IN_PROCESS
 
 ROOT = Path(__file__).resolve().parents[1]
-ON_DEVICE = "cuda_ipc"
-"""The transport that needs a GPU at both ends."""
-
 Content = dict[str, Any]
 
 
@@ -118,7 +113,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], seconds: float)
 
 def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured:
     on_gpu = place != "cpu"
-    transports = tuple(name for name in options.transports if on_gpu or name != ON_DEVICE)
+    transports = tuple(name for name in options.transports if on_gpu or name != "cuda_ipc")
     return Measured(
         place=place,
         device="cuda:0" if on_gpu else "cpu",
@@ -168,10 +163,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.boundary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    spoken = list(dict.fromkeys([ON_DEVICE, *TRANSPORTS]))
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what verify computes on (cuda)")
     add("--places", type=_list, help=f"of {','.join(PLACES)} (slicing,mps and, where there is one, second)")
-    add("--transports", type=_list, default=[IN_PROCESS, *spoken], help=f"of {','.join((IN_PROCESS, *spoken))} (all)")
+    add("--transports", type=_list, default=list(TRANSPORTS), help=f"of {','.join(TRANSPORTS)} (all)")
     add("--modes", type=_list, default=["lockstep", "ahead"], help=f"of {','.join(MODES)} (lockstep,ahead)")
     add("--no-states", action="store_true", help="of a proposer that asks for no hidden states (three boundaries)")
     add("--draft-mb", type=float, default=1000.0, help="megabytes that a tree's passes read (1000)")
@@ -195,7 +189,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.places is None:
         on_gpus = ["slicing", "mps", "second"] if len(gpu_uuids()) > 1 else ["slicing", "mps"]
         options.places = on_gpus if options.device == "cuda" else ["cpu"]
-    known = {"places": PLACES, "transports": (IN_PROCESS, *spoken), "modes": MODES}
+    known = {"places": PLACES, "transports": TRANSPORTS, "modes": MODES}
     for name, names in known.items():
         if unknown := set(getattr(options, name)) - set(names):
             parser.error(f"unknown {name}: {', '.join(sorted(unknown))}")

@@ -12,11 +12,8 @@ from pathlib import Path
 
 from benchmarks.boundary_plan import PROPOSER, DraftPlan, DraftReport
 from benchmarks.boundary_settings import Measured, Setting
-from benchmarks.link_server import LinkServer, link_servers
-from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
+from benchmarks.link_server import DraftLink, LinkServer, attached_here, link_servers
 from slipstream_kernels.models.config import ModelConfig
-from verify_service.draft_link import DraftLink
-from verify_service.in_process import attach_host, load_host
 
 ROOT = Path(__file__).resolve().parents[1]
 ATTACH_SECONDS = 60.0
@@ -71,13 +68,8 @@ class Drafters:
 
     @contextmanager
     def _beside(self, setting: Setting, link: DraftLink) -> Iterator[None]:
-        host = load_host((self._write_plan(setting),), HostLimits(device=self._measured.draft_device))
-        try:
-            attach_host(link, host)
+        with attached_here(link, self._write_plan(setting), self._measured.draft_device):
             yield
-        finally:
-            link.close()
-            host.stop(STOP_SECONDS)
 
     @contextmanager
     def _behind(self, setting: Setting, link: DraftLink) -> Iterator[None]:
@@ -120,7 +112,7 @@ class Drafters:
 def drafters(measured: Measured, config: ModelConfig) -> Iterator[Drafters]:
     """All drafters of a place, ended at the end; `config` is the target's."""
     with ExitStack() as stack:
-        count = sum(setting.transport != IN_PROCESS for setting in measured.settings)
+        count = sum(setting.own_process for setting in measured.settings)
         servers = stack.enter_context(link_servers(count))
         found = Drafters(measured, config)
         stack.callback(found.stop)

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.boundary_plan import DraftReport
-from benchmarks.boundary_rounds import Round, Span, TimedLink, lengths, median, percentile, rounds
+from benchmarks.boundary_rounds import Round, lengths, median, percentile, rounds
 from benchmarks.boundary_settings import LOCKSTEP, PLAIN, Measured, Setting
 from benchmarks.engine_loop import Arrival
 from benchmarks.engine_target import PassTimes
-from verify_service.link_types import LinkState
+from benchmarks.link_server import LinkState, Span, TimedLink
 
 Row = dict[str, Any]
 """Rows of one benchmark have the same keys; what a setting has not is None."""
@@ -49,7 +49,7 @@ def setting_row(
     measured: Measured,
     setting: Setting,
     watched: Watched | None = None,
-    timed: TimedLink | None = None,
+    link: TimedLink | None = None,
     report: DraftReport | None = None,
     state: LinkState | None = None,
     *,
@@ -58,10 +58,10 @@ def setting_row(
     """Rounds of a setting; without what was measured, `note` says why."""
     row = _empty(measured) | {"transport": setting.transport, "mode": setting.mode, "states": setting.states}
     row |= {"rows": setting.rows, "depth": setting.depth, "right": setting.right, "note": note}
-    if watched is None or timed is None or report is None or state is None:
+    if watched is None or link is None or report is None or state is None:
         return row
-    row |= _round(watched) | _spans(watched, timed) | _tree_figures(state, setting) | _drafter(report)
-    return row | (_split(watched, timed, report) if setting.mode == LOCKSTEP else {})
+    row |= _round(watched) | _spans(watched, link) | _tree_figures(state, setting) | _drafter(report)
+    return row | (_split(watched, link, report) if setting.mode == LOCKSTEP else {})
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -106,19 +106,19 @@ def _round(watched: Watched) -> Row:
     }
 
 
-def _spans(watched: Watched, timed: TimedLink) -> Row:
+def _spans(watched: Watched, link: TimedLink) -> Row:
     """How long the loop was busy with telling the drafter, and with trees until it had them."""
     window = watched.window
     return {
-        "commit us": _us(median(lengths(timed.commits, window))),
-        "wait us": _us(median(lengths(timed.collections, window))),
+        "commit us": _us(median(lengths(link.commits, window))),
+        "wait us": _us(median(lengths(link.collections, window))),
     }
 
 
-def _split(watched: Watched, timed: TimedLink, report: DraftReport) -> Row:
+def _split(watched: Watched, link: TimedLink, report: DraftReport) -> Row:
     """Of rounds in lockstep: those ahead overlap with drafting."""
     drafted = [(begun, ended) for begun, ended, _ in report.trees]
-    found = rounds(timed.commits, timed.collections, drafted, watched.window)
+    found = rounds(link.commits, link.collections, drafted, watched.window)
     parts: Row = {
         f"{part.name} us": _us(median([getattr(each, part.name) for each in found])) for part in fields(Round)
     }

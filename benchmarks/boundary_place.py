@@ -17,19 +17,15 @@ from benchmarks.boundary_codec import codec_figures
 from benchmarks.boundary_drafters import Drafters, drafters
 from benchmarks.boundary_figures import Watched, plain_row, setting_row
 from benchmarks.boundary_plan import PROPOSER
-from benchmarks.boundary_rounds import TimedLink
 from benchmarks.boundary_settings import Measured, Setting
 from benchmarks.continuations import continuation_key, read_continuations, write_continuations
 from benchmarks.engine_loop import EngineConfig, Job, LocalLoop, local_loop
 from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import MeasuredModel, PassTimes, make_weights, start_model
+from benchmarks.link_server import timed_link
 from benchmarks.prompts import Prompt
 from benchmarks.report import gpu_machine, write_json
-from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.config import ModelConfig
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.link_types import LinkConfig
 
 QUESTIONS = (
     "Why does a cyclist who rides close behind another one need less strength?",
@@ -88,14 +84,13 @@ class Place:
         measured, model = self._measured, self._model
         model.capture(())  # what the setting before asked for
         offered = (setting.transport,) if setting.own_process else ()
-        link = DraftLink(_facts(model.config), LinkConfig(deadline=measured.deadline, transports=offered))
-        timed = TimedLink(link)
+        link = timed_link(model.config, offered, deadline=measured.deadline, boundaries=BOUNDARIES)
         jobs = [Job(prompt, measured.tokens, proposer=PROPOSER, rows=setting.rows) for prompt in self._prompts]
         with self._drafters.attached(setting, link):
-            with local_loop(model, config_of(measured, self._prompts), timed, timed) as loop:
+            with local_loop(model, config_of(measured, self._prompts), link, link) as loop:
                 watched = self._watched(loop, jobs)
             state = link.state()
-        return setting_row(measured, setting, watched, timed, self._drafters.report(setting), state)
+        return setting_row(measured, setting, watched, link, self._drafters.report(setting), state)
 
     def _watched(self, loop: LocalLoop, jobs: Sequence[Job]) -> Watched:
         """Rounds, and as many again with an eye on the device, which costs a little."""
@@ -146,20 +141,6 @@ def measure(measured: Measured) -> Iterator[dict[str, Any]]:
 
 def _key(prompt: tuple[int, ...]) -> str:
     return continuation_key(prompt, 0.0, 0)
-
-
-def _facts(config: ModelConfig) -> LinkFacts:
-    return LinkFacts(
-        model_fingerprint="boundary",
-        tokenizer_fingerprint="boundary",
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        max_context=config.max_context,
-        max_nodes=64,
-        feature_boundaries=tuple(boundaries_of(config.num_layers)),
-        most_boundaries=BOUNDARIES,
-    )
 
 
 def main() -> int:

@@ -3,60 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_link import DraftLink
-from verify_service.request import FinishReason, RequestKey
-from verify_service.tree_source import Committed, Extended, Opening
-
-Span = tuple[float, float]
-"""Begin and end, time.perf_counter()."""
-
-
-@dataclass(slots=True)
-class TimedLink:
-    """The draft link as the verify loop sees it, with the times of its commits and collections."""
-
-    link: DraftLink
-    commits: list[Span] = field(default_factory=list)
-    collections: list[Span] = field(default_factory=list)
-
-    def known(self, name: str) -> bool:
-        return self.link.known(name)
-
-    def default(self) -> str | None:
-        return self.link.default()
-
-    def begin(self, opening: Opening) -> None:
-        self.link.begin(opening)
-
-    def commit(self, commits: Sequence[Committed]) -> None:
-        begun = time.perf_counter()
-        self.link.commit(commits)
-        self.commits.append((begun, time.perf_counter()))
-
-    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
-        begun = time.perf_counter()
-        trees = self.link.collect(wanted)
-        self.collections.append((begun, time.perf_counter()))
-        return trees
-
-    def expects(self, keys: Sequence[RequestKey]) -> bool:
-        return self.link.expects(keys)
-
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        self.link.end(key, reason)
-
-    def wanted_boundaries(self) -> tuple[int, ...]:
-        return self.link.wanted_boundaries()
-
-    def extend(self, chunks: Sequence[Extended]) -> None:
-        self.link.extend(chunks)
+from benchmarks.link_server import Span
 
 
 @dataclass(frozen=True, slots=True)

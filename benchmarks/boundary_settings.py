@@ -13,6 +13,8 @@ from slipstream_kernels.exchange.in_process import IN_PROCESS
 PLAIN = "plain"
 """Mode of the rows without a drafter."""
 LOCKSTEP = "lockstep"
+MODES = (LOCKSTEP, "ahead", "ahead-or-wait")
+TRANSPORTS = (IN_PROCESS, "cuda_ipc", "shm", "grpc")
 
 PLACES = {
     "cpu": "one CPU",
