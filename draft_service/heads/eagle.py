@@ -66,6 +66,11 @@ class EagleHead(ABC):
         self._weights = tensors
         self._layers = [DecoderLayer(config, index, tensors) for index in range(config.num_layers)]
 
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """float32, by canonical names, without what the vocabulary holds."""
+        return self._weights
+
     def new_cache(self) -> HeadCache:
         """An empty cache of this head's shape."""
         return HeadCache(self.config)

@@ -8,9 +8,10 @@ mapped to the target's. Trees grow as in `eagle`, with the same parameters. Whic
 from __future__ import annotations
 
 from draft_service.proposers.base import ProposerOptions
-from draft_service.proposers.eagle import EagleProposer, create_for
+from draft_service.proposers.eagle import create_for
+from draft_service.proposers.eagle_base import EagleBase
 
 
-def create(options: ProposerOptions) -> EagleProposer:
+def create(options: ProposerOptions) -> EagleBase:
     """Factory. The argument is `DIR[:KEY=VALUE...]`."""
     return create_for("eagle3", options)

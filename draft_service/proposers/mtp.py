@@ -15,7 +15,8 @@ from pathlib import Path
 from draft_service.heads.eagle import EagleHead
 from draft_service.heads.mtp_loading import holds_a_model, load_mtp
 from draft_service.proposers.base import ProposerOptions
-from draft_service.proposers.eagle import EagleConfig, EagleProposer, create_with
+from draft_service.proposers.eagle import create_with
+from draft_service.proposers.eagle_base import EagleBase, EagleConfig
 
 _FEEDBACK = {"": None, "pre-norm": False, "post-norm": True}
 
@@ -38,7 +39,7 @@ class MtpConfig(EagleConfig):
             raise ValueError(f"feedback is {self.feedback!r}, must be pre-norm or post-norm")
 
 
-def create(options: ProposerOptions) -> EagleProposer:
+def create(options: ProposerOptions) -> EagleBase:
     """Factory. The argument is `DIR[:KEY=VALUE...]`; DIR may be the target's own folder."""
     return create_with(options, MtpConfig(), _load)
 

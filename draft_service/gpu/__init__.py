@@ -1,0 +1,1 @@
+"""Proposers that draft on a GPU."""

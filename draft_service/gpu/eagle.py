@@ -1,0 +1,223 @@
+"""EAGLE heads, and single MTP layers, on a GPU: a round of all sessions is one CUDA graph.
+
+What is drafted is what `proposers.eagle` drafts, but for the rounding of bfloat16. A round computes the latest rows of
+text of its sessions and then level after level of their trees without waiting for the host; longer texts are worked off
+before it, and between rounds, in passes of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from draft_service.gpu.head_weights import head_weights
+from draft_service.gpu.paged_sessions import PagedSession, PagedSessions
+from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
+from draft_service.heads.eagle import EagleHead
+from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
+from draft_service.proposers.eagle_base import EagleBase, EagleConfig
+from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.gpu.draft import draft_ops
+from slipstream_kernels.models.gpu.draft.draft_limits import DraftLimits
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
+from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights
+from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.token_tree import TokenTree
+
+_log = logging.getLogger(__name__)
+
+_CHUNK = 512
+"""Rows of a pass over text unless configured: enough to use a GPU, few enough not to keep others waiting."""
+
+
+class GpuEagleProposer(EagleBase):
+    """Drafts with an EAGLE head on one device; on `cpu` with the kernels' twins, slowly."""
+
+    def __init__(
+        self,
+        name: str,
+        head: EagleHead,
+        config: EagleConfig,
+        device: torch.device | str,
+        tokenizer_fingerprint: str = "",
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Raises CheckpointError where a GPU cannot draft with the head, or has no room for it."""
+        super().__init__(name, head, config, tokenizer_fingerprint)
+        self._eos = tuple(eos_token_ids)
+        self._rope = head.config.rope_theta, head.config.rope_scaling
+        self._weights = head_weights(head, torch.device(device))
+        self._behind: dict[int, None] = {}
+        self._started: tuple[DraftRound, PagedSessions, Places] | None = None
+        self._start(self._weights)
+
+    def limit_vocabulary(self, size: int) -> None:
+        weights = _limited(self._weights, size)
+        draft, sessions, _ = self._running
+        assert not len(sessions)
+        if len(weights.head) != draft.forward.shape.entries:
+            self._start(weights)
+
+    def open(self, session: int, opening: Opening) -> None:
+        draft, sessions, places = self._running
+        tokens = opening.token_ids
+        if max(tokens) >= self.vocab_size:
+            raise SessionRefusedError(f"token {max(tokens)} is outside the head's vocabulary")
+        added = sessions.add(session, tokens, opening.sampling, opening.cached_length)
+        with draft.change_tables():
+            set_rules(draft.tables, added.line, places, opening.sampling, tokens, opening.prompt_length, self._eos)
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        draft, sessions, places = self._running
+        if max(token_ids) >= self.vocab_size:
+            raise ValueError(f"token {max(token_ids)} is outside the head's vocabulary")
+        state = sessions[session]
+        state.tokens.extend(token_ids)
+        if is_penalised(state.sampling):
+            with draft.change_tables():
+                count_output(draft.tables, state.line, places, token_ids)
+
+    def take_features(self, session: int, first_position: int, features: torch.Tensor) -> None:
+        state = self._running[1][session]
+        if state.is_full:
+            return
+        assert first_position == state.begin + state.length + state.pending
+        state.waiting.append(features)
+        self._behind[session] = None
+
+    def close(self, session: int) -> None:
+        self._behind.pop(session, None)
+        self._running[1].remove(session)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        ready = self._ready(requests)
+        trees: dict[int, TokenTree] = {}
+        most = self._round.max_sessions
+        for begin in range(0, len(ready), most):
+            trees |= self._draft(ready[begin : begin + most])
+        return [trees.get(request.session) for request in requests]
+
+    def advance(self) -> bool:
+        """Compute up to a chunk of rows of text."""
+        sessions = self._running[1]
+        batch: list[tuple[PagedSession, int]] = []
+        room = self._round.limits.chunk
+        for number in self._behind:
+            session = sessions[number]
+            rows = min(room, session.pending)
+            batch.append((session, rows))
+            room -= rows
+            if room == 0:
+                break
+        self._compute(batch)
+        return bool(self._behind)
+
+    def shut_down(self) -> None:
+        self._started = None
+
+    def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, PagedSession]]:
+        """Those whose states are all there, and whose rows of older text fit into one chunk together."""
+        sessions, limits = self._running[1], self._round.limits
+        ready: list[tuple[DraftRequest, PagedSession]] = []
+        late: list[tuple[PagedSession, int]] = []
+        room = limits.chunk
+        for request in sorted(requests, key=lambda request: sessions[request.session].pending):
+            session = sessions[request.session]
+            before = max(0, session.pending - limits.text_rows)
+            if session.is_complete and not session.is_full and before <= room:
+                room -= before
+                ready.append((request, session))
+                if before:
+                    late.append((session, before))
+        self._compute(late)
+        return ready
+
+    def _compute(self, batch: Sequence[tuple[PagedSession, int]]) -> None:
+        """Compute the next rows of text of each session, as many as beside it."""
+        taken = [(session, self._take(session, rows)) for session, rows in batch if rows]
+        parts = [part for _, part in taken if part is not None]
+        if parts:
+            self._round.compute_text([item for item, _ in parts], [each for _, states in parts for each in states])
+        for session, _ in batch:
+            self._settle(session)
+
+    def _draft(self, ready: Sequence[tuple[DraftRequest, PagedSession]]) -> dict[int, TokenTree]:
+        numbers: list[int] = []
+        items: list[RoundItem] = []
+        features: list[torch.Tensor] = []
+        filtered = False
+        for request, session in ready:
+            taken = self._take(session, session.pending)
+            self._settle(session)
+            if taken is None:
+                continue
+            item, states = taken
+            nodes = min(request.max_nodes, self.max_nodes) - 1
+            depth = min(request.max_depth, self.max_depth, nodes)
+            items.append(replace(item, max_nodes=nodes, max_depth=depth))
+            numbers.append(session.number)
+            features.extend(states)
+            filtered |= is_filtered(session.sampling)
+        if not items:
+            return {}
+        return dict(zip(numbers, self._round.draft(items, features, filtered=filtered), strict=True))
+
+    def _take(self, session: PagedSession, rows: int) -> tuple[RoundItem, list[torch.Tensor]] | None:
+        draft, sessions, _ = self._running
+        taken = sessions.take_rows(draft, session, rows)
+        if taken is None:
+            _log.info("request of %d tokens outgrew what the head holds: it goes on without trees", len(session.tokens))
+        return taken
+
+    def _settle(self, session: PagedSession) -> None:
+        if not session.pending:
+            self._behind.pop(session.number, None)
+
+    def _start(self, weights: EagleWeights) -> None:
+        """Begin anew with a head of these weights, without sessions."""
+        self._started = None
+        gc.collect()  # the graphs and pages of the one before
+        config = self.config
+        limits = DraftLimits(
+            max_depth=self.max_depth,
+            width=min(config.top_k, len(weights.head)),
+            max_tokens=config.max_tokens,
+            max_context=config.max_context,
+            max_sessions=config.max_sessions,
+            chunk=config.chunk or _CHUNK,
+        )
+        ops = draft_ops.kernels() if weights.head.is_cuda else draft_ops.twins()
+        theta, scaling = self._rope
+        try:
+            draft = DraftRound(
+                EagleForward(weights, ops), limits, rope_theta=theta, rope_scaling=scaling, ops=ops, progress=True
+            )
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        if weights.head.is_cuda:
+            _log.info("%s drafts on %s: %s", self.name, weights.head.device, draft.memory)
+        self._started = draft, PagedSessions(limits), Places(weights.ids, len(weights.head))
+
+    @property
+    def _running(self) -> tuple[DraftRound, PagedSessions, Places]:
+        assert self._started is not None
+        return self._started
+
+    @property
+    def _round(self) -> DraftRound:
+        return self._running[0]
+
+
+def _limited(weights: EagleWeights, size: int) -> EagleWeights:
+    """The weights of a head that scores ids below `size` alone."""
+    if weights.ids is None:
+        return replace(weights, head=weights.head[:size])
+    kept = weights.ids < size
+    if bool(kept.all()):
+        return weights
+    return replace(weights, head=weights.head[kept].contiguous(), ids=weights.ids[kept].contiguous())

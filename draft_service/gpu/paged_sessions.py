@@ -1,0 +1,133 @@
+"""Sessions whose keys and values lie in pages on a device: their lines, pages, tokens and rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from draft_service.proposers.base import Sampling, SessionRefusedError
+from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.paged_kv import OutOfPagesError, PagePool
+
+
+@dataclass(slots=True)
+class PagedSession:
+    """A request of a head that reads the target's states.
+
+    begin: the position of its first row. length: rows of its text that are computed. waiting: states of the next ones.
+    newest: that of the last row computed, which is computed again where no other waits. is_full: it outgrew its pages
+    or the longest context, and gets no more trees.
+    """
+
+    number: int
+    tokens: list[int]
+    sampling: Sampling
+    line: int
+    begin: int
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+    waiting: deque[torch.Tensor] = field(default_factory=deque)
+    newest: torch.Tensor | None = None
+    is_full: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Rows whose states are there and that are not computed."""
+        return sum(len(states) for states in self.waiting)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all states that the tokens allow have come, and some have."""
+        rows = self.length + self.pending
+        return 0 < rows == len(self.tokens) - 1 - self.begin
+
+    def take(self, rows: int) -> list[torch.Tensor]:
+        """The states of the next `rows` rows, which wait no longer."""
+        taken: list[torch.Tensor] = []
+        while rows:
+            piece = self.waiting.popleft()
+            if len(piece) > rows:
+                self.waiting.appendleft(piece[rows:])
+                piece = piece[:rows]
+            taken.append(piece)
+            rows -= len(piece)
+        return taken
+
+
+class PagedSessions:
+    """All sessions of a proposer, by number."""
+
+    def __init__(self, limits: DraftLimits) -> None:
+        self._limits = limits
+        self._sessions: dict[int, PagedSession] = {}
+        self._pool = PagePool(limits.num_pages)
+        self._free_lines = list(range(limits.max_sessions - 1, -1, -1))
+
+    def __getitem__(self, number: int) -> PagedSession:
+        return self._sessions[number]
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def add(self, number: int, tokens: Sequence[int], sampling: Sampling, begin: int) -> PagedSession:
+        """Raises SessionRefusedError where there is no room."""
+        limits = self._limits
+        if len(tokens) > limits.max_context:
+            raise SessionRefusedError(f"{len(tokens)} tokens are more than max_context, {limits.max_context}")
+        held = sum(len(other.tokens) for other in self._sessions.values())
+        if held + len(tokens) > limits.max_tokens:
+            raise SessionRefusedError(f"{held} tokens of other requests leave no room for {len(tokens)}")
+        if not self._free_lines:
+            raise SessionRefusedError(f"{limits.max_sessions} other requests are open, the most that can be")
+        session = PagedSession(number, list(tokens), sampling, self._free_lines.pop(), begin)
+        self._sessions[number] = session
+        return session
+
+    def remove(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._pool.release_all(session.pages)
+            self._free_lines.append(session.line)
+
+    def take_rows(
+        self, draft: DraftRound, session: PagedSession, rows: int
+    ) -> tuple[RoundItem, list[torch.Tensor]] | None:
+        """The session's next `rows` rows of text with their states; the last one again where rows is 0.
+
+        They count as computed. None where there is no room for them: the session is full then.
+        """
+        again = rows == 0
+        first = session.length - again
+        if not self._reserve(draft, session, first + rows + again):
+            session.is_full = True
+            session.waiting.clear()
+            return None
+        if again:
+            assert session.newest is not None
+            states = [session.newest]
+        else:
+            states = session.take(rows)
+            session.newest = states[-1][-1:]
+        session.length = first + rows + again
+        position = session.begin + first
+        tokens = session.tokens[position + 1 : position + 1 + rows + again]
+        return RoundItem(session.line, first, position, tokens), states
+
+    def _reserve(self, draft: DraftRound, session: PagedSession, length: int) -> bool:
+        """Give the session pages for `length` rows."""
+        if session.begin + length > self._limits.max_context:
+            return False
+        held = len(session.pages)
+        missing = -(-length // PAGE_SIZE) - held
+        if missing > 0:
+            try:
+                session.pages += self._pool.allocate(missing)
+            except OutOfPagesError:
+                return False
+            draft.set_pages(session.line, held, session.pages[held:])
+        return True

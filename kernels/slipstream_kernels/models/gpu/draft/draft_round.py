@@ -1,0 +1,293 @@
+"""Rounds of drafting on a GPU: a plan goes to the device, one CUDA graph runs, trees come back.
+
+A round computes the latest rows of text of all its sessions, then level after level of their trees (EAGLE-2, arXiv
+2406.16858, section 4), whatever the draft's network is. The host waits once, for the trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+
+from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.draft import draft_ops
+from slipstream_kernels.models.gpu.draft.draft_forward import DraftForward, DraftSizes, PassRows
+from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.draft_memory import plan_draft_memory, rotary_positions, scratch_slots
+from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
+from slipstream_kernels.models.gpu.draft.feature_rows import FeatureRows
+from slipstream_kernels.models.gpu.draft.round_attention import TextAttention, TreeAttention
+from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket, RoundBuckets
+from slipstream_kernels.models.gpu.draft.round_buffers import RoundBuffers
+from slipstream_kernels.models.gpu.draft.round_plan import RoundArrays, RoundItem, RoundLayout
+from slipstream_kernels.models.gpu.forward import KVStore
+from slipstream_kernels.models.gpu.graphs import PassGraphs
+from slipstream_kernels.models.gpu.memory import available_bytes
+from slipstream_kernels.models.gpu.on_stream import OnStream
+from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS, TREE_WIDTH, FrontierRows
+from slipstream_kernels.ops.rotary import Llama3Scaling, rotary_table
+from slipstream_kernels.token_tree import TokenTree
+
+
+class DraftRound:
+    """A draft's network with its KV pages, page table and sampling parameters. Used by one thread.
+
+    Lines are the caller's to give out, below `limits.max_sessions`; so are pages, below `limits.num_pages`.
+    """
+
+    def __init__(
+        self,
+        forward: DraftForward,
+        limits: DraftLimits,
+        *,
+        rope_theta: float,
+        rope_scaling: Llama3Scaling | None = None,
+        ops: DraftOps | None = None,
+        capture: bool = True,
+        progress: bool = False,
+    ) -> None:
+        """`ops` are by default the kernels on a GPU, else their twins; on a GPU graphs are captured if asked for.
+
+        Raises OutOfDeviceMemoryError.
+        """
+        self.limits = limits
+        self.forward = forward
+        self._device = device = forward.device
+        self._buckets = RoundBuckets(limits)
+        sessions = self._buckets.max_sessions
+        self._sizes = DraftSizes(self._buckets.max_text_rows, sessions, limits.width)
+        cuda = device.type == "cuda"
+        graphs = self._buckets.all() if capture and cuda else []
+        chain_rows = max(bucket.text_rows for bucket in self._buckets.all() if bucket.levels)
+        available = available_bytes(device, limits.memory_utilization) + forward.nbytes
+        self.memory = plan_draft_memory(
+            forward, limits, self._sizes, chain_rows, graphs=len(graphs), available=available
+        )
+        self._ops = ops or (draft_ops.kernels() if cuda else draft_ops.twins())
+        self._stream: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
+        if cuda:
+            self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
+            self._own_stream = OnStream(self._stream)
+        self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]] = {}
+        with self._on_stream():
+            self._allocate(chain_rows, rope_theta, rope_scaling)
+        self._graphs = PassGraphs[RoundBucket](self._run)
+        if graphs:
+            with self._on_stream():
+                self._graphs.capture(graphs, self._prepare, progress=progress)
+
+    @property
+    def max_sessions(self) -> int:
+        """Of one round."""
+        return self._buckets.max_sessions
+
+    @property
+    def tables(self) -> DeviceTables:
+        """Sampling parameters, over the draft's entries. Pages are set by `set_pages`."""
+        return self._tables
+
+    def set_pages(self, line: int, start: int, pages: Sequence[int]) -> None:
+        """A line's page table from entry `start` on. Raises ValueError beyond its end."""
+        self._tables.set_pages(line, start, pages)
+        self._pages[line, start : start + len(pages)] = pages
+
+    def change_tables(self) -> AbstractContextManager[object]:
+        """Changes of the tables within are queued in the order of the rounds."""
+        return self._on_stream()
+
+    def compute_text(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
+        """Compute keys and values of rows of text, `limits.chunk` at most together.
+
+        features: bfloat16 [rows, shape.features], on any device, end to end the rows of all items; none where the draft
+        reads none. Waits until they are read.
+        """
+        rows = sum(len(item.token_ids) for item in items)
+        self._launch(self._buckets.find(0, rows, 0, filtered=False), items, features)
+        self._wait()
+
+    def draft(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> list[TokenTree]:
+        """A round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
+
+        features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
+        values are in their pages afterwards.
+        """
+        rows = sum(len(item.token_ids) for item in items)
+        levels = max(item.max_depth for item in items)
+        bucket = self._buckets.find(len(items), rows, levels, filtered=filtered)
+        self._launch(bucket, items, features)
+        with self._on_stream():
+            self._result[: bucket.sessions].copy_(self._buffers.trees(bucket.sessions).trees.result, non_blocking=True)
+        self._wait()
+        return [_tree(words) for words in self._result_words[: len(items)]]
+
+    def replay(self, bucket: RoundBucket) -> None:
+        """Queue what was planned last for `bucket` anew, on the current stream: to be timed."""
+        self._graphs.run(bucket)
+
+    def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where features come from
+        with self._on_stream():
+            if features:
+                self._features.load(features)
+            self._send(bucket, items)
+            self._graphs.run(bucket)
+
+    def _wait(self) -> None:
+        if self._stream is not None and self._done is not None:
+            self._done.record(self._stream)
+            self._done.synchronize()
+
+    def _send(self, bucket: RoundBucket, items: Sequence[RoundItem]) -> None:
+        """Queue the copy of a plan, and of the changes of the tables noted since the last one."""
+        layout, host, _ = self._laid_out(bucket)
+        layout.pack(items, self._pages, host)
+        changes = self._tables.take_changes(len(host.updates))
+        host.updates[: len(changes)] = changes
+        host.updates[len(changes) :] = -1
+        self._plan[: layout.words].copy_(self._host_plan[: layout.words], non_blocking=True)
+
+    def _prepare(self, bucket: RoundBucket) -> None:
+        """Put a plan of nothing but padding on the device; the one before it has been read."""
+        self._wait()
+        self._send(bucket, [])
+
+    def _run(self, bucket: RoundBucket) -> None:
+        """Queue all of a round's ops, or those of a pass over text."""
+        plan = self._laid_out(bucket)[2]
+        layers = self._ops.layers
+        layers.write_words(self._tables.words, plan.updates)
+        features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
+        self.forward.text(self._text_rows(bucket, plan), features)
+        if bucket.levels:
+            self.forward.roots(plan.last_rows)
+            self._grow(bucket, plan)
+
+    def _text_rows(self, bucket: RoundBucket, plan: RoundArrays[torch.Tensor]) -> PassRows:
+        layers, kv, pages = self._ops.layers, self._kv, self._tables.page_table
+        attend: TextAttention | TreeAttention
+        if not bucket.levels:
+            attend = TextAttention(layers, kv, pages, plan.tiles)
+        else:
+            b, rows = self._buffers, bucket.text_rows
+            layers.tree_paths(plan.parents, plan.root_rows, b.text_paths[:rows], b.text_depths[:rows])
+            attend = TreeAttention(
+                ops=layers,
+                kv=kv,
+                page_table=pages,
+                segments=plan.segments,
+                item_offsets=plan.item_offsets,
+                lines=plan.lines,
+                prefix_lengths=plan.prefix_lengths,
+                paths=b.text_paths[:rows],
+                depths=b.text_depths[:rows],
+                write_slots=plan.write_slots,
+                decode_rows=plan.decode_rows,
+                partials=b.partials(rows),
+            )
+        return PassRows(plan.token_ids, plan.positions, plan.write_slots, kv, self._rotary, attend)
+
+    def _grow(self, bucket: RoundBucket, plan: RoundArrays[torch.Tensor]) -> None:
+        b, depths = self._buffers, self._buffers.trees(bucket.sessions).depths[: bucket.levels - 1]
+        self.forward.score(0, b.logits[: bucket.sessions])
+        self._choose(bucket, plan, 0, None)
+        for depth, rows in enumerate(depths, start=1):
+            self.forward.nodes(depth, self._node_rows(depth, rows, plan), rows.parent_rows)
+            self.forward.score(depth, b.logits[: len(rows.token_ids)])
+            self._choose(bucket, plan, depth, rows)
+
+    def _node_rows(self, depth: int, rows: FrontierRows, plan: RoundArrays[torch.Tensor]) -> PassRows:
+        b, n = self._buffers, len(rows.token_ids)
+        attend = TreeAttention(
+            ops=self._ops.layers,
+            kv=self._kv,
+            page_table=self._tables.page_table,
+            segments=plan.node_segments,
+            item_offsets=plan.node_item_offsets,
+            lines=plan.node_lines,
+            prefix_lengths=plan.node_prefix_lengths,
+            paths=rows.paths,
+            depths=b.depths[depth, :n],
+            write_slots=self._node_slots,
+            decode_rows=plan.node_decode_rows,
+            partials=b.partials(n),
+        )
+        slots = self._node_slots[rows.first_row : rows.first_row + n]
+        return PassRows(rows.token_ids, plan.node_positions[depth - 1], slots, self._kv, self._rotary, attend)
+
+    def _choose(
+        self, bucket: RoundBucket, plan: RoundArrays[torch.Tensor], depth: int, scored: FrontierRows | None
+    ) -> None:
+        """Add the children of the roots, or of the rows scored, to the trees."""
+        b, vocabulary = self._buffers, self.forward.vocabulary
+        trees = b.trees(bucket.sessions)
+        n = bucket.sessions if scored is None else len(scored.token_ids)
+        places, scores, log_probs = b.places[:n], b.scores[:n], b.log_probs[:n]
+        self._ops.draft_top_k(
+            b.logits[:n],
+            plan.roots if scored is None else scored.logit_rows,
+            plan.root_positions if scored is None else plan.node_choices[depth - 1],
+            plan.root_lines if scored is None else plan.node_lines,
+            b.no_paths[:n] if scored is None else scored.paths,
+            b.depths[depth, :n],
+            plan.roots if scored is None else scored.all_places,
+            self._tables.sampling,
+            vocabulary,
+            b.workspace,
+            places,
+            scores,
+            log_probs,
+            filtered=bucket.filtered,
+        )
+        following = trees.depths[depth] if depth + 1 < bucket.levels else None
+        self._ops.draft_expand(
+            places, scores, log_probs, scored, plan.limits, depth + 1, vocabulary, trees.trees, following
+        )
+
+    def _laid_out(self, bucket: RoundBucket) -> tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]:
+        """A bucket's layout with its arrays on the host and on the device."""
+        if bucket not in self._layouts:
+            layout = RoundLayout(bucket, self.forward.shape, self.limits)
+            self._layouts[bucket] = layout, layout.views(self._host_plan.numpy()), layout.views(self._plan)
+        return self._layouts[bucket]
+
+    def _allocate(self, chain_rows: int, rope_theta: float, rope_scaling: Llama3Scaling | None) -> None:
+        limits, shape, device = self.limits, self.forward.shape, self._device
+        pinned = device.type == "cuda"
+        self._tables = DeviceTables(limits.lines, shape.entries, device)
+        self._pages = np.zeros((limits.max_sessions, limits.lines.context_pages), np.int32)
+        first = limits.num_pages * PAGE_SIZE
+        scratch = scratch_slots(limits, self._sizes)
+        size = (shape.layers, shape.kv_heads, first + scratch, shape.head_dim)
+        keys, values = (torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2))
+        self._kv = KVStore(keys, values, PAGE_SIZE)
+        self._node_slots = torch.arange(first, first + scratch, dtype=torch.int32, device=device)
+        table = rotary_table(rotary_positions(limits), shape.head_dim, rope_theta, rope_scaling)
+        self._rotary = torch.from_numpy(table).to(device)
+        self._buffers = RoundBuffers(shape, limits, self._sizes, chain_rows, device)
+        self._features = FeatureRows(self._buffers.features)
+        self.forward.allocate(self._sizes)
+        # The largest bucket of each kind comes first.
+        words = max(RoundLayout(bucket, shape, limits).words for bucket in self._buckets.all())
+        self._plan = torch.zeros(words, dtype=torch.int32, device=device)
+        self._host_plan = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
+        self._result = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
+        self._result_words = self._result.numpy()
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else self._own_stream
+
+
+def _tree(words: np.ndarray) -> TokenTree:
+    """A tree of int32 [TREE_WIDTH], as `DraftTrees.result` holds it."""
+    count = int(words[COUNT])
+    return TokenTree(
+        tuple(words[:count].tolist()),
+        tuple(words[PARENTS : PARENTS + count].tolist()),
+        tuple(words[LOG_PROBS : LOG_PROBS + count].view(np.float32).tolist()),
+    )

@@ -1,0 +1,119 @@
+"""The loops that lay out a round of drafting, compiled: the device waits for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_kernels.jit import kernel
+
+Int32 = npt.NDArray[np.int32]
+
+LINE, CACHED, POSITION, ROWS, MAX_NODES, MAX_DEPTH = range(6)
+"""Columns of `items`: a session's line, rows of its text in its pages, the first row's position, and its rows of text;
+then most drafted nodes and most levels of its tree."""
+
+_COMMITTED = -2
+
+
+@kernel
+def lay_rows(
+    items: Int32, page_table: Int32, page_size: int, positions: Int32, write_slots: Int32, lines: Int32
+) -> None:
+    """Positions, slots and lines of rows of text, item after item; padding writes no slot."""
+    row = 0
+    for item in range(len(items)):
+        line, cached = items[item, LINE], items[item, CACHED]
+        for index in range(items[item, ROWS]):
+            place = cached + index
+            positions[row] = items[item, POSITION] + index
+            write_slots[row] = page_table[line, place // page_size] * page_size + place % page_size
+            lines[row] = line
+            row += 1
+    positions[row:] = 0
+    write_slots[row:] = -1
+    lines[row:] = 0
+
+
+@kernel
+def lay_chains(items: Int32, prefix_lengths: Int32, parents: Int32, root_rows: Int32, last_rows: Int32) -> None:
+    """Rows of text as a chain below the text that is cached, so that they share the reading of it."""
+    row = 0
+    for item in range(len(items)):
+        first = row
+        for index in range(items[item, ROWS]):
+            prefix_lengths[row] = items[item, CACHED]
+            parents[row] = index - 1
+            root_rows[row] = first - 1
+            row += 1
+        last_rows[item] = row - 1
+    last_rows[len(items) :] = 0
+    for padding in range(row, len(parents)):
+        prefix_lengths[padding] = 0
+        parents[padding] = _COMMITTED
+        root_rows[padding] = padding
+
+
+@kernel
+def lay_segments(
+    spans: Int32,
+    segment_rows: int,
+    splits: Int32,
+    block: int,
+    decode_rows: Int32,
+    segments: Int32,
+    item_offsets: Int32,
+) -> None:
+    """`segments` of at most `segment_rows` rows of spans (first row, rows, line, prefix length).
+
+    `splits[n]`: splits of n full blocks of `block` positions. See `prefix_attention` for what is written.
+    """
+    decode_rows[:] = -1
+    segments[:] = 0
+    item_offsets[0] = 0
+    count = 0
+    for span in range(len(spans)):
+        first, rows, line, prefix = spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 3]
+        for row in range(first, first + rows):
+            decode_rows[row] = row
+        while rows > 0:
+            part = min(rows, segment_rows)
+            segments[count, 0], segments[count, 1], segments[count, 2], segments[count, 3] = first, part, line, prefix
+            item_offsets[count + 1] = item_offsets[count] + splits[max(prefix - 1, 0) // block]
+            count += 1
+            first += part
+            rows -= part
+    item_offsets[count + 1 :] = item_offsets[count]
+
+
+@kernel
+def lay_roots(items: Int32, shift: int, root_rows: Int32, lines: Int32, positions: Int32, limits: Int32) -> None:
+    """Where trees begin: padding is row -1 and has no nodes. A position is that of the last token of the text."""
+    for item in range(len(root_rows)):
+        used = item < len(items)
+        root_rows[item] = item if used else -1
+        lines[item] = items[item, LINE] if used else 0
+        limits[item, 0] = items[item, MAX_NODES] if used else 0
+        limits[item, 1] = items[item, MAX_DEPTH] if used else 0
+        positions[item] = items[item, POSITION] + items[item, ROWS] - 2 + shift if used else 0
+
+
+@kernel
+def lay_nodes(
+    items: Int32, width: int, shift: int, positions: Int32, choices: Int32, lines: Int32, prefix_lengths: Int32
+) -> None:
+    """Rows of the nodes that are computed, level by level: `positions` and `choices` [levels - 1, sessions * width].
+
+    `choices` are positions of the nodes' tokens, `positions` those of their rows, which may hold the state before.
+    """
+    for session in range(len(lines) // width):
+        used = session < len(items)
+        line = items[session, LINE] if used else 0
+        length = items[session, CACHED] + items[session, ROWS] if used else 0
+        last = items[session, POSITION] + items[session, ROWS] - 1 if used else 0
+        for row in range(session * width, (session + 1) * width):
+            lines[row] = line
+            prefix_lengths[row] = length
+            for level in range(len(positions)):
+                positions[level, row] = last + 1 + level
+                choices[level, row] = last + level + shift

@@ -1,0 +1,188 @@
+"""A round's plan as one block of int32 words: laid out by bucket, filled on the host, read by the ops as views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_kernels.models.gpu.draft import plan_rows
+from slipstream_kernels.models.gpu.draft.draft_forward import DraftShape
+from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket
+from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
+from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
+
+Int32 = npt.NDArray[np.int32]
+A = TypeVar("A")
+
+_ALIGNMENT = 16
+"""Words to which every array is aligned: 64 bytes."""
+_SEGMENTS = (16, 128, 1024, 8192)
+"""How many segments a layout has room for: few sizes, as `prefix_attention` is compiled for each."""
+_FREE_UPDATES, _UPDATES_PER_SESSION = 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class RoundItem:
+    """A session's part of a round, or of a pass over text.
+
+    line: of the tables. cached: rows of its text whose keys and values are in its pages. position: of the first row of
+    text here, token_ids: theirs, at least one. max_nodes (the root not counted), max_depth: limits of its tree.
+    """
+
+    line: int
+    cached: int
+    position: int
+    token_ids: Sequence[int]
+    max_nodes: int = 0
+    max_depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundArrays(Generic[A]):
+    """The padded arrays of a round, int32, named as the ops' arguments; `node_` and `root_` ones are for those rows."""
+
+    updates: A
+    token_ids: A
+    positions: A
+    write_slots: A
+    lines: A
+    tiles: A
+    """[tiles, 4], of passes over text alone"""
+    prefix_lengths: A
+    parents: A
+    root_rows: A
+    """of `tree_paths`"""
+    decode_rows: A
+    segments: A
+    item_offsets: A
+    last_rows: A
+    """[sessions], the last row of text of each"""
+    roots: A
+    """[sessions], the session's number, -1 for padding"""
+    root_lines: A
+    root_positions: A
+    limits: A
+    """[sessions, 2], of `draft_expand`"""
+    node_positions: A
+    """[levels - 1, sessions * width], of rotary embedding"""
+    node_choices: A
+    """[levels - 1, sessions * width], of the nodes' tokens"""
+    node_lines: A
+    node_prefix_lengths: A
+    node_decode_rows: A
+    node_segments: A
+    node_item_offsets: A
+
+
+class RoundLayout:
+    """Where the arrays of a bucket's rounds lie, and how they are filled."""
+
+    def __init__(self, bucket: RoundBucket, shape: DraftShape, limits: DraftLimits) -> None:
+        self._bucket = bucket
+        self._width = limits.width
+        self._shift = shape.shift
+        self._group = shape.group
+        self._segment_rows = PREFIX_COLUMNS // shape.group
+        blocks = limits.max_context // BLOCK + 2
+        self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
+        self._shapes = self._sizes()
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for name, size in self._shapes.items():
+            self._offsets[name] = end
+            end += -(-prod(size) // _ALIGNMENT) * _ALIGNMENT
+        self.words = end
+
+    def views(self, block: Any) -> RoundArrays[Any]:
+        """The arrays within a block of at least `words` words, a tensor or a numpy array."""
+        return RoundArrays(
+            **{
+                name: block[offset : offset + prod(size)].reshape(size)
+                for (name, offset), size in zip(self._offsets.items(), self._shapes.values(), strict=True)
+            }
+        )
+
+    def pack(self, items: Sequence[RoundItem], page_table: Int32, host: RoundArrays[Int32]) -> None:
+        """Fill all arrays of `host` but the updates. page_table: int32 [lines, pages]."""
+        table = np.array(
+            [(i.line, i.cached, i.position, len(i.token_ids), i.max_nodes, i.max_depth) for i in items], np.int32
+        ).reshape(-1, 6)
+        tokens = [token for item in items for token in item.token_ids]
+        host.token_ids[: len(tokens)] = tokens
+        host.token_ids[len(tokens) :] = 0
+        plan_rows.lay_rows(table, page_table, PAGE_SIZE, host.positions, host.write_slots, host.lines)
+        if not self._bucket.levels:
+            self._lay_tiles(table, host.tiles)
+            return
+        plan_rows.lay_chains(table, host.prefix_lengths, host.parents, host.root_rows, host.last_rows)
+        spans = np.empty((len(items), 4), np.int32)
+        spans[:, 1], spans[:, 2], spans[:, 3] = table[:, plan_rows.ROWS], table[:, 0], table[:, plan_rows.CACHED]
+        spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
+        self._lay_segments(spans, host.decode_rows, host.segments, host.item_offsets)
+        plan_rows.lay_roots(table, self._shift, host.roots, host.root_lines, host.root_positions, host.limits)
+        if self._bucket.levels > 1:
+            plan_rows.lay_nodes(
+                table,
+                self._width,
+                self._shift,
+                host.node_positions,
+                host.node_choices,
+                host.node_lines,
+                host.node_prefix_lengths,
+            )
+            spans[:, 3] += spans[:, 1]
+            spans[:, 1] = self._width
+            spans[:, 0] = np.arange(len(items)) * self._width
+            self._lay_segments(spans, host.node_decode_rows, host.node_segments, host.node_item_offsets)
+
+    def _lay_segments(self, spans: Int32, decode_rows: Int32, segments: Int32, item_offsets: Int32) -> None:
+        plan_rows.lay_segments(spans, self._segment_rows, self._splits, BLOCK, decode_rows, segments, item_offsets)
+
+    def _lay_tiles(self, table: Int32, target: Int32) -> None:
+        tiles: list[tuple[int, int, int, int]] = []
+        first = 0
+        for line, cached, _, rows, _, _ in table.tolist():
+            tiles += prefill_tiles(first, rows, line, cached, self._group)
+            first += rows
+        tiles.sort(key=lambda tile: -tile[3])
+        target[:] = 0
+        if tiles:
+            target[: len(tiles)] = tiles
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        bucket, rows = self._bucket, (self._bucket.text_rows,)
+        text = dict.fromkeys(("token_ids", "positions", "write_slots", "lines"), rows)
+        if not bucket.levels:
+            rows = nodes = sessions = (0,)
+            tiles, segments, node_segments, deeper = bucket.text_rows, 0, 0, 0
+        else:
+            sessions, nodes = (bucket.sessions,), (bucket.sessions * self._width,)
+            tiles, deeper = 0, bucket.levels - 1
+            segments = _room(bucket.sessions + bucket.text_rows // self._segment_rows)
+            node_segments = _room(bucket.sessions * -(-self._width // self._segment_rows))
+        return {
+            "updates": (_FREE_UPDATES + _UPDATES_PER_SESSION * bucket.sessions, 2),
+            **text,
+            "tiles": (tiles, 4),
+            **dict.fromkeys(("prefix_lengths", "parents", "root_rows", "decode_rows"), rows),
+            "segments": (segments, 4),
+            "item_offsets": (segments + 1,),
+            **dict.fromkeys(("last_rows", "roots", "root_lines", "root_positions"), sessions),
+            "limits": (*sessions, 2),
+            "node_positions": (deeper, *nodes),
+            "node_choices": (deeper, *nodes),
+            **dict.fromkeys(("node_lines", "node_prefix_lengths", "node_decode_rows"), nodes),
+            "node_segments": (node_segments, 4),
+            "node_item_offsets": (node_segments + 1,),
+        }
+
+
+def _room(segments: int) -> int:
+    return next(size for size in _SEGMENTS if size >= segments)
