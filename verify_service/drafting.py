@@ -111,28 +111,33 @@ class Drafting:
         trees = self._collect([item.state.key for item in awaiting])
         waited = time.perf_counter() - begun
         self._slow = waited > _NOTICEABLE
-        arrived = [(item, tree) for item, tree in zip(awaiting, trees, strict=True) if tree is not None and len(tree)]
-        levels = max((tree.depth for _, tree in arrived), default=1)
-        self._wait = _Wait(waited, len(awaiting), len(arrived), levels)
-        for item in awaiting:
+        arrived: list[tuple[ScheduledRows, TokenTree]] = []
+        levels = 1
+        for item, tree in zip(awaiting, trees, strict=True):
             item.state.wants_tree = False
-        self._choose(arrived, sum(item.count for item in items), sum(item.decides for item in items), waited)
+            if tree is not None and tree.token_ids:
+                arrived.append((item, tree))
+                levels = max(levels, tree.depth)
+        self._wait = _Wait(waited, len(awaiting), len(arrived), levels)
+        self._choose(arrived, items, waited)
 
     def _choose(
-        self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], rows: int, deciding: int, waited: float
+        self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], items: Sequence[ScheduledRows], waited: float
     ) -> None:
-        """Give the items the nodes that pay and fit; those with a fixed budget all that fit, and first."""
+        """Give items the nodes that pay and fit; those with a fixed budget all that fit, and first."""
         room = self._step_nodes
+        free: list[tuple[ScheduledRows, TokenTree]] = []
         for item, tree in arrived:
-            if not item.state.adaptive:
-                item.tree = self._fitted(item, tree, room)
-                room -= item.num_rows - 1
-        free = [(item, tree) for item, tree in arrived if item.state.adaptive]
+            if item.state.adaptive:
+                free.append((item, tree))
+                continue
+            item.tree = self._fitted(item, tree, room)
+            room -= item.num_rows - 1
         if not free:
             return
         drafted = [_drafted(item.state, tree) for item, tree in free]
-        taken = self._step_nodes - room
-        chosen = self._choice.choose(drafted, rows=rows + taken, tokens=deciding, waited=waited)
+        rows = sum(item.count for item in items) + self._step_nodes - room
+        chosen = self._choice.choose(drafted, rows=rows, tokens=sum(item.decides for item in items), waited=waited)
         for (item, _), part in zip(free, chosen, strict=True):
             item.tree = None if part is None else self._fitted(item, part, room)
             room -= item.num_rows - 1

@@ -28,6 +28,8 @@ class TokenTree:
     sources: tuple[str, ...] | None = None
     _depths: tuple[int, ...] | None = field(default=None, init=False, repr=False, compare=False)
     """of `depths`, once they are known"""
+    _depth: int | None = field(default=None, init=False, repr=False, compare=False)
+    """of `depth`, once it is known"""
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> TokenTree:
@@ -52,7 +54,10 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """Length of the longest path below the root."""
-        return max(self.depths, default=0)
+        if self._depth is None:
+            object.__setattr__(self, "_depth", max(self.depths, default=0))
+        assert self._depth is not None
+        return self._depth
 
     def path(self, node: int) -> tuple[int, ...]:
         """Indices of the nodes from the root's child down to `node`, both ends included."""

@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
     @property
     def without_states(self) -> Bucket:
         """The bucket of the same passes that keep none."""
-        return self._replace(boundaries=())
+        return self._replace(boundaries=()) if self.boundaries else self
 
 
 class Buckets:

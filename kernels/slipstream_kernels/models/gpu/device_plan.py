@@ -12,15 +12,13 @@ import numpy.typing as npt
 from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
-from slipstream_kernels.models.gpu.plan_kernels import COMMITTED, pack_segments, pad, pad_rows
+from slipstream_kernels.models.gpu.plan_kernels import pack_pass, pad
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 from slipstream_kernels.ops.gpu.prefill_attention import PROGRAMS
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
-_ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
-_ROW_PADDING = (0, 0, -1, 0, 0, COMMITTED)
-"""What padding rows have there."""
+_ROW_FIELDS = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents", "root_rows")
 _SEGMENTS = (16, 128, 1024, 8192, 65536, 2**20)
 """How many segments a layout has room for: few sizes, as `prefix_attention` is compiled for each."""
 _FREE_UPDATES = 256
@@ -78,7 +76,7 @@ class PlanLayout:
             tiles += decode_rows
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
         rows = (bucket.rows,)
-        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*_ROW_FIELDS, "root_rows"), rows) | {
+        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_ROW_FIELDS, rows) | {
             "logit_rows": (bucket.logits,),
             "deciding": (min(bucket.logits, limits.max_running), 4),
             "decode_rows": (decode_rows,),
@@ -93,6 +91,8 @@ class PlanLayout:
             self._offsets[name] = end
             end += -(-prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self.words = end
+        self.most_updates = self._shapes["updates"][0]
+        self._places = np.array([(first, prod(self._shapes[name])) for name, first in self._offsets.items()], np.int32)
 
     def views(self, block: Any) -> PlanArrays[Any]:
         """The arrays within a block of at least `words` words, a tensor or a numpy array."""
@@ -103,13 +103,11 @@ class PlanLayout:
             }
         )
 
-    def pack(self, plan: PassPlan, host: PlanArrays[Int32]) -> None:
-        """Fill all arrays of `host` but the updates. The plan is `in_order`."""
-        values = (plan.token_ids, plan.positions, plan.write_slots, plan.lines, plan.prefix_lengths, plan.parents)
-        targets = (host.token_ids, host.positions, host.write_slots, host.lines, host.prefix_lengths, host.parents)
-        pad_rows(values, targets, _ROW_PADDING, plan.root_rows, host.root_rows)
-        pad(plan.logit_rows, host.logit_rows, -1)
-        pad(plan.deciding, host.deciding, 0)
+    def pack(self, plan: PassPlan, updates: Int32, words: Int32) -> None:
+        """Fill all arrays, which lie in `words`; `updates` are at most `most_updates`. The plan is `in_order`.
+
+        Raises ValueError for a plan that is larger than the bucket.
+        """
         decodes = plan.decodes
         if self._has_tiles:
             tiles = _tiles(plan.prefills, self._tile_rows)
@@ -118,9 +116,26 @@ class PlanLayout:
             own[:, 3] -= 1  # a tile's first position, of a span's prefix length
             tiles = np.concatenate([tiles, own])
             decodes = decodes[~alone]
-            pad(tiles[np.argsort(-tiles[:, 3], kind="stable")], host.tiles, 0)  # the costliest tiles first
-        pack_segments(
-            decodes, self._segment_rows, self._splits, BLOCK, host.decode_rows, host.segments, host.item_offsets
+            first = self._offsets["tiles"]
+            room = words[first : first + prod(self._shapes["tiles"])]
+            pad(tiles[np.argsort(-tiles[:, 3], kind="stable")], room, 0)  # the costliest tiles first
+        pack_pass(
+            plan.token_ids,
+            plan.positions,
+            plan.write_slots,
+            plan.lines,
+            plan.prefix_lengths,
+            plan.parents,
+            plan.root_rows,
+            plan.logit_rows,
+            plan.deciding,
+            updates,
+            decodes,
+            self._segment_rows,
+            self._splits,
+            BLOCK,
+            self._places,
+            words,
         )
 
 

@@ -22,6 +22,8 @@ from slipstream_kernels.ops.gpu.sampling_table import (
     pack_line,
 )
 
+_NO_CHANGES = np.zeros((0, 2), np.int32)
+
 
 class DeviceTables:
     """One line a running request.
@@ -98,7 +100,7 @@ class DeviceTables:
     def take_changes(self, most: int) -> Int32:
         """Words of indices noted since the last call, int32 [n, 2]. More than `most` are uploaded at once instead."""
         if not self._changed:
-            return np.zeros((0, 2), np.int32)
+            return _NO_CHANGES
         indices = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
         if len(indices) > most:
             self._upload_changes()

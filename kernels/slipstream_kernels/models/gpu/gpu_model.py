@@ -234,7 +234,9 @@ class GpuModel:
             plan = plan.reordered()
         bucket = self._buckets.find(
             plan.rows, len(plan.logit_rows), has_trees=plan.has_trees, has_prefill=len(plan.prefills) > 0
-        )._replace(boundaries=self._boundaries)
+        )
+        if self._boundaries:
+            bucket = bucket._replace(boundaries=self._boundaries)
         buffer = self._host.take()
         with self._on_stream():
             self._send(bucket, plan, buffer)
@@ -319,13 +321,10 @@ class GpuModel:
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
         layout = self._layout(bucket)
-        arrays, memory, on_device = buffer.laid_out(layout, self._plan)
-        layout.pack(plan, arrays)
-        changes = self._tables.take_changes(len(arrays.updates))
-        arrays.updates[: len(changes)] = changes
-        arrays.updates[len(changes) :] = -1
+        layout.pack(plan, self._tables.take_changes(layout.most_updates), buffer.words)
         if self._plain is not None and not bucket.has_trees:
             self._plain.plan(bucket.without_states, plan)
+        memory, on_device = buffer.part(layout.words, self._plan)
         on_device.copy_(memory, non_blocking=True)
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer, copies: CopyPlan) -> Ticket:

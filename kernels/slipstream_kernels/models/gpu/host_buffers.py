@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slipstream_kernels.models.gpu.buckets import Bucket
-from slipstream_kernels.models.gpu.device_plan import PlanArrays, PlanLayout
 from slipstream_kernels.models.gpu.pass_plan import Int32
 from slipstream_kernels.models.gpu.ticket import Ticket
 
@@ -33,19 +31,13 @@ class HostBuffer:
     """Comes when that is here."""
     ticket: Ticket | None = None
     """Of the last pass."""
-    views: dict[Bucket, tuple[PlanArrays[Int32], torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def laid_out(
-        self, layout: PlanLayout, target: torch.Tensor
-    ) -> tuple[PlanArrays[Int32], torch.Tensor, torch.Tensor]:
-        """The plan's arrays in the layout of a bucket, the memory that they lie in, and its place in `target`.
-
-        `target` int32 [words or more] is the same at every call.
-        """
-        if layout.bucket not in self.views:
-            words = layout.words
-            self.views[layout.bucket] = layout.views(self.words), self.plan[:words], target[:words]
-        return self.views[layout.bucket]
+    def part(self, words: int, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first words of the plan, and as many of `target`, int32 [words or more], the same at every call."""
+        if words not in self.parts:
+            self.parts[words] = self.plan[:words], target[:words]
+        return self.parts[words]
 
 
 class HostBuffers:

@@ -86,27 +86,6 @@ def in_order(decodes: Int32, prefills: Int32) -> bool:
 
 
 @kernel
-def pad_rows(
-    values: tuple[Int32, ...],
-    targets: tuple[Int32, ...],
-    paddings: tuple[int, ...],
-    root_rows: Int32,
-    root_target: Int32,
-) -> None:
-    """Copy each of `values` [rows] to the start of its target, and fill the rest with its padding.
-
-    Padding rows are their own roots: in the target of `root_rows` they have their own numbers.
-    """
-    for index in range(len(values)):
-        source, out = values[index], targets[index]
-        out[: len(source)] = source
-        out[len(source) :] = paddings[index]
-    root_target[: len(root_rows)] = root_rows
-    for row in range(len(root_rows), len(root_target)):
-        root_target[row] = row
-
-
-@kernel
 def pad(values: Int32, target: Int32, padding: int) -> None:
     """Copy [n] or [n, columns] values to the start of `target`, of more of them, and fill the rest of it."""
     source, out = values.reshape(-1), target.reshape(-1)
@@ -147,3 +126,52 @@ def pack_segments(
             first += part
             rows -= part
     item_offsets[count + 1 :] = item_offsets[count]
+
+
+@kernel
+def pack_pass(
+    token_ids: Int32,
+    positions: Int32,
+    write_slots: Int32,
+    lines: Int32,
+    prefix_lengths: Int32,
+    parents: Int32,
+    root_rows: Int32,
+    logit_rows: Int32,
+    deciding: Int32,
+    updates: Int32,
+    decodes: Int32,
+    segment_rows: int,
+    splits: Int32,
+    block: int,
+    places: Int32,
+    words: Int32,
+) -> None:
+    """Write the arrays of a pass into `words`, padded: all of `PlanArrays` but the tiles, in one call.
+
+    The first arguments are those of `PassPlan`, and (index, word) pairs `updates`; `decodes` are the spans for
+    `pack_segments`. `places` [fields of PlanArrays, 2]: first word and number of words of each array, in order. Padding
+    rows are their own roots. Raises ValueError where something is larger than its place.
+    """
+    pad(token_ids, _place(words, places, 0), 0)
+    pad(positions, _place(words, places, 1), 0)
+    pad(write_slots, _place(words, places, 2), -1)
+    pad(lines, _place(words, places, 3), 0)
+    pad(prefix_lengths, _place(words, places, 4), 0)
+    pad(parents, _place(words, places, 5), COMMITTED)
+    roots = _place(words, places, 6)
+    pad(root_rows, roots, 0)
+    for row in range(len(root_rows), len(roots)):
+        roots[row] = row
+    pad(logit_rows, _place(words, places, 7), -1)
+    pad(deciding, _place(words, places, 8), 0)
+    segments = _place(words, places, 10).reshape(-1, 4)
+    offsets = _place(words, places, 11)
+    pack_segments(decodes, segment_rows, splits, block, _place(words, places, 9), segments, offsets)
+    pad(updates, _place(words, places, 13), -1)
+
+
+@kernel
+def _place(words: Int32, places: Int32, field: int) -> Int32:
+    first = places[field, 0]
+    return words[first : first + places[field, 1]]

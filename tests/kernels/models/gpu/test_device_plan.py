@@ -16,13 +16,15 @@ LIMITS = GpuLimits(
     max_running=12, max_nodes=64, step_nodes=200, prefill_chunk=500, num_pages=4000, max_context=4096, page_size=16
 )
 TREE = TokenTree(tuple(range(40)), (-1, *range(39)))
+UPDATES = np.array([(70, 1), (5, 2)], np.int32)
 
 
 def packed(plan: PassPlan, bucket: Bucket, group: int = 3, kv_heads: int = 1) -> dict[str, np.ndarray]:
     layout = PlanLayout(bucket, LIMITS, columns=64, tile_rows=64 // group, group=group, kv_heads=kv_heads)
-    host = layout.views(np.full(layout.words, 12345, np.int32))
-    layout.pack(plan, host)
-    return {name: getattr(host, name) for name in type(host).__slots__ if name != "updates"}
+    words = np.full(layout.words, 12345, np.int32)
+    layout.pack(plan, UPDATES, words)
+    host = layout.views(words)
+    return {name: getattr(host, name) for name in type(host).__slots__}
 
 
 def spans(count: int, *, prefill: bool, drafted: bool) -> list[Span]:
@@ -47,9 +49,11 @@ def test_every_row_is_served_once(prefill: bool, drafted: bool) -> None:
         assert np.array_equal(host[name][: plan.rows], getattr(plan, name))
     assert (host["write_slots"][plan.rows :] == -1).all() and (host["parents"][plan.rows :] == -2).all()
     assert np.array_equal(host["root_rows"][plan.rows :], np.arange(plan.rows, bucket.rows))
-    for name, padding in (("logit_rows", -1), ("deciding", 0)):
-        count = len(getattr(plan, name))
-        assert np.array_equal(host[name][:count], getattr(plan, name)) and (host[name][count:] == padding).all()
+    for name, values, padding in (
+        ("logit_rows", plan.logit_rows, -1), ("deciding", plan.deciding, 0), ("updates", UPDATES, -1)
+    ):  # fmt: skip
+        count = len(values)
+        assert np.array_equal(host[name][:count], values) and (host[name][count:] == padding).all()
 
     decode_rows = host["decode_rows"][host["decode_rows"] >= 0]
     segments = host["segments"][host["segments"][:, 1] > 0]
@@ -91,6 +95,12 @@ def test_tiles_never_run_out(group: int) -> None:
     plan = pass_of(LIMITS, made)
     tiles = packed(plan, Bucket(plan.rows, 12, has_trees=True, has_prefill=True), group)["tiles"]
     assert tiles[:, 1].sum() == plan.rows
+
+
+def test_a_plan_larger_than_its_bucket_is_refused() -> None:
+    plan = pass_of(LIMITS, spans(3, prefill=False, drafted=False))
+    with pytest.raises(ValueError, match="cannot assign slice"):
+        packed(plan, Bucket(2, 2, has_trees=False, has_prefill=False))
 
 
 def test_nothing_but_padding() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.gpu.plan_kernels import in_order, lay_rows, pack_segments, pad, pad_rows
+from slipstream_kernels.models.gpu.plan_kernels import in_order, lay_rows, pack_segments, pad
 
 
 def int32(*values: object) -> np.ndarray:
@@ -42,13 +42,6 @@ def test_padding_fills_what_is_left() -> None:
     assert target.tolist() == [[1, 2], [-1, -1], [-1, -1]]
     with pytest.raises(ValueError, match="cannot assign slice"):
         pad(int32(*range(7)), target, 0)
-
-
-def test_padding_rows_are_their_own_roots() -> None:
-    targets, roots = tuple(np.full(4, 99, np.int32) for _ in range(2)), np.full(4, 99, np.int32)
-    pad_rows((int32(1, 2), int32(3, 4)), targets, (-1, 7), int32(0, 0), roots)
-    assert [target.tolist() for target in targets] == [[1, 2, -1, -1], [3, 4, 7, 7]]
-    assert roots.tolist() == [0, 0, 2, 3]
 
 
 def test_spans_are_cut_into_segments() -> None:
