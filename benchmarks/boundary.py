@@ -30,12 +30,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.boundary_figures import ROUND_COLUMNS, SPLIT_COLUMNS, Row, columns, compared
 from benchmarks.boundary_plot import plot_boundary
 from benchmarks.boundary_settings import MODES, PLACES, TRANSPORTS, Measured, settings_of
+from benchmarks.boundary_tables import rows_of, text_of
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.mps import mps_server
-from benchmarks.report import markdown_table, write_json
+from benchmarks.report import write_json
 from slipstream_kernels.exchange.gpus import gpu_uuids
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,23 +60,6 @@ def merged(paths: Sequence[Path]) -> Content:
         content["places"] |= found["places"]
         content["options"] = found["options"]
     return content
-
-
-def rows_of(content: Mapping[str, Any]) -> list[Row]:
-    """The rows of all places, each beside its baseline."""
-    return [row for place in content["places"].values() for row in compared(place["rows"])]
-
-
-def text_of(content: Mapping[str, Any]) -> str:
-    """Both tables, the codec's, and what could not be measured."""
-    rows = rows_of(content)
-    drafted = [row for row in rows if row["transport"]]
-    parts = [_table(columns(rows, ROUND_COLUMNS)), _table(columns(drafted, SPLIT_COLUMNS))]
-    for place, found in content["places"].items():
-        parts += [f"{PLACES[place]}: {found[why]}" for why in ("failure", "missing") if found.get(why)]
-        for name, figures in found.get("codec", {}).items():
-            parts.append(f"{place}, {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in figures.items()))
-    return "\n\n".join(parts)
 
 
 def _place(options: argparse.Namespace, place: str, folder: Path) -> Content:
@@ -143,10 +126,6 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
 def _keep(options: argparse.Namespace, content: Content) -> None:
     if options.output:
         write_json(options.output, content)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "nothing"
 
 
 def _plainly(options: argparse.Namespace) -> Content:

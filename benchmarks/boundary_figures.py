@@ -1,30 +1,18 @@
-"""What the boundary benchmark's figures mean: from times to a row, and rows beside their baselines."""
+"""What the boundary benchmark's figures mean: from times to a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 from benchmarks.boundary_plan import DraftReport
 from benchmarks.boundary_rounds import Round, lengths, median, percentile, rounds
 from benchmarks.boundary_settings import LOCKSTEP, PLAIN, Measured, Setting
+from benchmarks.boundary_tables import Row
 from benchmarks.engine_loop import Arrival
 from benchmarks.engine_target import PassTimes
 from benchmarks.link_server import LinkState, Span, TimedLink
-
-Row = dict[str, Any]
-"""Rows of one benchmark have the same keys; what a setting has not is None."""
-OVER = "over in process us"
-ROUND_COLUMNS = (
-    "place", "transport", "mode", "states", "round ms", "p90 ms", "p99 ms", OVER, "idle us", "idle p90 us",
-    "drafted", "accepted", "tokens a round", "hits", "note",
-)  # fmt: skip
-SPLIT_COLUMNS = (
-    "place", "transport", "mode", "states", "verify us", "pass us", "to_draft us", "drafting us", "draft GPU us",
-    "back us", "commit us", "wait us", "rounds split", "rounds",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +50,6 @@ def setting_row(
         return row
     row |= _round(watched) | _spans(watched, link) | _tree_figures(state, setting) | _drafter(report)
     return row | (_split(watched, link, report) if setting.mode == LOCKSTEP else {})
-
-
-def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each with the microseconds that its median round takes beyond that of its proposer in process."""
-    baselines = {_proposer(row): row["round ms"] for row in rows if row["transport"] == "inproc"}
-    return [row | {OVER: _beyond(row["round ms"], baselines.get(_proposer(row)))} for row in rows]
-
-
-def columns(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """Some of the columns."""
-    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _empty(measured: Measured) -> Row:
@@ -148,14 +125,6 @@ def _drafter(report: DraftReport) -> Row:
         "calls for likely tokens": len(report.looks),
         "drafting us": _us(median([ended - begun for begun, ended, _ in report.trees])),
     }
-
-
-def _proposer(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["place"], row["states"], row["rows"], row["depth"], row["right"]
-
-
-def _beyond(value: float | None, baseline: float | None) -> float | None:
-    return None if value is None or baseline is None else 1e3 * (value - baseline)
 
 
 def _us(seconds: float | None) -> float | None:

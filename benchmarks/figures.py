@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import proposer_tables
+from benchmarks import boundary_settings, boundary_tables, proposer_tables
 from benchmarks.report import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +167,17 @@ def tensor_parallel(content: Content) -> str:
     return "\n\n".join([exact, " ".join(equal), *speeds, f"Measured {_gpu(content['machine'])}."])
 
 
+def boundary(content: Content) -> str:
+    """Rounds and their split, of every place."""
+    places = {name: place for name, place in content["places"].items() if place["rows"]}
+    machines = "; ".join(
+        f"{boundary_settings.PLACES[name]}: {_gpu(place['machine'])}" for name, place in places.items()
+    )
+    return f"{boundary_tables.text_of(content)}\n\nMeasured {machines}."
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
+    "boundary": boundary,
     "engine": engine,
     "gpu_exactness": gpu_exactness,
     "tensor_parallel_h200x2": tensor_parallel,

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import boundary
-from benchmarks.boundary_figures import OVER, compared
 from benchmarks.boundary_place import measure
 from benchmarks.boundary_rounds import Round, lengths, percentile, rounds
 from benchmarks.boundary_settings import Measured, Setting, settings_of
+from benchmarks.boundary_tables import OVER, compared, rows_of, text_of
 from benchmarks.inflate_shape import Shape
 
 SHAPE = Shape(256, 2, 4, 2, 64, 256, 600, 512)
@@ -70,8 +70,8 @@ def test_results_of_several_places_are_shown_together(rows, tmp_path):
     assert boundary.main(["--merge", *names, "--output", str(output), "--plot", str(plot)]) == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
     content = json.loads(output.read_text())
-    assert "one GPU, MPS: not done in 150 s" in boundary.text_of(content)
-    assert [row["place"] for row in boundary.rows_of(content)] == ["slicing"] * 3 + ["mps"] * 3
+    assert "one GPU, MPS: not done in 150 s" in text_of(content)
+    assert [row["place"] for row in rows_of(content)] == ["slicing"] * 3 + ["mps"] * 3
 
 
 def test_a_setting_that_fails_says_so_and_the_others_go_on(tiny_model, tmp_path):
@@ -85,7 +85,7 @@ def test_a_setting_that_fails_says_so_and_the_others_go_on(tiny_model, tmp_path)
 def test_a_place_without_mps_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     content = boundary.run(boundary.parse(["--places", "mps"]))
-    assert "MPS is not to be had here" in boundary.text_of(content)
+    assert "MPS is not to be had here" in text_of(content)
 
 
 def test_in_process_there_is_lockstep_alone():
