@@ -11,25 +11,17 @@ overwrites. A prompt longer than a chunk is prefilled between rounds, chunk by c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.proposers.base import (
-    DraftRequest,
-    Opening,
-    Proposer,
-    ProposerOptions,
-    Sampling,
-    SessionRefusedError,
-    Target,
-)
-from draft_service.proposers.checkpoint_folder import check_tokenizer, folder_and_config, refusing
+from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
+from draft_service.proposers.checkpoint_folder import folder_and_config, refusing
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftCache, DraftSession
+from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
 from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
 from draft_service.proposers.expansion import Expansion
 from slipstream_kernels.models.causal_lm import CausalLM
@@ -37,87 +29,35 @@ from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
-_log = logging.getLogger(__name__)
+_CHUNK = 128
+"""Rows of a prefill pass unless configured: what a CPU computes in the time of a few verify steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftModelConfig:
-    """Limits and sizes.
-
-    top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root
-    included; 0: as many as a chain has. chunk: rows of one prefill pass. max_cached_tokens and
-    max_cached_bytes: size of all pages; one context always fits. group: sessions drafted in one pass.
-    """
-
-    max_depth: int = 4
-    top_k: int = 3
-    max_nodes: int = 0
-    page_size: int = 16
-    max_cached_tokens: int = 65_536
-    max_cached_bytes: int = 1 << 30
-    chunk: int = 128
-    group: int = 32
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.max_depth <= 63 and 1 <= self.top_k <= 16 and 2 <= self.rows <= 64):
-            raise ValueError("max_depth must be 1 to 63, top_k 1 to 16, max_nodes 2 to 64")
-        if min(self.page_size, self.max_cached_tokens, self.max_cached_bytes, self.chunk, self.group) < 1:
-            raise ValueError("page_size, max_cached_tokens, max_cached_bytes, chunk and group must be at least 1")
-
-    @property
-    def rows(self) -> int:
-        """Rows of the largest tree, the root included."""
-        return self.max_nodes or self.max_depth + 1
-
-    @property
-    def scratch_slots(self) -> int:
-        """Slots for the nodes that one group expands in one round; the last level is never expanded."""
-        return max(1, self.group * self.top_k * (self.max_depth - 1))
-
-
-class DraftModelProposer(Proposer):
+class DraftModelProposer(DraftModelBase):
     """Drafts with a causal language model on the CPU."""
 
     def __init__(self, name: str, model: CausalLM, config: DraftModelConfig, tokenizer_fingerprint: str = "") -> None:
-        self.name = name
-        self.config = config
-        self.max_depth = min(config.max_depth, config.rows - 1)
-        self.max_nodes = config.rows
-        self.tokenizer_fingerprint = tokenizer_fingerprint
-        self.vocab_size = model.config.vocab_size
+        super().__init__(name, model.config, config, tokenizer_fingerprint, model.config.max_context)
         self._model = model
-        self._max_context = model.config.max_context
+        self._chunk = config.chunk or _CHUNK
         num_pages = _num_pages(model, config)
         self._kv = model.new_cache(num_pages=num_pages, page_size=config.page_size, scratch_slots=config.scratch_slots)
         self._cache = DraftCache(PagePool(num_pages), config.page_size)
         self._coupling = Coupling(model.config.vocab_size, model.config.eos_token_ids)
         self._behind: dict[int, None] = {}
 
-    def bind(self, target: Target) -> None:
-        check_tokenizer(self.tokenizer_fingerprint, target)
-        self._coupling.limit_vocabulary(target.vocab_size)
-        self.warm_up()
-
-    def warm_up(self) -> None:
-        """Compile every kernel that a round uses, plain and sampled. Only while no session is open."""
-        for sampling in (Sampling(temperature=0.0), Sampling(presence_penalty=1.0)):
-            self.open(0, Opening([0], 1, sampling=sampling))
-            self.propose([DraftRequest(0, self.max_nodes, self.max_depth)])
-            self.close(0)
+    def limit_vocabulary(self, size: int) -> None:
+        self._coupling.limit_vocabulary(size)
 
     def open(self, session: int, opening: Opening) -> None:
         tokens = list(opening.token_ids)
-        if len(tokens) > self._max_context:
-            raise SessionRefusedError(f"{len(tokens)} tokens, the draft model's context is {self._max_context}")
-        if max(tokens) >= self.vocab_size:
-            raise SessionRefusedError(f"token {max(tokens)} is outside the draft model's vocabulary")
+        self._check_opening(tokens)
         self._cache.add(DraftSession(session, tokens, opening.prompt_length, opening.sampling))
         self._coupling.open(session, tokens, opening.prompt_length, opening.sampling)
         self._behind[session] = None
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
-        if max(token_ids) >= self.vocab_size:
-            raise ValueError(f"token {max(token_ids)} is outside the draft model's vocabulary")
+        self._check_commit(token_ids)
         self._cache[session].tokens.extend(token_ids)
         self._coupling.commit(session, token_ids)
 
@@ -156,7 +96,7 @@ class DraftModelProposer(Proposer):
     def advance(self) -> bool:
         """Prefill up to a chunk of rows of sessions that are behind, all but their last token."""
         batch: list[tuple[DraftSession, int]] = []
-        room = self.config.chunk
+        room = self._chunk
         for number in list(self._behind):
             session = self._cache[number]
             rows = min(room, session.pending - 1)
@@ -178,7 +118,7 @@ class DraftModelProposer(Proposer):
         """Those whose pending tokens fit into one chunk together, shortest first; the others fall behind."""
         ready: list[tuple[DraftRequest, DraftSession]] = []
         busy = [request.session for request in requests]
-        room = self.config.chunk
+        room = self._chunk
         for request in sorted(requests, key=lambda request: self._cache[request.session].pending):
             session = self._cache[request.session]
             if len(session.tokens) > self._max_context:
@@ -230,13 +170,22 @@ def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
     return -(-max(tokens, model.config.max_context) // config.page_size)
 
 
-def create(options: ProposerOptions) -> DraftModelProposer:
+def create(options: ProposerOptions) -> DraftModelBase:
     """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of DraftModelConfig or their aliases."""
     folder, config = folder_and_config(options, DraftModelConfig())
     with refusing(options):
-        model = CausalLM.load(folder, threads=options.threads)
         tokenizer = fingerprint(folder).tokenizer
-    model.warm_up()
-    proposer = DraftModelProposer(options.name, model, config, tokenizer)
+        proposer = _placed(options, folder, config, tokenizer)
     proposer.warm_up()
     return proposer
+
+
+def _placed(options: ProposerOptions, folder: Path, config: DraftModelConfig, tokenizer: str) -> DraftModelBase:
+    """The proposer on the device that was chosen. Raises CheckpointError where that cannot draft with the model."""
+    if options.device == "cpu":
+        model = CausalLM.load(folder, threads=options.threads)
+        model.warm_up()
+        return DraftModelProposer(options.name, model, config, tokenizer)
+    from draft_service.gpu.draft_model import GpuDraftModelProposer
+
+    return GpuDraftModelProposer.load(options.name, folder, config, options.device, tokenizer)

@@ -265,6 +265,6 @@ def test_the_factory_loads_a_folder(folder, tmp_path) -> None:
     assert (default.max_depth, default.max_nodes) == (4, 5)
     named = create(ProposerOptions("small", f"{folder}:num_steps=3:topk=2:num_draft_tokens=9", max_depth=2, top_k=4))
     assert (named.max_depth, named.max_nodes, named.config.top_k) == (3, 9, 2)
-    for wrong in ("", str(tmp_path / "none"), str(tmp_path), f"{folder}:topk=0", f"{folder}:chunk=0"):
+    for wrong in ("", str(tmp_path / "none"), str(tmp_path), f"{folder}:topk=0", f"{folder}:chunk=-1"):
         with pytest.raises(InvalidArgumentError):
             create(ProposerOptions("small", wrong))

@@ -92,7 +92,7 @@ class CausalForward:
         roots = b.roots[: len(last_rows)]
         self._ops.gather_norm(b.x, last_rows, self.weights.final_norm, roots, self._config.rms_norm_eps)
 
-    def nodes(self, depth: int, rows: PassRows, parent_rows: torch.Tensor) -> None:  # noqa: ARG002 - tokens say it all
+    def nodes(self, depth: int, rows: PassRows, parent_rows: torch.Tensor) -> None:
         self._compute(rows)
 
     def score(self, depth: int, logits: torch.Tensor) -> None:

@@ -1,0 +1,253 @@
+"""A causal language model that drafts on a GPU: a round of all sessions is one CUDA graph.
+
+What is drafted is what `proposers.draft_model` drafts, but for the rounding of bfloat16. A round computes the tokens
+committed since the last one and then level after level of the trees without waiting for the host; longer texts are
+worked off before it, and between rounds, in passes of their own. Trees are not made ahead.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
+from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
+from draft_service.proposers.draft_cache import DraftCache, DraftSession
+from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from slipstream_kernels.models.gpu.draft import draft_ops
+from slipstream_kernels.models.gpu.draft.causal_forward import CausalForward
+from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.paged_kv import PagePool
+from slipstream_kernels.token_tree import TokenTree
+
+_log = logging.getLogger(__name__)
+
+_CHUNK = 512
+"""Rows of a pass over text unless configured: enough to use a GPU, few enough not to keep others waiting."""
+_HEAD_DIMS = (64, 128)
+_MULTIPLE = 16
+_MOST_GROUP = 64
+
+
+@dataclass(slots=True)
+class _Running:
+    """A model at work: the sessions' pages, and what its tables hold of them."""
+
+    draft: DraftRound
+    cache: DraftCache
+    places: Places
+    free_lines: list[int]
+    lines: dict[int, int]
+    """by session"""
+
+
+class GpuDraftModelProposer(DraftModelBase):
+    """Drafts with a causal language model on one device; on `cpu` with the kernels' twins, slowly."""
+
+    drafts_ahead = False
+
+    def __init__(
+        self, name: str, weights: GpuWeights, config: DraftModelConfig, tokenizer_fingerprint: str = ""
+    ) -> None:
+        """Raises CheckpointError where the device has no room for the model."""
+        model = weights.shard.config
+        super().__init__(name, model, config, tokenizer_fingerprint, min(model.max_context, config.max_context))
+        self._weights = weights
+        self._behind: dict[int, None] = {}
+        self._started: _Running | None = None
+        self._start(model.vocab_size)
+
+    @classmethod
+    def load(cls, name: str, folder: Path, config: DraftModelConfig, device: str, tokenizer_fingerprint: str) -> Self:
+        """Read a Hugging Face folder. Raises CheckpointError likewise, and where a GPU cannot compute such a model."""
+        model = ModelConfig.from_folder(folder)
+        _check(model, torch.device(device))
+        return cls(name, GpuWeights.load(folder, model, device), config, tokenizer_fingerprint)
+
+    def limit_vocabulary(self, size: int) -> None:
+        size = min(size, self.vocab_size)
+        assert not self._running.lines
+        if size != self._running.draft.forward.shape.entries:
+            self._start(size)
+
+    def open(self, session: int, opening: Opening) -> None:
+        running, tokens = self._running, list(opening.token_ids)
+        self._check_opening(tokens)
+        if not running.free_lines:
+            raise SessionRefusedError(f"{self.config.max_sessions} other requests are open, the most that can be")
+        line = running.lines[session] = running.free_lines.pop()
+        running.cache.add(DraftSession(session, tokens, opening.prompt_length, opening.sampling))
+        eos = self._weights.shard.config.eos_token_ids
+        with running.draft.change_tables():
+            set_rules(running.draft.tables, line, running.places, opening.sampling, tokens, opening.prompt_length, eos)
+        self._behind[session] = None
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        running = self._running
+        self._check_commit(token_ids)
+        state = running.cache[session]
+        state.tokens.extend(token_ids)
+        if is_penalised(state.sampling):
+            with running.draft.change_tables():
+                count_output(running.draft.tables, running.lines[session], running.places, token_ids)
+
+    def close(self, session: int) -> None:
+        running = self._running
+        self._behind.pop(session, None)
+        running.cache.remove(session)
+        line = running.lines.pop(session, None)
+        if line is not None:
+            running.free_lines.append(line)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        ready = self._ready(requests)
+        trees: dict[int, TokenTree] = {}
+        most = self._running.draft.max_sessions
+        for begin in range(0, len(ready), most):
+            trees |= self._draft(ready[begin : begin + most])
+        return [trees.get(request.session) for request in requests]
+
+    def advance(self) -> bool:
+        """Compute up to a chunk of rows of sessions that are behind, all but their last token."""
+        running = self._running
+        batch: list[tuple[DraftSession, int]] = []
+        room = running.draft.limits.chunk
+        for number in list(self._behind):
+            session = running.cache[number]
+            rows = min(room, session.pending - 1)
+            fits = len(session.tokens) <= self._max_context and self._reserve(
+                session, session.cached + rows, [other.number for other, _ in batch]
+            )
+            if rows > 0 and fits:
+                batch.append((session, rows))
+                room -= rows
+            if not fits or session.cached + rows >= len(session.tokens) - 1:
+                del self._behind[number]
+            if room == 0:
+                break
+        self._compute(batch)
+        return bool(self._behind)
+
+    def shut_down(self) -> None:
+        self._started = None
+
+    def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, DraftSession]]:
+        """Those whose rows of older text fit into one chunk together, shortest first; the others fall behind."""
+        running = self._running
+        limits = running.draft.limits
+        ready: list[tuple[DraftRequest, DraftSession]] = []
+        late: list[tuple[DraftSession, int]] = []
+        busy = [request.session for request in requests]
+        room = limits.chunk
+        for request in sorted(requests, key=lambda request: running.cache[request.session].pending):
+            session = running.cache[request.session]
+            if len(session.tokens) > self._max_context:
+                continue
+            before = max(0, session.pending - limits.text_rows)
+            if before > room or not self._reserve(session, len(session.tokens), busy):
+                self._behind[request.session] = None
+                continue
+            room -= before
+            self._behind.pop(request.session, None)
+            ready.append((request, session))
+            if before:
+                late.append((session, before))
+        self._compute(late)
+        return ready
+
+    def _compute(self, batch: Sequence[tuple[DraftSession, int]]) -> None:
+        """Compute the next rows of text of each session, as many as beside it."""
+        if batch:
+            items = [self._item(session, session.cached, session.cached + rows) for session, rows in batch]
+            self._running.draft.compute_text(items, [])
+        for session, rows in batch:
+            session.cached += rows
+
+    def _draft(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> dict[int, TokenTree]:
+        items: list[RoundItem] = []
+        for request, session in ready:
+            length = len(session.tokens)
+            nodes = min(request.max_nodes, self.max_nodes) - 1
+            depth = min(request.max_depth, self.max_depth, nodes, self._max_context - length + 1)
+            items.append(self._item(session, length - session.pending, length, nodes, depth))
+            session.cached = length
+        if not items:
+            return {}
+        filtered = any(is_filtered(session.sampling) for _, session in ready)
+        trees = self._running.draft.draft(items, [], filtered=filtered)
+        return {session.number: tree for (_, session), tree in zip(ready, trees, strict=True)}
+
+    def _item(self, session: DraftSession, begin: int, end: int, nodes: int = 0, depth: int = 0) -> RoundItem:
+        line = self._running.lines[session.number]
+        return RoundItem(line, begin, begin, session.tokens[begin:end], nodes, depth)
+
+    def _reserve(self, session: DraftSession, length: int, busy: Collection[int]) -> bool:
+        """Give the session pages for `length` tokens, as `DraftCache.reserve`."""
+        running, held = self._running, len(session.pages)
+        if not running.cache.reserve(session, length, busy):
+            return False
+        if len(session.pages) > held:
+            running.draft.set_pages(running.lines[session.number], held, session.pages[held:])
+        return True
+
+    def _start(self, entries: int) -> None:
+        """Begin anew, without sessions, with the first `entries` of the vocabulary."""
+        self._started = None
+        gc.collect()  # the graphs and pages of the one before
+        config, cuda = self.config, self._weights.head.is_cuda
+        ops = draft_ops.kernels() if cuda else draft_ops.twins()
+        forward = CausalForward(self._weights, ops, entries)
+        tokens = min(config.max_cached_tokens, config.max_cached_bytes // forward.shape.slot_bytes)
+        model = self._weights.shard.config
+        try:
+            limits = DraftLimits(
+                max_depth=self.max_depth,
+                width=min(config.top_k, entries),
+                max_tokens=max(tokens, self._max_context),
+                max_context=self._max_context,
+                max_sessions=config.max_sessions,
+                chunk=config.chunk or _CHUNK,
+            )
+            draft = DraftRound(
+                forward, limits, rope_theta=model.rope_theta, rope_scaling=model.rope_scaling, ops=ops, progress=True
+            )
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        if cuda:
+            _log.info("%s drafts on %s: %s", self.name, forward.device, draft.memory)
+        self._started = _Running(
+            draft=draft,
+            cache=DraftCache(PagePool(limits.num_pages), PAGE_SIZE),
+            places=Places(None, entries),
+            free_lines=list(range(limits.max_sessions - 1, -1, -1)),
+            lines={},
+        )
+
+    @property
+    def _running(self) -> _Running:
+        assert self._started is not None
+        return self._started
+
+
+def _check(config: ModelConfig, device: torch.device) -> None:
+    """Shapes that the kernels take; their twins on the CPU take any."""
+    if device.type != "cuda":
+        return
+    for name, value in (("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)):
+        if value % _MULTIPLE:
+            raise CheckpointError(f"{name} is {value}; on a GPU it must be a multiple of {_MULTIPLE}")
+    if config.head_dim not in _HEAD_DIMS:
+        raise CheckpointError(f"head_dim is {config.head_dim}; on a GPU it must be 64 or 128: use --device cpu")
+    group = config.num_heads // config.num_kv_heads
+    if group > _MOST_GROUP:
+        raise CheckpointError(f"{group} query heads share a KV head; on a GPU it must be at most {_MOST_GROUP}")
