@@ -6,6 +6,7 @@ A round computes the latest rows of text of all its sessions, then level after l
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -108,7 +109,6 @@ class DraftRound:
         """
         rows = sum(len(item.token_ids) for item in items)
         self._launch(self._buckets.find(0, rows, 0, filtered=False), items, features)
-        self._wait()
 
     def draft(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> list[TokenTree]:
         """A round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
@@ -118,25 +118,22 @@ class DraftRound:
         """
         rows = sum(len(item.token_ids) for item in items)
         levels = max(item.max_depth for item in items)
-        bucket = self._buckets.find(len(items), rows, levels, filtered=filtered)
-        self._launch(bucket, items, features)
-        with self._on_stream():
-            self._result[: bucket.sessions].copy_(self._buffers.trees(bucket.sessions).trees.result, non_blocking=True)
-        self._wait()
-        return [_tree(words) for words in self._result_words[: len(items)]]
-
-    def replay(self, bucket: RoundBucket) -> None:
-        """Queue what was planned last for `bucket` anew, on the current stream: to be timed."""
-        self._graphs.run(bucket)
+        self._launch(self._buckets.find(len(items), rows, levels, filtered=filtered), items, features)
+        return [_tree(words) for words in self._result_words[: len(items)].tolist()]
 
     def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where features come from
+        """Queue a round or a pass over text, and wait until it is done and its trees, if any, are here."""
+        if self._stream is not None and any(part.is_cuda for part in features):
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where they come from
         with self._on_stream():
             if features:
                 self._features.load(features)
             self._send(bucket, items)
             self._graphs.run(bucket)
+            if bucket.levels:
+                trees = self._buffers.trees(bucket.sessions).trees.result
+                self._result[: bucket.sessions].copy_(trees, non_blocking=True)
+        self._wait()
 
     def _wait(self) -> None:
         if self._stream is not None and self._done is not None:
@@ -283,11 +280,8 @@ class DraftRound:
         return nullcontext() if self._stream is None else self._own_stream
 
 
-def _tree(words: np.ndarray) -> TokenTree:
-    """A tree of int32 [TREE_WIDTH], as `DraftTrees.result` holds it."""
-    count = int(words[COUNT])
-    return TokenTree(
-        tuple(words[:count].tolist()),
-        tuple(words[PARENTS : PARENTS + count].tolist()),
-        tuple(words[LOG_PROBS : LOG_PROBS + count].view(np.float32).tolist()),
-    )
+def _tree(words: list[int]) -> TokenTree:
+    """A tree of the TREE_WIDTH words of a line of `DraftTrees.result`."""
+    count = words[COUNT]
+    log_probs = struct.unpack(f"{count}f", struct.pack(f"{count}i", *words[LOG_PROBS : LOG_PROBS + count]))
+    return TokenTree(tuple(words[:count]), tuple(words[PARENTS : PARENTS + count]), log_probs)
