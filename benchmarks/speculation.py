@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -229,6 +230,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--step-nodes", type=int, default=1024, help="drafted rows of a step, over all requests (1024)")
     add("--prefill-chunk", type=int, default=1024, help="prompt rows of a step (1024)")
     add("--deadline-ms", type=float, default=2000.0, help="how long a step may wait for trees (2000)")
+    add("--log-level", choices=("info", "warning"), default="warning", help="least level logged (warning)")
     add("--work", type=Path, help="folder for heads, 2 GB each (a temporary one)")
     add("--output", type=Path, help="JSON file to keep the results in")
     add("--plot", type=Path, help="picture of time a token and throughput against concurrency")
@@ -244,6 +246,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; the exit status says nothing about speed."""
     options = parse(arguments)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=options.log_level.upper())
     sys.setswitchinterval(SWITCH_SECONDS)
     report = Report(options)
     with tempfile.TemporaryDirectory() as temporary:

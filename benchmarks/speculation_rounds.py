@@ -114,13 +114,13 @@ class Rounds:
             measured.loop.run([Job(prompt, 1) for prompt in self._prompts], len(self._prompts))
             for batch in self._sizes.batches:
                 for name, shape in self._shapes.items():
-                    expected = self._expected(shape, first)
+                    expected = self._expected(shape, batch, first)
                     for adaptive in (False, True):
                         measured.link.chosen = name
                         kind = f"{name}, controller" if adaptive else name
                         jobs = self._jobs(batch, name, shape.rows, adaptive=adaptive)
                         row = self._row(measured.loop, kind, batch, jobs, measured, draft_bytes[name])
-                        yield row | {"set acceptance": expected}
+                        yield row | {"set acceptance": None if adaptive else expected}
 
     def _row(
         self,
@@ -158,9 +158,10 @@ class Rounds:
             Job(prompt, self._tokens, proposer=named, rows=rows, adaptive=adaptive) for prompt in self._prompts[:batch]
         ]
 
-    def _expected(self, shape: TreeShape, first: float) -> float:
-        best = best_shape(Profile(first), nodes=shape.rows - 1, depth=shape.steps, width=shape.top_k)
-        return best.expected_length
+    def _expected(self, shape: TreeShape, batch: int, first: float) -> float:
+        """Acceptance length with trees of this shape, or of what of it a request's share of the step leaves."""
+        nodes = min(shape.rows - 1, self._config.step_nodes // batch)
+        return best_shape(Profile(first), nodes=nodes, depth=shape.steps, width=shape.top_k).expected_length
 
     @property
     def _continuations(self) -> Path:
