@@ -88,6 +88,10 @@ def serve(
     max_restarts: Annotated[
         int, typer.Option(help="Short runs in a row after which gateway or verify is given up; 0: never.", min=0)
     ] = 10,
+    hang_seconds: Annotated[
+        float,
+        typer.Option(help="Time without an answer to health checks after which a service is killed; 0: never.", min=0),
+    ] = 30.0,
     start_seconds: Annotated[float, typer.Option(help="How long the services may take to start.", min=1)] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
 ) -> None:
@@ -140,6 +144,7 @@ def serve(
         start_seconds=start_seconds,
         drain_seconds=drain_seconds,
         max_restarts=max_restarts,
+        hang_seconds=hang_seconds,
     )
     raise typer.Exit(run(layout, options))
 

@@ -26,13 +26,21 @@ class StartupError(RuntimeError):
 
 def is_serving(address: str, timeout: float = PROBE_SECONDS) -> bool:
     """Whether the server at `address` reports SERVING."""
+    return _health(address, timeout) == health_pb2.HealthCheckResponse.SERVING
+
+
+def answers(address: str, timeout: float) -> bool:
+    """Whether the server at `address` reports its health, be it that it does not serve."""
+    return _health(address, timeout) is not None
+
+
+def _health(address: str, timeout: float) -> int | None:
     with open_sync_channel(address) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # missing in its types
-            reply = check(health_pb2.HealthCheckRequest(), timeout=timeout)
+            return int(check(health_pb2.HealthCheckRequest(), timeout=timeout).status)
         except grpc.RpcError:
-            return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+            return None
 
 
 def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> frozenset[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from launcher.commands import Layout, reachable, split_address
 from launcher.log_view import LogView
 from launcher.readiness import StartupError, wait_attached
-from launcher.supervisor import MOST_FAILURES, RestartPolicy, Supervisor
+from launcher.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
 
 GIVEN_UP = 0
 """Takes the place of a signal's number where a service cannot be kept running."""
@@ -32,6 +32,7 @@ class ServeOptions:
     start_seconds: float
     drain_seconds: float
     max_restarts: int = MOST_FAILURES
+    hang_seconds: float = HANG_SECONDS
 
 
 class PortTakenError(RuntimeError):
@@ -66,7 +67,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     # Gateway before the services it needs, so that its streams can finish.
     commands = [layout.gateway, *([layout.drafter] if layout.served else []), layout.verify]
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
-    policy = RestartPolicy(most_failures=options.max_restarts)
+    policy = RestartPolicy(most_failures=options.max_restarts, hang_seconds=options.hang_seconds)
     supervisor = Supervisor(commands, view, policy, on_given_up=lambda _: ends.put(GIVEN_UP))
     signal.signal(signal.SIGTERM, _leave)
     names = ", ".join(reversed([command.name for command in commands]))

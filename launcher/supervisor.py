@@ -1,4 +1,4 @@
-"""Keeps services running: starts them, restarts those that end, and drains them in order."""
+"""Keeps services running: starts them, restarts those that end or hang, and drains them in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner
+from launcher.pulse import PULSE_SECONDS, Pulse
 from launcher.readiness import wait_serving
 
 WATCH_SECONDS = 0.1
@@ -17,6 +18,8 @@ WATCH_SECONDS = 0.1
 
 MOST_FAILURES = 10
 """Short runs in a row after which an essential service is given up."""
+HANG_SECONDS = 30.0
+"""How long a service may not answer before it is taken for hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,15 @@ class RestartPolicy:
     """How long to wait before a service that ended is started again: doubling, reset by a good run.
 
     A run is good that lasts `good_run_seconds` longer than the first start of all services took: loading is no run. An
-    essential service is not started again after `most_failures` short runs in a row, 0 standing for any number.
+    essential service is not started again after `most_failures` short runs in a row, 0 standing for any number. One
+    that has not reported its health for `hang_seconds`, when it had before, is killed; 0: never.
     """
 
     first_seconds: float = 0.5
     longest_seconds: float = 10.0
     good_run_seconds: float = 30.0
     most_failures: int = MOST_FAILURES
+    hang_seconds: float = HANG_SECONDS
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many short runs in a row, the last one included."""
@@ -43,11 +48,12 @@ class _Watched:
     `dismissed`: somebody else has asked it to end, and it did.
     """
 
-    __slots__ = ("command", "dismissed", "due", "failures", "process", "started")
+    __slots__ = ("command", "dismissed", "due", "failures", "process", "pulse", "started")
 
     def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
         self.command = command
         self.process = process
+        self.pulse = Pulse(process, alive=True)  # looked at once all services have served
         self.started = time.monotonic()
         self.failures = 0
         self.due: float | None = None
@@ -79,6 +85,7 @@ class Supervisor:
         self._start_seconds = 0.0
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="pulse", daemon=True)
         self._lock = threading.Lock()
 
     def start(self, timeout: float) -> None:
@@ -92,6 +99,8 @@ class Supervisor:
             raise
         self._start_seconds = time.monotonic() - begun
         self._watcher.start()
+        if self._policy.hang_seconds > 0:
+            self._listener.start()
 
     def process(self, name: str) -> ServiceProcess:
         """The newest process of a service."""
@@ -122,6 +131,17 @@ class Supervisor:
                 for watched in self._watched:
                     if not self._stopping.is_set():
                         self._tend(watched)
+
+    def _listen(self) -> None:
+        """Kill what hangs; the watcher sees to it that it is started again."""
+        limit = self._policy.hang_seconds
+        while not self._stopping.wait(min(PULSE_SECONDS, limit / 4)):
+            for watched in self._watched:
+                if watched.pulse.process is not watched.process:
+                    watched.pulse = Pulse(watched.process)
+                if watched.pulse.lost(limit) and not self._stopping.is_set():
+                    self._sink(watched.command.name, f"has not answered for {limit:g} s and is killed")
+                    watched.pulse.process.signal(signal.SIGKILL)
 
     def _tend(self, watched: _Watched) -> None:
         now = time.monotonic()

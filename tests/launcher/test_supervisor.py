@@ -65,6 +65,22 @@ def test_restarts_what_was_killed_on_the_same_port():
     assert not supervisor.process("one").running
 
 
+def test_restarts_what_hangs():
+    ports = free_ports(2)
+    lines = Lines()
+    commands = [replace(server("one", ports[0]), essential=False), server("two", ports[1])]
+    supervisor = Supervisor(commands, lines, replace(QUICK, hang_seconds=3.0))
+    supervisor.start(timeout=100)
+    try:
+        first = supervisor.process("one")
+        first.signal(signal.SIGSTOP)
+        wait_until(lambda: supervisor.process("one") is not first and is_serving(f"127.0.0.1:{ports[0]}"))
+        lines.index("one", "has not answered for 3 s and is killed")
+        assert any("ended by SIGKILL; starts again in" in line for _, line in lines.lines)
+    finally:
+        supervisor.kill()
+
+
 def test_a_service_that_cannot_be_spawned_is_tried_again():
     (port,) = free_ports(1)
     lines = Lines()

@@ -1,0 +1,84 @@
+"""When a service counts as lost, by a clock and answers of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from launcher import pulse
+from launcher.pulse import LEAST_MISSES, Pulse
+
+LIMIT = 20.0
+
+
+class Service:
+    """Answers or lets the asker wait for the whole time that it has."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.answering, self.running = 1000.0, True, True
+        self.command = SimpleNamespace(address="nowhere:1")
+        monkeypatch.setattr(pulse, "answers", self.answers)
+        monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def answers(self, address, timeout):
+        assert address == "nowhere:1"
+        self.now += 0 if self.answering else timeout
+        return self.answering
+
+
+@pytest.fixture
+def service(monkeypatch):
+    return Service(monkeypatch)
+
+
+def look(one, service, times):
+    """What each of some looks in a row says, five seconds apart."""
+    said = []
+    for _ in range(times):
+        said.append(one.lost(LIMIT))
+        service.now += 5.0
+    return said
+
+
+def test_one_that_answers_is_never_lost(service):
+    assert not any(look(Pulse(service), service, 50))
+
+
+def test_one_that_falls_silent_is_lost_after_the_limit(service):
+    one = Pulse(service)
+    look(one, service, 2)
+    service.answering, since = False, service.now
+    assert look(one, service, 3) == [False, False, True]
+    assert since + LIMIT <= service.now <= since + LIMIT + 10.0
+
+
+def test_an_answer_in_between_starts_anew(service):
+    one = Pulse(service)
+    for _ in range(10):
+        service.answering = True
+        assert not one.lost(LIMIT)
+        service.answering = False
+        assert not any(look(one, service, 2))
+
+
+def test_one_that_never_answered_starts(service):
+    service.answering = False
+    assert not any(look(Pulse(service), service, 50))
+
+
+def test_the_askers_own_absence_counts_as_one_miss(service):
+    one = Pulse(service)
+    one.lost(LIMIT)
+    service.answering = False
+    one.lost(LIMIT)
+    service.now += 1000.0
+    assert look(one, service, LEAST_MISSES - 2) == [False] * (LEAST_MISSES - 2)
+    assert one.lost(LIMIT)
+
+
+def test_one_that_has_ended_is_not_lost(service):
+    one = Pulse(service)
+    one.lost(LIMIT)
+    service.answering = service.running = False
+    assert not any(look(one, service, 50))
