@@ -52,7 +52,7 @@ async def serve(settings: DraftSettings) -> None:
         worker,
         identity,
         token=settings.attach_token,
-        transports=settings.transports,
+        transports=settings.offered(placement),
         share=settings.share,
         drafting=Drafting(settings.mode, settings.fan_out),
     )

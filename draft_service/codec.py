@@ -13,6 +13,7 @@ from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.records import (
     Close,
     Commit,
+    DeviceRows,
     Extend,
     Gap,
     NackReply,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 PROTOCOL_VERSION = 1
-TRANSPORTS = ("shm", "grpc")
+CUDA_IPC, SHM, GRPC = "cuda_ipc", "shm", "grpc"
+TRANSPORTS = (CUDA_IPC, SHM, GRPC)
 MODES = {
     "lockstep": draft_pb2.DRAFT_MODE_LOCKSTEP,
     "ahead": draft_pb2.DRAFT_MODE_AHEAD,
@@ -63,6 +65,15 @@ class SharedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRingAddress:
+    """The ring of transport `cuda_ipc`, which also needs those of `shm`."""
+
+    handle: bytes
+    size: int
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """What verify granted: the epoch of all stamps, the number of slots, and the best transport of both."""
 
@@ -74,6 +85,9 @@ class Attachment:
     """Trees ahead that verify keeps for one state of a slot; 0 in lockstep."""
     waits: bool = True
     """Whether verify waits for a tree where none ahead was right."""
+    device_ring: DeviceRingAddress | None = None
+    transport_reason: str = ""
+    """Why `transport` is not a better one that both ends list."""
 
     @property
     def replies_per_message(self) -> int:
@@ -181,9 +195,13 @@ def decode_attachment(
             f"verify chose version {message.version} and transport {message.transport!r}, which were not offered"
         )
     memory = _decode_memory(message.shared_memory) if message.HasField("shared_memory") else None
+    ring = message.device_ring
+    address = DeviceRingAddress(ring.handle, ring.size, ring.gpu_uuid) if message.HasField("device_ring") else None
     ahead = 0 if drafting.mode == "lockstep" else min(message.max_ahead, drafting.fan_out)
     waits = not ahead or drafting.mode != "ahead"
-    return Attachment(message.epoch, message.num_slots, transport, memory, ahead, waits)
+    return Attachment(
+        message.epoch, message.num_slots, transport, memory, ahead, waits, address, message.transport_reason
+    )
 
 
 def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemory:
@@ -209,7 +227,8 @@ def decode_command_bytes(data: bytes) -> list[Record]:
 def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
     """The records this service understands, in order; unknown kinds carry nothing for it.
 
-    UnavailableError for states that are no bfloat16 matrix, with a row for each token of a Commit.
+    States on verify's GPU are only named. UnavailableError for states that are no bfloat16 matrix, with a row for each
+    token of a Commit.
     """
     records: list[Record] = []
     for command in message.commands:
@@ -218,7 +237,9 @@ def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
             records.append(_decode_commit(command.commit))
         elif kind == "extend":
             extend = command.extend
-            records.append(Extend(_decode_stamp(extend.stamp), extend.first_position, _decode_states(extend.features)))
+            rows = _decode_rows(extend)
+            states = None if rows else _decode_states(extend.features)
+            records.append(Extend(_decode_stamp(extend.stamp), extend.first_position, states, rows))
         elif kind == "open":
             records.append(_decode_open(command.open))
         elif kind == "close":
@@ -292,8 +313,10 @@ def _encode_stamp(stamp: Stamp) -> tree_pb2.Stamp:
 
 def _decode_commit(message: draft_pb2.Commit) -> Commit:
     states = _decode_states(message.features) if message.HasField("features") else None
-    if states is not None and len(states) != len(message.token_ids):
-        raise UnavailableError(f"{len(states)} rows of states for {len(message.token_ids)} tokens")
+    rows = _decode_rows(message)
+    count = len(states) if states is not None else rows.rows if rows else len(message.token_ids)
+    if count != len(message.token_ids):
+        raise UnavailableError(f"{count} rows of states for {len(message.token_ids)} tokens")
     return Commit(
         _decode_stamp(message.stamp),
         list(message.token_ids),
@@ -301,7 +324,13 @@ def _decode_commit(message: draft_pb2.Commit) -> Commit:
         message.max_depth,
         states,
         message.tree_id,
+        rows,
     )
+
+
+def _decode_rows(message: draft_pb2.Commit | draft_pb2.Extend) -> DeviceRows | None:
+    rows = message.device_rows
+    return DeviceRows(rows.position, rows.rows, rows.row_bytes) if message.HasField("device_rows") else None
 
 
 def _decode_states(message: tensor_pb2.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from draft_service.codec import TRANSPORTS
+from draft_service.codec import CUDA_IPC, TRANSPORTS
+from draft_service.placement import Placement
 from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, ServiceSettings, load
@@ -80,8 +81,8 @@ class DraftSettings(ServiceSettings):
     )
     transports: Annotated[Names, AfterValidator(_spoken)] = Field(
         default=TRANSPORTS,
-        description="Ways to exchange records with verify that may be taken: shm (on this host), grpc; verify's order "
-        "of preference counts",
+        description="Ways to exchange records with verify that may be taken: cuda_ipc (as shm, but hidden states stay "
+        "on verify's GPU; where --device is one too), shm (on this host), grpc; verify's order of preference counts",
     )
     share: float | None = Field(
         default=None,
@@ -107,6 +108,11 @@ class DraftSettings(ServiceSettings):
         if self.speculative_config and "proposers" in self.model_fields_set:
             raise ValueError("--proposers and --speculative-config exclude each other")
         return self
+
+    def offered(self, placement: Placement) -> tuple[str, ...]:
+        """The transports, of those that nobody named only such as fit the placement."""
+        named = "transports" in self.model_fields_set or placement.on_gpu
+        return tuple(name for name in self.transports if named or name != CUDA_IPC)
 
     @property
     def hosted(self) -> tuple[ProposerSpec, ...]:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 
 from draft_service import codec
-from draft_service.codec import LOCKSTEP, Attachment, Drafting, Identity
+from draft_service.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, Drafting, Identity
+from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
 from draft_service.proposers.base import Proposer
 from draft_service.records import Reply, ShareReply
@@ -23,6 +25,7 @@ from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream.v1 import draft_pb2_grpc
+from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class VerifyLink:
         "_backoff",
         "_drafting",
         "_identity",
+        "_memory",
         "_reported",
         "_share",
         "_token",
@@ -88,7 +92,10 @@ class VerifyLink:
         transports: Sequence[str] = codec.TRANSPORTS,
         share: float | None = None,
         drafting: Drafting = LOCKSTEP,
+        memory: Callable[[], DeviceMemory] = CudaMemory,
     ) -> None:
+        """`memory` is how states on verify's GPU are reached."""
+        self._memory = memory
         self._address = address
         self._drafting = drafting
         self._worker = worker
@@ -179,15 +186,17 @@ class VerifyLink:
     ) -> None:
         """Exchange over the first of `transports` that opens and is not to be avoided."""
         failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
-        transport, shared, reasons = _open(attachment, transports, avoided, _in_loop(failed))
-        self._transport, self._transport_reason = transport, "; ".join(f"{n}: {why}" for n, why in reasons.items())
+        transport, shared, reasons = self._open(attachment, transports, avoided, _in_loop(failed))
+        given = [attachment.transport_reason] if attachment.transport_reason else []
+        self._transport = transport
+        self._transport_reason = "; ".join((*given, *(f"{name}: {why}" for name, why in reasons.items())))
         call = stub.Exchange(metadata=codec.exchange_metadata(attachment, transport, self._transport_reason))
         exchange = _Exchange(call, attachment, failed)
         self._attachment = attachment
         self._reported = ""
-        level = logging.WARNING if reasons else logging.INFO
+        level = logging.WARNING if self._transport_reason else logging.INFO
         names = ", ".join(p.name for p in proposers)
-        suffix = f" (not by {self._transport_reason})" if reasons else ""
+        suffix = f" (not by {self._transport_reason})" if self._transport_reason else ""
         where = f"{self._address}, epoch {attachment.epoch}, by {transport}"
         _log.log(level, "attached to %s: %s%s", where, names, suffix)
         try:
@@ -241,6 +250,37 @@ class VerifyLink:
             raise UnavailableError(f"{status.name}: {await call.details()}")
         raise UnavailableError("verify closed the exchange")
 
+    def _open(
+        self,
+        attachment: Attachment,
+        transports: Sequence[str],
+        avoided: Mapping[str, str],
+        fail: Callable[[SlipstreamError], None],
+    ) -> tuple[str, ShmExchange | None, dict[str, str]]:
+        """The first transport that opens, its shared memory if it has any, and why not each one before it.
+
+        FailedPreconditionError if none opens.
+        """
+        reasons: dict[str, str] = {}
+        for transport in transports:
+            if transport in avoided:
+                reasons[transport] = avoided[transport]
+            elif transport == GRPC:
+                return transport, None, reasons
+            else:
+                try:
+                    open_states = partial(self._open_states, attachment) if transport == CUDA_IPC else None
+                    return transport, ShmExchange(attachment, fail, open_states), reasons
+                except FailedPreconditionError as error:
+                    reasons[transport] = error.message
+        raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
+    def _open_states(self, attachment: Attachment) -> DeviceStates:
+        """The ring on verify's GPU. DeviceMemoryError if that cannot be reached."""
+        if attachment.device_ring is None:
+            raise DeviceMemoryError("verify named no memory of a GPU")
+        return DeviceStates(attachment.device_ring, self._memory(), self._identity.placement.device)
+
     def _report(self, error: SlipstreamError) -> None:
         """Log the reason, once as long as it stays the same."""
         reason = f"{type(error).__name__.removesuffix('Error')}: {error.message}"
@@ -248,30 +288,6 @@ class VerifyLink:
             level = logging.INFO if isinstance(error, UnavailableError) else logging.ERROR
             _log.log(level, "not attached to %s, trying again: %s", self._address, reason)
             self._reported = reason
-
-
-def _open(
-    attachment: Attachment,
-    transports: Sequence[str],
-    avoided: Mapping[str, str],
-    fail: Callable[[SlipstreamError], None],
-) -> tuple[str, ShmExchange | None, dict[str, str]]:
-    """The first transport that opens, its shared memory if it has any, and why not each one before it.
-
-    FailedPreconditionError if none opens.
-    """
-    reasons: dict[str, str] = {}
-    for transport in transports:
-        if transport in avoided:
-            reasons[transport] = avoided[transport]
-        elif transport != "shm":
-            return transport, None, reasons
-        else:
-            try:
-                return transport, ShmExchange(attachment, fail), reasons
-            except FailedPreconditionError as error:
-                reasons[transport] = error.message
-    raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
 
 
 def _in_loop(failed: asyncio.Future[NoReturn]) -> Callable[[SlipstreamError], None]:

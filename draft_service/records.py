@@ -34,6 +34,14 @@ class Open:
     max_depth: int
 
 
+class DeviceRows(NamedTuple):
+    """Rows of states in the ring of verify's GPU, `position` bytes after the attachment's beginning."""
+
+    position: int
+    rows: int
+    row_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Tokens one verify step added; the stamp is the state after them."""
@@ -46,6 +54,8 @@ class Commit:
     """bfloat16 [tokens, any], the states that predicted the tokens; None if they come in an Extend, or not at all"""
     tree_id: int = 0
     """the tree ahead that verify takes for the state, 0 for none"""
+    device_rows: DeviceRows | None = None
+    """where the states are, as long as `features` is None"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,8 @@ class Extend:
 
     stamp: Stamp
     first_position: int
-    features: torch.Tensor
+    features: torch.Tensor | None
+    device_rows: DeviceRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

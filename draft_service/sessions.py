@@ -220,7 +220,7 @@ class SessionTable:
     def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
             return self._resume(record.stamp, slot)
-        if slot.proposer is None:
+        if slot.proposer is None or record.features is None:
             self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
             return None
         return self._take_states(slot, slot.proposer, record.first_position, record.features)

@@ -1,4 +1,7 @@
-"""Transport `shm`: the worker reads records from a ring of shared memory and writes its replies into another."""
+"""Transports `shm` and `cuda_ipc`: the worker reads records from a ring of shared memory, and replies by another.
+
+By `cuda_ipc` states stay on the GPU: records name their place in a ring there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Callable, Sequence
 
 from draft_service import codec
 from draft_service.codec import Attachment
+from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
 from draft_service.records import Record, Reply
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream_kernels.exchange.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
+from slipstream_kernels.exchange.device_memory import DeviceMemoryError
 from slipstream_kernels.exchange.segment import SegmentError
 
 _log = logging.getLogger(__name__)
@@ -25,11 +30,17 @@ MESSAGES_PER_LOOK = 256
 class ShmExchange:
     """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
 
-    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_unsent")
+    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_states", "_unsent")
 
-    def __init__(self, attachment: Attachment, fail: Callable[[SlipstreamError], None]) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        fail: Callable[[SlipstreamError], None],
+        open_states: Callable[[], DeviceStates] | None = None,
+    ) -> None:
         """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
 
+        With `open_states` also the device's, before anything is written; its nonce follows the other's.
         FailedPreconditionError if the rings cannot be opened from here.
         """
         memory = attachment.shared_memory
@@ -38,9 +49,11 @@ class ShmExchange:
         try:
             incoming = reader(open_ring(*memory.to_draft, memory.nonce))
             outgoing = writer(open_ring(*memory.to_verify, memory.nonce))
-            outgoing.write(memory.nonce)
-        except (SegmentError, RingError) as error:
+            states = None if open_states is None else open_states()
+            outgoing.write(memory.nonce + (b"" if states is None else states.nonce))
+        except (SegmentError, RingError, DeviceMemoryError) as error:
             raise FailedPreconditionError(str(error)) from error
+        self._states = states
         self._ends: tuple[RingReader, RingWriter] | None = (incoming, outgoing)
         self._fail = fail
         self._outbox = Outbox(MAX_UNSENT)
@@ -56,7 +69,10 @@ class ShmExchange:
                 message = None if self._ends is None else self._ends[0].read(self._ends[0].limit)
                 if message is None:
                     break
-                records.extend(codec.decode_command_bytes(message))
+                arrived = codec.decode_command_bytes(message)
+                records.extend(arrived if self._states is None else self._states.resolve(arrived))
+            if self._ends is not None and self._states is not None:
+                self._ends[1].set_mark(self._states.released)
         except (RingError, SlipstreamError) as error:
             self._give_up(error)
         return records
@@ -81,7 +97,9 @@ class ShmExchange:
 
     def close(self) -> None:
         """Let the memory go; nothing is received or sent any more."""
-        self._ends = None
+        states, self._ends, self._states = self._states, None, None
+        if states is not None:
+            states.close()
 
     def _flush(self) -> None:
         try:

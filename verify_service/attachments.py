@@ -15,6 +15,7 @@ from slipstream.rpc.errors import (
 )
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.allowance import Allowance
+from verify_service.device_ring import DeviceRing
 from verify_service.draft_records import AttachRequest, LinkFacts, Mode, Offer
 from verify_service.outbox import Outbox
 from verify_service.patience import Patience
@@ -24,7 +25,8 @@ from verify_service.transports import Transport
 
 MIN_VERSION = 1
 MAX_VERSION = 1
-TRANSPORTS = ("shm", "grpc")
+CUDA_IPC, SHM, GRPC = "cuda_ipc", "shm", "grpc"
+TRANSPORTS = (CUDA_IPC, SHM, GRPC)
 """What is spoken here, in the order of preference unless the operator has another."""
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
@@ -37,20 +39,19 @@ OPEN_SECONDS = 10.0
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One attached draft service. The link's lock guards everything that changes.
-
-    `transports` were agreed on, best first; the one that is used is known once the exchange begins.
-    """
+    """One attached draft service. The link's lock guards everything that changes."""
 
     epoch: int
     request: AttachRequest
-    transports: tuple[str, ...]
     slots: SlotTable
     outbox: Outbox
     allowance: Allowance
     transport: Transport | None = None
+    """Known once the exchange begins."""
     transport_reason: str = ""
     """Why it is not the best one, in the drafter's words."""
+    ring: DeviceRing | None = None
+    """Through which it takes states from the device; None where they are sent to it."""
     patience: Patience = field(default_factory=Patience)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.share`."""

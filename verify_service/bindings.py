@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment
-from verify_service.draft_records import Close, Commit, Gap, Offer, Open
-from verify_service.feature_feed import MESSAGE_BYTES, STEP_BYTES, reachable, send_states
+from verify_service.device_ring import Span
+from verify_service.draft_records import Close, Commit, DeviceRows, Gap, Offer, Open
+from verify_service.feature_feed import MESSAGE_BYTES, STEP_BYTES, bytes_of, reachable, send_states
 from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed, Extended, Opening
+from verify_service.tree_source import Committed, Extended, Opening, Wanted
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,48 +56,57 @@ class _Batch:
     attachment: Attachment
     records: list[Commit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     state_bytes: int = 0
 
     def add(self, slot: Slot, committed: Committed) -> None:
         """Its tokens, and their states where the slot has all those before, and the message has room."""
-        states = _aligned(slot, committed.features)
-        if states is not None and self.state_bytes + states.nbytes > MESSAGE_BYTES:
-            states = None
-        if states is not None:
+        states: Bits | None = None
+        rows: DeviceRows | None = None
+        features = _aligned(slot, committed.features)
+        span = None if features is None else features.span_of(slot)
+        if features is not None and span is not None:
+            self.spans.append(span)
+            rows = span.rows(features.first, features.end)
+        elif features is not None and self.state_bytes + bytes_of(slot, features) <= MESSAGE_BYTES:
+            states = features.at(slot.boundaries)
             self.state_bytes += states.nbytes
-            slot.featured += len(states)
+        if features is not None and (states is not None or rows is not None):
+            slot.featured += len(features)
         self.records.append(
-            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id)
+            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
         )
         self.slots.append(slot)
 
     def put(self) -> bool:
-        """Queue the message, without states if it does not fit with them; False if it does not fit either way."""
-        if self.attachment.outbox.put(self.records):
-            return True
-        if not self.state_bytes:
-            return False
-        for slot, record in zip(self.slots, self.records, strict=True):
-            slot.featured -= 0 if record.features is None else len(record.features)
-        return self.attachment.outbox.put([replace(record, features=None) for record in self.records])
+        """Queue the message, without states' bytes if these do not fit; False if it does not fit either way."""
+        fits = self.attachment.outbox.put(self.records)
+        if not fits and self.state_bytes:
+            for slot, record in zip(self.slots, self.records, strict=True):
+                slot.featured -= 0 if record.features is None else len(record.features)
+            fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
+        for span in self.spans if fits else ():
+            span.room.sent = True
+        return fits
 
 
-def _aligned(slot: Slot, features: FeatureRows | None) -> Bits | None:
-    """The states that a slot wants, if they follow those it has."""
+def _aligned(slot: Slot, features: FeatureRows | None) -> FeatureRows | None:
+    """The states of a step, if the slot wants them and they follow those it has."""
     if not slot.boundaries or features is None or features.first != slot.featured:
         return None
-    return features.at(slot.boundaries) if features.has(slot.boundaries) else None
+    return features if features.has(slot.boundaries) else None
 
 
 class Bindings:
     """All requests that began, all attachments, and the slots in between."""
 
-    __slots__ = ("attachments", "gaps", "running")
+    __slots__ = ("_turn", "attachments", "gaps", "running")
 
     def __init__(self) -> None:
         self.running: dict[RequestKey, Running] = {}
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
+        self._turn = 0
 
     @property
     def live(self) -> list[Attachment]:
@@ -127,10 +140,23 @@ class Bindings:
         offers = (offer for attachment in self.live for offer in attachment.request.offers)
         return {boundary for offer in offers for boundary in offer.feature_boundaries}
 
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int], hidden_size: int) -> list[tuple[Span, ...]]:
+        """Room for states of each of `wanted`, in the rings of the drafters that take them from the device."""
+        routes: list[tuple[Span, ...]] = []
+        for key, first, count in wanted:
+            running = self.running.get(key)
+            spans = [
+                place.attachment.ring.reserve(place.slot, first, count, hidden_size)
+                for place in ([] if running is None else running.places)
+                if place.attachment.ring and place.slot.boundaries and set(place.slot.boundaries) <= set(captured)
+            ]
+            routes.append(tuple(span for span in spans if span is not None))
+        return routes
+
     def extend(self, chunks: Sequence[Extended]) -> None:
         """Feed states of tokens that requests had before."""
         self._make_room()
-        for key, features in chunks:
+        for key, features in self._in_turn(chunks):
             running = self.running.get(key)
             for place in [] if running is None else running.places:
                 if running is not None:
@@ -159,7 +185,7 @@ class Bindings:
                     self._gap(batch.attachment, slot)
             batch.attachment.send(len(batch.records))
         self._make_room()
-        for committed in commits:
+        for committed in self._in_turn(commits):
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
                     self._feed_states(running, place, committed.features)
@@ -297,6 +323,13 @@ class Bindings:
                 self._announce(running, place, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
+
+    def _in_turn(self, told: Sequence[T]) -> Iterator[T]:
+        """All of it, from another place on each time: the room for states does not always go to the same requests."""
+        self._turn += 1
+        start = self._turn % len(told) if told else 0
+        yield from told[start:]
+        yield from told[:start]
 
     def _make_room(self) -> None:
         for attachment in self.attachments.values():

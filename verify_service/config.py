@@ -97,7 +97,8 @@ class VerifySettings(ServiceSettings):
     )
     transports: Annotated[Names, AfterValidator(_spoken)] = Field(
         default=TRANSPORTS,
-        description="Ways to exchange records with draft services, best first: shm (on this host), grpc",
+        description="Ways to exchange records with draft services, best first: cuda_ipc (as shm, but hidden states "
+        "stay on the GPU), shm (on this host), grpc",
     )
     max_boundaries: int = Field(
         default=8,
@@ -226,6 +227,11 @@ class VerifySettings(ServiceSettings):
             feature_bytes=self.feature_bytes,
             feature_boundaries=self.feature_boundaries,
         )
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of the largest step."""
+        return self.chunk + self.max_running + self.step_nodes
 
     def link_config(self) -> LinkConfig:
         """The draft link's part. A default that is named counts as configured."""

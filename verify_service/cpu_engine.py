@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
+from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.page_table import PageTable
 from verify_service.request import PositionLogprobs
@@ -87,6 +88,9 @@ class CpuEngine:
     def capture(self, boundaries: tuple[int, ...]) -> None:
         self._boundaries = boundaries
 
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        assert not routes, "there is no device to put states on"
+
     def states(self, launched: CpuStep) -> StepStates | None:
         return launched.states
 
@@ -134,7 +138,7 @@ class CpuEngine:
         if capture is None:
             return None
         places = places_of(items, {decision.item: decision.walk.nodes for decision in decisions})
-        return StepStates(self._boundaries, capture.rows, places)
+        return StepStates(self._boundaries, lambda: capture.rows, capture.rows.shape[1], places)
 
     def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
         decisions: list[Decision] = []

@@ -21,6 +21,7 @@ from verify_service.draft_records import (
     Close,
     Command,
     Commit,
+    DeviceRows,
     Extend,
     Gap,
     LinkFacts,
@@ -122,6 +123,12 @@ def encode_attached(reply: AttachReply) -> bytes:
         num_slots=reply.num_slots,
         deadline_us=reply.deadline_us,
         max_ahead=reply.max_ahead,
+        transport_reason=reply.transport_reason,
+        device_ring=None
+        if reply.device_ring is None
+        else draft_pb2.DeviceRing(
+            handle=reply.device_ring.handle, size=reply.device_ring.size, gpu_uuid=reply.device_ring.gpu_uuid
+        ),
         shared_memory=None
         if reply.shared_memory is None
         else draft_pb2.SharedMemory(
@@ -214,16 +221,20 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
                 commit=draft_pb2.Commit(
                     stamp=stamp,
                     token_ids=record.token_ids,
-                    features=None if record.features is None else _tensor(record.features),
+                    features=_tensor(record.features),
                     max_nodes=record.max_nodes,
                     max_depth=record.max_depth,
                     tree_id=record.tree_id,
+                    device_rows=_device_rows(record.device_rows),
                 )
             )
         case Extend():
             return draft_pb2.DraftCommand(
                 extend=draft_pb2.Extend(
-                    stamp=stamp, first_position=record.first_position, features=_tensor(record.features)
+                    stamp=stamp,
+                    first_position=record.first_position,
+                    features=_tensor(record.features),
+                    device_rows=_device_rows(record.device_rows),
                 )
             )
         case Open():
@@ -234,7 +245,15 @@ def _command(record: Command) -> draft_pb2.DraftCommand:
             return draft_pb2.DraftCommand(gap=draft_pb2.Gap(stamp=stamp, dropped=record.dropped))
 
 
-def _tensor(states: Bits) -> tensor_pb2.Tensor:
+def _device_rows(rows: DeviceRows | None) -> draft_pb2.DeviceRows | None:
+    if rows is None:
+        return None
+    return draft_pb2.DeviceRows(position=rows.position, rows=rows.rows, row_bytes=rows.row_bytes)
+
+
+def _tensor(states: Bits | None) -> tensor_pb2.Tensor | None:
+    if states is None:
+        return None
     assert states.ndim == 2
     data = states.astype("<u2", copy=False).tobytes()
     return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BFLOAT16, shape=states.shape, data=data)

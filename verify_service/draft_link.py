@@ -20,22 +20,22 @@ from slipstream.rpc.errors import (
     UnavailableError,
 )
 from slipstream_kernels.exchange.in_process import IN_PROCESS
-from slipstream_kernels.exchange.segment import SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
 from verify_service.attachments import MAX_ATTACHMENTS, Attachment, ahead_limit, check_token, check_union, negotiate
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
+from verify_service.device_ring import Span
+from verify_service.device_rings import DeviceRings
 from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Mode, Reply
-from verify_service.feature_feed import MESSAGE_BYTES
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
 from verify_service.outbox import Outbox
 from verify_service.request import FinishReason, RequestKey
-from verify_service.shm_transport import SharedRings, ShmTransport
 from verify_service.slots import SlotTable
-from verify_service.transports import StreamTransport, Transport, Wake
-from verify_service.tree_source import Committed, Extended, Opening
+from verify_service.transports import Transport, Wake
+from verify_service.tree_source import Committed, Extended, Opening, Wanted
+from verify_service.ways import Means, Ways
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ class DraftLink:
         on_wait: Callable[[float], None] | None = None,
         epochs: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        rings: DeviceRings | None = None,
     ) -> None:
+        """`rings` are those of the model's GPU, without which no states go through its memory."""
         self.facts = facts
         self.config = config
         self._on_wait = on_wait
@@ -62,7 +64,8 @@ class DraftLink:
         self._changed = threading.Condition(threading.Lock())
         self._bindings = Bindings()
         self._intake = Intake(self._bindings, facts.vocab_size)
-        self._rings: dict[int, SharedRings] = {}
+        self._ways = Ways(facts, config, rings)
+        self._means: dict[int, Means] = {}
         self._epochs = _unguessable() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
         self._deadline = Deadline(config.deadline, config.deadline_share)
@@ -94,6 +97,11 @@ class DraftLink:
         """Boundaries whose states any attachment wants, ascending."""
         with self._changed:
             return tuple(sorted(self._bindings.wanted_boundaries()))
+
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        """Where a step puts states on the device for those drafters that take them from there."""
+        with self._changed:
+            return self._bindings.route(wanted, captured, self.facts.hidden_size)
 
     def extend(self, chunks: Sequence[Extended]) -> None:
         """Tell whoever wants states of those that a step computed of tokens it did not decide."""
@@ -155,18 +163,19 @@ class DraftLink:
         check_token(request, expected=self.config.attach_token, loopback=loopback)
         version, transports = negotiate(request, self.facts, self.config.transports)
         with self._changed:
-            attachment = self._register(request, transports)
-        rings = self._make_rings(request) if "shm" in transports else None
+            attachment = self._register(request)
+        try:
+            means = self._ways.means(request, transports)
+        except SlipstreamError as error:
+            self.drop(attachment, error)
+            raise
         with self._changed:
-            if rings is not None:
-                self._rings[attachment.epoch] = rings
-            else:
-                attachment.transports = tuple(name for name in transports if name != "shm")
-            if not attachment.transports:
-                nothing = ResourceExhaustedError("there is no shared memory, and no other transport is offered")
-                self._end(attachment, nothing)
-                raise nothing
-        return self._agreed(version, attachment, attachment.transports[0], rings)
+            if attachment.ended is not None:
+                means.close()
+                raise attachment.ended
+            self._means[attachment.epoch] = means
+            attachment.transport_reason = means.reason
+        return self._agreed(version, attachment, means)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
@@ -177,8 +186,8 @@ class DraftLink:
         """
         version, transports = negotiate(request, self.facts, (IN_PROCESS,))
         with self._changed:
-            attachment = self._register(request, transports)
-        transport = connect(attachment, self._agreed(version, attachment, IN_PROCESS, None))
+            attachment = self._register(request)
+        transport = connect(attachment, self._agreed(version, attachment, Means(transports)))
         with self._changed:
             attachment.transport = transport
             self._bindings.rebalance()
@@ -198,9 +207,9 @@ class DraftLink:
                 raise NotFoundError(f"no attachment has epoch {epoch}")
             if attachment.transport is not None:
                 raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
-            attachment.transport = self._make_transport(attachment, transport, wake)
-            attachment.transport_reason = reason
-            self._rings.pop(epoch, None)
+            attachment.transport = self._means[epoch].open(attachment, transport, wake)
+            attachment.transport_reason = reason = reason or attachment.transport_reason
+            del self._means[epoch]
             self._bindings.rebalance()
         level = logging.WARNING if reason else logging.INFO
         _log.log(level, "epoch %d exchanges by %s%s", epoch, attachment.transport.name, reason and f": {reason!r}")
@@ -278,7 +287,7 @@ class DraftLink:
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
-    def _register(self, request: AttachRequest, transports: tuple[str, ...]) -> Attachment:
+    def _register(self, request: AttachRequest) -> Attachment:
         if self._closed is not None:
             raise self._closed
         if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
@@ -288,7 +297,7 @@ class DraftLink:
         ahead = ahead_limit(request)
         slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
         outbox, allowance = Outbox(self.config.outbox_limit), Allowance(num_slots, ahead)
-        attachment = Attachment(epoch, request, transports, slots, outbox, allowance)
+        attachment = Attachment(epoch, request, slots, outbox, allowance)
         self._bindings.attachments[epoch] = attachment
         _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
         return attachment
@@ -332,34 +341,28 @@ class DraftLink:
         reason.__cause__ = reason.__context__ = None
         attachment.ended = reason.with_traceback(None)
         self._malformed += isinstance(reason, InvalidArgumentError)
-        self._rings.pop(attachment.epoch, None)
+        means = self._means.pop(attachment.epoch, None)
+        if means is not None:
+            means.close()
+        attachment.ring = None
         self._bindings.forget(attachment)
         if attachment.transport is not None:
             attachment.transport.close()
         self._changed.notify_all()
         _log.info("detached epoch %d: %s: %s", attachment.epoch, _named(attachment.request), reason.message)
 
-    def _make_transport(self, attachment: Attachment, name: str, wake: Wake) -> Transport:
-        chosen = name or attachment.transports[0]
-        if chosen not in attachment.transports:
-            raise FailedPreconditionError(f"transport {chosen[:80]!r} was not agreed on")
-        if chosen == "shm":
-            return ShmTransport(self._rings[attachment.epoch], attachment.slots.size, wake)
-        return StreamTransport(wake)
-
-    def _agreed(self, version: int, attachment: Attachment, transport: str, rings: SharedRings | None) -> AttachReply:
-        deadline_us = round(self.config.deadline * 1e6)
-        address = rings.address if rings else None
-        slots = attachment.slots
-        return AttachReply(version, attachment.epoch, transport, slots.size, deadline_us, address, slots.max_ahead)
-
-    def _make_rings(self, request: AttachRequest) -> SharedRings | None:
-        states = MESSAGE_BYTES if any(offer.feature_boundaries for offer in request.offers) else 0
-        try:
-            return SharedRings(self.config.num_slots, self.facts.max_context, states)
-        except SegmentError as error:
-            _log.warning("transport shm is not to be had: %s", error)
-            return None
+    def _agreed(self, version: int, attachment: Attachment, means: Means) -> AttachReply:
+        return AttachReply(
+            version,
+            attachment.epoch,
+            means.transports[0],
+            attachment.slots.size,
+            round(self.config.deadline * 1e6),
+            means.shared_memory,
+            attachment.slots.max_ahead,
+            means.device_ring,
+            means.reason,
+        )
 
 
 def _unguessable() -> Iterator[int]:

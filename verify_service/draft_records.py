@@ -55,6 +55,14 @@ class Open:
     max_depth: int
 
 
+class DeviceRows(NamedTuple):
+    """Rows of states in an attachment's device ring, `position` bytes after its beginning."""
+
+    position: int
+    rows: int
+    row_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     stamp: Stamp
@@ -65,6 +73,8 @@ class Commit:
     """A row for each of `token_ids`; None where none are wanted, or they come in an `Extend`."""
     tree_id: int = 0
     """The tree ahead that is taken for this state."""
+    device_rows: DeviceRows | None = None
+    """The rows of states, instead of `features`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,8 @@ class Extend:
 
     stamp: Stamp
     first_position: int
-    features: Bits
+    features: Bits | None = None
+    device_rows: DeviceRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +193,15 @@ class SharedMemoryAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRingAddress:
+    """The device ring of one attachment: the handle to open it by, its size in bytes, and the GPU that has it."""
+
+    handle: bytes
+    size: int
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
 class AttachReply:
     version: int
     epoch: int
@@ -190,6 +210,9 @@ class AttachReply:
     deadline_us: int
     shared_memory: SharedMemoryAddress | None = None
     max_ahead: int = 0
+    device_ring: DeviceRingAddress | None = None
+    transport_reason: str = ""
+    """Why `transport` is not a better one that both list."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,9 @@ class DraftLinkServicer:
     async def attach(self, request: bytes, context: Context) -> bytes:
         """Register a draft service; it is forgotten if it does not open its exchange in time."""
         try:
-            link = self._ready()
-            reply = link.attach(decode_attach(request), loopback=_on_loopback(context.peer()))
+            link, peer = self._ready(), context.peer()
+            # To make a ring on a GPU takes until that has a moment.
+            reply = await asyncio.to_thread(link.attach, decode_attach(request), loopback=_on_loopback(peer))
         except SlipstreamError as error:
             await abort(context, error)
         asyncio.get_running_loop().call_later(self._open_seconds, link.expire, reply.epoch)

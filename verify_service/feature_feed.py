@@ -20,16 +20,28 @@ def reachable(history: FeatureHistory | None, end: int) -> int:
     return end if history is None else history.reach(end)
 
 
+def bytes_of(slot: Slot, features: FeatureRows) -> int:
+    """Of these states at the boundaries that a slot wants."""
+    return 2 * len(slot.boundaries) * features.hidden_size * len(features)
+
+
 def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows) -> bool:
     """Send the states before `fresh.end` that a slot lacks, as far as there is room, and time; the next step goes on.
 
     False where some of them are neither in `fresh` nor kept any more.
     """
-    row_bytes = 2 * len(slot.boundaries) * (fresh.rows.shape[1] // len(fresh.boundaries))
+    row_bytes = 2 * len(slot.boundaries) * fresh.hidden_size
     most = max(1, RECORD_BYTES // row_bytes)
     records = 0
     while slot.featured < fresh.end:
         first = slot.featured
+        span = fresh.span_of(slot) if first >= fresh.first else None
+        if span is not None and attachment.outbox.has_room(0):
+            attachment.outbox.put((Extend(slot.stamp, first, device_rows=span.rows(first, fresh.end)),))
+            span.room.sent = True
+            slot.featured = fresh.end
+            records += 1
+            break
         source = fresh if first >= fresh.first else history
         end = min(first + most, fresh.end if source is fresh else fresh.first)
         size = (end - first) * row_bytes

@@ -2,36 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from slipstream_kernels.models.boundaries import Bits
 
+if TYPE_CHECKING:
+    from verify_service.device_ring import Span
+    from verify_service.slots import Slot
+
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LateRows:
+    """Some rows of a step's, which may be on their way to the host until `load` returns all of them."""
+
+    load: Callable[[], Bits]
+    places: range | list[int]
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def of(self, first: int, end: int) -> LateRows:
+        """Those of some of its rows."""
+        return LateRows(self.load, self.places[first:end], self.width)
+
+    def bits(self) -> Bits:
+        """The rows themselves; waits for them."""
+        rows, places = self.load(), self.places
+        return rows[places.start : places.stop] if isinstance(places, range) else rows[places]
+
+
 class FeatureRows:
     """States of the positions from `first` on, one a row; that of position p predicted token p + 1.
 
     `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in their
-    order. The memory may be a step's, which later steps use again: whoever keeps rows takes a copy by `at`.
+    order. The memory may be a step's, which later steps use again: whoever keeps rows takes a copy by `at`. `spans` say
+    where the device's memory has them, from where some drafters take them.
     """
 
-    boundaries: tuple[int, ...]
-    first: int
-    rows: Bits
+    __slots__ = ("_count", "_rows", "boundaries", "first", "spans")
+
+    def __init__(
+        self, boundaries: tuple[int, ...], first: int, rows: Bits | LateRows, spans: tuple[Span, ...] = ()
+    ) -> None:
+        self.boundaries = boundaries
+        self.first = first
+        self.spans = spans
+        self._rows = rows
+        self._count = len(rows)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> Bits:
+        """All of them; waits where they are on their way."""
+        if isinstance(self._rows, LateRows):
+            self._rows = self._rows.bits()
+        return self._rows
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of a state."""
+        width = self._rows.width if isinstance(self._rows, LateRows) else self._rows.shape[1]
+        return width // len(self.boundaries)
 
     @property
     def end(self) -> int:
         """The position behind the last one."""
-        return self.first + len(self.rows)
+        return self.first + self._count
 
     def of(self, first: int, end: int) -> FeatureRows:
         """Those of some of its positions."""
         assert self.first <= first <= end <= self.end
-        return FeatureRows(self.boundaries, first, self.rows[first - self.first : end - self.first])
+        low, high = first - self.first, end - self.first
+        rows = self._rows.of(low, high) if isinstance(self._rows, LateRows) else self._rows[low:high]
+        return FeatureRows(self.boundaries, first, rows, self.spans)
 
     def has(self, boundaries: Sequence[int]) -> bool:
         """Whether all these boundaries were captured."""
@@ -39,11 +89,16 @@ class FeatureRows:
 
     def at(self, boundaries: Sequence[int]) -> Bits:
         """The states at some of its boundaries, in the order given: contiguous [positions, columns], a copy."""
+        rows = self.rows
         if tuple(boundaries) == self.boundaries:
-            return self.rows.copy()
+            return rows.copy()
         columns = [self.boundaries.index(boundary) for boundary in boundaries]
-        by_boundary = self.rows.reshape(len(self.rows), len(self.boundaries), -1)
-        return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(self.rows), -1)
+        by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
+        return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
+
+    def span_of(self, slot: Slot) -> Span | None:
+        """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them."""
+        return next((span for span in self.spans if span.serves(slot)), None)
 
 
 class FeatureHistory(Protocol):

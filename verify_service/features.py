@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verify_service.device_ring import Span
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.feature_store import FeatureStore
 from verify_service.pipeline import Step
@@ -14,7 +15,7 @@ from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import StepEngine
-from verify_service.tree_source import Extended, FeatureTaker
+from verify_service.tree_source import Extended, FeatureTaker, Wanted
 
 _log = logging.getLogger(__name__)
 
@@ -44,21 +45,24 @@ class Features:
         self._clock = clock
         self._boundaries: tuple[int, ...] = ()
         self._asked_at = float("-inf")
+        self._held: dict[ScheduledRows, FeatureRows] = {}
 
-    def prepare(self) -> None:
-        """Settle what the next step captures. To be called before each launch."""
+    def prepare(self, items: Sequence[ScheduledRows] = ()) -> None:
+        """Settle what the next step, of these items, captures, and where that goes. To be called before each launch."""
         if self._taker is None:
             return
         boundaries = self._settled(self._taker)
-        if boundaries == self._boundaries:
-            return
-        self._boundaries = boundaries
-        try:
-            self._engine.capture(boundaries)
-            self._store.lay_out(boundaries)
-            _log.info("states are captured at boundaries %s", list(boundaries) or "none")
-        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
-            _log.exception("states cannot be captured at boundaries %s", list(boundaries))
+        if boundaries != self._boundaries:
+            self._boundaries = boundaries
+            try:
+                self._engine.capture(boundaries)
+                self._store.lay_out(boundaries)
+                _log.info("states are captured at boundaries %s", list(boundaries) or "none")
+            except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+                _log.exception("states cannot be captured at boundaries %s", list(boundaries))
+        routes = self._routes(self._taker, items) if boundaries else {}
+        if routes:
+            self._engine.direct(routes)
 
     def take(
         self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
@@ -68,11 +72,25 @@ class Features:
         `live` and `deciding` are those of its items whose requests go on. Returns the states of each root and of the
         nodes accepted below it, which predicted what was decided. Whatever fails here, the step goes on.
         """
+        self._held.clear()
         try:
             return self._take(step, live, deciding)
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are lost")
             return {}
+
+    def keep(self, only: RequestState | None = None) -> None:
+        """Store what the last step taken has computed: of all requests that go on, or of one that is about to end.
+
+        So drafters need not wait for it. To be called before any page changes hands.
+        """
+        try:
+            for item in list(self._held) if only is None else [item for item in self._held if item.state is only]:
+                features = self._held.pop(item)
+                if not item.state.gone:
+                    self._store.write(item.state.pages, features)
+        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+            _log.exception("a step's states are not kept")
 
     def history(self, state: RequestState) -> FeatureHistory | None:
         """What is kept of a request."""
@@ -85,10 +103,13 @@ class Features:
         if states is None:
             return {}
         captured = states.of(live)
+        roots = {item.state.key: item.base - 1 for item in deciding}
         if states.boundaries == self._store.boundaries:
             for item, features in captured:
-                self._store.write(item.state.pages, features)
-        roots = {item.state.key: item.base - 1 for item in deciding}
+                if roots.get(item.state.key) == features.first:
+                    self._held[item] = features
+                else:  # those in front of the root are history once what was decided is told
+                    self._store.write(item.state.pages, features)
         chunks: list[Extended] = []
         decided: dict[RequestKey, FeatureRows] = {}
         for item, features in captured:
@@ -103,6 +124,16 @@ class Features:
         if chunks and self._taker is not None:
             self._taker.extend(chunks)
         return decided
+
+    def _routes(self, taker: FeatureTaker, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, tuple[Span, ...]]:
+        drafted = [item for item in items if item.state.proposer]
+        wanted = [Wanted(item.state.key, item.first, item.count + item.depth) for item in drafted]
+        try:
+            routes = taker.route(wanted, self._boundaries)
+        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
+            _log.exception("the taker of states failed to say where they go")
+            return {}
+        return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}
 
     def _settled(self, taker: FeatureTaker) -> tuple[int, ...]:
         """What is asked for, with what was asked for until recently: to begin anew costs all that is kept."""

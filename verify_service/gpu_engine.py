@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.models.boundaries import Bits, boundaries_of
+from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.gpu_rows import GpuRows
 from verify_service.page_table import PageTable
@@ -37,6 +40,9 @@ class GpuStep(Launched):
     ticket: Ticket
     items: Sequence[ScheduledRows]
     boundaries: tuple[int, ...] = ()
+    routes: Mapping[ScheduledRows, tuple[Span, ...]] = field(default_factory=dict)
+    packed: bool = False
+    """Whether states reach the host compacted to what could be accepted."""
     decisions: list[Decision] = field(default_factory=list)
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
 
@@ -52,6 +58,7 @@ class GpuEngine:
         self._page_table = page_table
         self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
         self._boundaries: tuple[int, ...] = ()
+        self._routes: Mapping[ScheduledRows, tuple[Span, ...]] = {}
 
     def warm_up(self) -> None:
         self._model.warm_up()
@@ -94,18 +101,30 @@ class GpuEngine:
         self._model.capture(boundaries)
         self._boundaries = boundaries
 
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        self._routes = routes
+
     def states(self, launched: GpuStep) -> StepStates | None:
-        rows = launched.ticket.states() if launched.boundaries else None
-        if rows is None:
+        shape = launched.ticket.states_shape if launched.boundaries else None
+        if shape is None:
             return None
+        launched.ticket.wait_for_copies()
         accepted = {decision.item: decision.walk.nodes for decision in launched.decisions}
-        return StepStates(launched.boundaries, rows, self._rows.places(launched.items, accepted))
+        places_of = self._rows.packed_places if launched.packed else self._rows.places
+        places = places_of(launched.items, accepted)
+        return StepStates(launched.boundaries, partial(_rows_of, launched.ticket), shape[1], places, launched.routes)
 
     def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
+        routes, self._routes = self._routes, {}
         plan, deciding = self._rows.build(items)
-        return GpuStep(deciding, plan.deciding[:, 0].tolist(), self._model.launch(plan), items, self._boundaries)
+        first_rows = plan.deciding[:, 0].tolist()
+        if not self._boundaries:
+            return GpuStep(deciding, first_rows, self._model.launch(plan), items)
+        packed = plan.has_trees and not len(plan.prefills)
+        ticket = self._model.launch(plan, partial(self._copies, items, deciding, routes, packed=packed))
+        return GpuStep(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
 
     def decide(self, launched: GpuStep) -> list[Decision]:
         results = launched.ticket.results()[: len(launched.deciding)]
@@ -136,6 +155,34 @@ class GpuEngine:
             self._take_logprobs(launched)
         return launched.logprobs[decision.first_row][:count]
 
+    def _copies(
+        self,
+        items: Sequence[ScheduledRows],
+        deciding: Sequence[ScheduledRows],
+        routes: Mapping[ScheduledRows, tuple[Span, ...]],
+        *,
+        packed: bool,
+    ) -> StateCopies:
+        """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
+        rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRows, Span]]] = {}
+        for item, spans in routes.items():
+            for span in spans:
+                rings.setdefault((id(span.target), span.boundaries), []).append((item, span))
+        copies = [
+            StateCopy(
+                routed[0][1].target,
+                boundaries,
+                self._rows.committed(
+                    items, deciding, [(item, span.count, span.place, span.row_bytes // 2) for item, span in routed]
+                ),
+            )
+            for (_, boundaries), routed in rings.items()
+        ]
+        if not packed:
+            return StateCopies(copies)
+        everything = self._rows.committed(items, deciding, [(item, item.count + item.depth, 0, 0) for item in items])
+        return StateCopies(copies, everything[:, :3])
+
     def _take_logprobs(self, launched: GpuStep) -> None:
         """All that any request of a step wants, in one call."""
         wanted = [
@@ -153,6 +200,14 @@ class GpuEngine:
             launched.logprobs[decision.first_row] = logprob_entries(
                 chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
             )
+
+
+def _rows_of(ticket: Ticket) -> Bits:
+    """The states of a pass on the host; waits for them. LookupError where their memory has been used again."""
+    rows = ticket.states()
+    if rows is None:
+        raise LookupError("the states of a step are gone")
+    return rows
 
 
 def _check_limits(model: GpuModel, config: EngineConfig) -> None:

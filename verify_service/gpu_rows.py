@@ -61,6 +61,56 @@ class GpuRows:
                 row = end
         return places
 
+    @staticmethod
+    def packed_places(
+        items: Sequence[ScheduledRows], accepted: Mapping[ScheduledRows, tuple[int, ...]]
+    ) -> dict[ScheduledRows, range | list[int]]:
+        """The same where the rows of each item's tokens are followed by room for all nodes that it could accept."""
+        places: dict[ScheduledRows, range | list[int]] = {}
+        row = 0
+        for item in items:
+            places[item] = range(row, row + item.count + len(accepted.get(item, ())))
+            row += item.count + item.depth
+        return places
+
+    @staticmethod
+    def committed(
+        items: Sequence[ScheduledRows],
+        deciding: Sequence[ScheduledRows],
+        spans: Sequence[tuple[ScheduledRows, int, int, int]],
+    ) -> NDArray[np.int64]:
+        """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [n, 4].
+
+        Of each of `spans`, which are (item, rows at most, place of the first, places from one row to the next), the
+        rows of its tokens and then of the nodes that it may accept. `items` and `deciding` are those of the plan.
+        """
+        starts: dict[ScheduledRows, tuple[int, int]] = {}
+        row = 0
+        for item in items:
+            if item.count == 1 or item.tree is not None:
+                starts[item] = (row, row)
+                row += item.num_rows
+        for item in items:
+            if item.count > 1:
+                end = row + item.count - (item.tree is not None)
+                starts[item] = (row, starts[item][1] if item in starts else end - 1)
+                row = end
+        order_of = {item: order for order, item in enumerate(deciding)}
+        table = np.array(
+            [
+                (*starts[item], item.count, min(rows, item.count + item.depth), order_of.get(item, 0), place, stride)
+                for item, rows, place, stride in spans
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 7)
+        counts = table[:, 3]
+        start, root, tokens, _, decided, place, stride = np.repeat(table, counts, axis=0).T
+        number = np.arange(len(start)) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_token = number < tokens
+        rows = np.where(number < tokens - 1, start + number, root)
+        orders = np.where(is_token, -1, number - tokens)
+        return np.stack([rows, orders, np.where(is_token, 0, decided), place + number * stride], axis=1)
+
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
         items = np.array(spans.items, dtype=np.int32).reshape(-1, 5)

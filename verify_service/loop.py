@@ -164,7 +164,7 @@ class VerifyLoop:
             items = self._schedule()
             if items:
                 self._drafting.attach_trees(items)
-                self._features.prepare()
+                self._features.prepare(items)
                 self._pipeline.launch(items)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
@@ -217,6 +217,7 @@ class VerifyLoop:
             if tokens:
                 progressed.append((decision.item.state, tokens))
         self._drafting.report(progressed, self._scheduler.num_running, features)
+        self._features.keep()
 
     def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
@@ -233,6 +234,7 @@ class VerifyLoop:
             state.first_token_at = now
         self._epilogue.add(decision, tokens, reason)
         if reason is not None:
+            self._features.keep(state)
             self._let_go(state, reason, keep=True)
             return ()
         self._engine.commit(state, tokens)

@@ -36,6 +36,11 @@ class ScheduledRows:
         return self.first + self.count
 
     @property
+    def depth(self) -> int:
+        """Nodes that may be accepted."""
+        return 0 if self.tree is None else self.tree.depth
+
+    @property
     def num_rows(self) -> int:
         """Rows that decide a token: the root and the drafted nodes."""
         return 1 if self.tree is None else 1 + len(self.tree)

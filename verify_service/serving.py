@@ -16,11 +16,14 @@ from prometheus_client import CollectorRegistry
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemoryError
 from slipstream_kernels.exchange.in_process import ProposerHost
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
 from verify_service import draft_servicer, service
+from verify_service.attachments import CUDA_IPC
 from verify_service.config import VerifySettings
+from verify_service.device_rings import DeviceRings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import DraftLinkServicer
@@ -115,7 +118,8 @@ def _start(
         feature_boundaries=tuple(boundaries_of(config.num_layers)) if settings.max_boundaries else (),
         most_boundaries=settings.max_boundaries,
     )
-    link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait)
+    rings = _device_rings(settings, config.hidden_size)
+    link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
         attach_host(link, host)
     loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink, link)
@@ -123,6 +127,18 @@ def _start(
     end_with_thread(THREAD_NAME)
     loop.start()
     return Backend(_facts(settings, loaded), loop, link)
+
+
+def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | None:
+    """Rings of the model's GPU; None where there is none, nobody wants them, or its memory cannot be shared."""
+    if settings.on_cpu or CUDA_IPC not in settings.transports or not settings.max_boundaries:
+        return None
+    try:
+        memory = CudaMemory(int(settings.numbered_device.partition(":")[2]))
+    except DeviceMemoryError as error:
+        _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
+        return None
+    return DeviceRings(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
 
 
 def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:

@@ -1,4 +1,4 @@
-"""`shm`: records in two byte rings of shared memory, so that no call and no other thread is on a step's path."""
+"""`shm` and `cuda_ipc`: records in two byte rings of shared memory; no call and no other thread is on a step's path."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from slipstream_kernels.exchange.byte_ring import (
     writer,
 )
 from slipstream_kernels.exchange.segment import Segment
+from verify_service.attachments import CUDA_IPC, SHM
+from verify_service.device_ring import DeviceRing
 from verify_service.draft_codec import decode_replies, encode_commands, message_limit
 from verify_service.draft_records import Reply, RingAddress, SharedMemoryAddress
 from verify_service.outbox import Outbox
@@ -58,28 +60,32 @@ class SharedRings:
 
 
 class ShmTransport:
-    """Both ends' rings, once the drafter has shown that it reaches them."""
+    """Both ends' rings, once the drafter has shown that it reaches them; as `cuda_ipc` beside a ring of states."""
 
-    __slots__ = ("_ends", "_fault", "_num_slots", "_unsent", "_wake")
+    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_unsent", "_wake", "name")
 
-    name = "shm"
     polled = True
 
-    def __init__(self, rings: SharedRings, num_slots: int, wake: Wake) -> None:
-        """FailedPreconditionError unless the drafter's first message echoes the nonce."""
+    def __init__(self, rings: SharedRings, num_slots: int, wake: Wake, ring: DeviceRing | None = None) -> None:
+        """FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's."""
         rings.hide()
+        self.name = SHM if ring is None else CUDA_IPC
+        self._ring = ring
         self._wake = wake
         self._num_slots = num_slots
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
         self._unsent = b""
         self._fault: RingError | ResourceExhaustedError | None = None
+        expected = rings.nonce if ring is None else rings.nonce + ring.nonce
         try:
-            echo = incoming.read(NONCE_BYTES)
+            echo = incoming.read(len(expected))
         except RingError as error:
             raise FailedPreconditionError(f"the rings were written to by mistake: {error}") from error
-        if echo != rings.nonce:
+        if echo is None or echo[:NONCE_BYTES] != rings.nonce:
             raise FailedPreconditionError("the nonce did not come through shared memory")
+        if echo != expected:
+            raise FailedPreconditionError("the nonce did not come through the device's memory")
 
     def send(self, outbox: Outbox) -> None:
         """What finds no room stays in the outbox, whose limit bounds it."""
@@ -113,6 +119,8 @@ class ShmTransport:
             return messages
         incoming = self._ends[1]
         try:
+            if self._ring is not None:
+                self._ring.release(incoming.mark)
             for _ in range(MESSAGES_PER_POLL):
                 data = incoming.read(message_limit(self._num_slots))
                 if data is None:
@@ -129,6 +137,8 @@ class ShmTransport:
 
     def close(self) -> None:
         ends, self._ends, self._fault = self._ends, None, None
+        if self._ring is not None:
+            self._ring.over = True
         if ends is not None:
             ends[1].ring()
         self._wake()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from verify_service.device_ring import Span
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
@@ -60,6 +61,13 @@ class StepEngine(Protocol[L]):
 
     def capture(self, boundaries: tuple[int, ...]) -> None:
         """Keep the states of these boundaries from the next step launched on, of none if there are none."""
+        ...
+
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        """Where the next step launched puts states of its items on the device, beside keeping them for `states`.
+
+        Of each item's tokens, then of its accepted nodes.
+        """
         ...
 
     def states(self, launched: L) -> StepStates | None:

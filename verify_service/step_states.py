@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream_kernels.models.boundaries import Bits
-from verify_service.feature_rows import FeatureRows
+from verify_service.feature_rows import FeatureRows, LateRows
 from verify_service.scheduler import ScheduledRows
+
+if TYPE_CHECKING:
+    from verify_service.device_ring import Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepStates:
-    """`rows`, bits of bfloat16 [rows of the step, boundaries * hidden_size], in the order of the step's rows.
+    """`load` returns bits of bfloat16 [rows, `width`], states at `boundaries` side by side; waits for them.
 
     `places` names the rows of each item's positions from `first` on: its tokens, then its accepted nodes; as a range
-    where they follow one another.
+    where they follow one another. `spans` have them on the device.
     """
 
     boundaries: tuple[int, ...]
-    rows: Bits
+    load: Callable[[], Bits]
+    width: int
     places: dict[ScheduledRows, range | list[int]]
+    spans: Mapping[ScheduledRows, tuple[Span, ...]] = field(default_factory=dict)
 
     def of(self, items: Sequence[ScheduledRows]) -> list[tuple[ScheduledRows, FeatureRows]]:
-        """The states of some of the step's items, compacted to committed rows; they last as long as `rows` do."""
-        return [(item, FeatureRows(self.boundaries, item.first, self._at(self.places[item]))) for item in items]
+        """The states of some of the step's items, compacted to committed rows; they last as long as the step's do."""
+        return [(item, self._rows_of(item)) for item in items]
 
-    def _at(self, places: range | list[int]) -> Bits:
-        if isinstance(places, range):
-            return self.rows[places.start : places.stop]
-        return self.rows[places]
+    def _rows_of(self, item: ScheduledRows) -> FeatureRows:
+        rows = LateRows(self.load, self.places[item], self.width)
+        return FeatureRows(self.boundaries, item.first, rows, self.spans.get(item, ()))
 
 
 def places_of(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.device_ring import Span
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 
@@ -55,6 +56,14 @@ class Extended(NamedTuple):
     features: FeatureRows
 
 
+class Wanted(NamedTuple):
+    """A request whose states a step computes: of `length` positions from `first` on, at most."""
+
+    key: RequestKey
+    first: int
+    length: int
+
+
 class TreeSource(Protocol):
     """A supplier of token trees. Every method but `known` and `default` is called by the loop's thread alone.
 
@@ -99,6 +108,10 @@ class FeatureTaker(Protocol):
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
+        ...
+
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        """Where a step that captures these boundaries puts states of each of `wanted` on the device, if anywhere."""
         ...
 
     def extend(self, chunks: Sequence[Extended]) -> None:

@@ -12,6 +12,7 @@ from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.drafters import WireDrafter, tree_reply
+from verify_service.device_rings import DeviceRings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
@@ -26,10 +27,12 @@ DEADLINE = 5.0
 
 
 @asynccontextmanager
-async def served(open_seconds: float = 10.0, **config: Any) -> AsyncIterator[tuple[DraftLink, str]]:
+async def served(
+    open_seconds: float = 10.0, *, facts: LinkFacts = FACTS, rings: DeviceRings | None = None, **config: Any
+) -> AsyncIterator[tuple[DraftLink, str]]:
     """A link behind a server on a free port; leaves nothing attached."""
     servicer = DraftLinkServicer(open_seconds=open_seconds)
-    servicer.link = link = DraftLink(FACTS, LinkConfig(**({"deadline": DEADLINE} | config)))
+    servicer.link = link = DraftLink(facts, LinkConfig(**({"deadline": DEADLINE} | config)), rings=rings)
     server = GrpcServer(host="127.0.0.1", port=0, services=[SERVICE], register=servicer.register)
     port = await server.start()
     try:

@@ -74,7 +74,7 @@ class StateChecker(Proposer):
         kept = self._sessions[session]
         assert first_position == kept.cached + sum(map(len, kept.rows))
         assert features.shape[1] == len(self.feature_boundaries) * self._hidden_size
-        kept.rows.append(features)
+        kept.rows.append(features.cpu())
 
     def close(self, session: int) -> None:
         kept = self._sessions.pop(session)

@@ -45,7 +45,10 @@ def test_the_highest_common_version_and_all_common_transports_are_taken(ours, th
 
 
 def test_a_drafter_may_work_with_any_tokenizer() -> None:
-    assert negotiate(replace(FITTING, tokenizer_fingerprint="", vocab_size=0), FACTS, TRANSPORTS) == (1, ("grpc",))
+    assert negotiate(replace(FITTING, tokenizer_fingerprint="", vocab_size=0), FACTS, TRANSPORTS) == (
+        1,
+        ("cuda_ipc", "grpc"),
+    )
 
 
 @pytest.mark.parametrize(

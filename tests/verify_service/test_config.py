@@ -19,7 +19,7 @@ def test_defaults() -> None:
     assert (given.device, given.mode, given.tensor_parallel_size, given.max_context) == ("cpu", "exact", 1, 0)
     link = given.link_config()
     assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
-    assert (link.transports, link.deadline_share) == (("shm", "grpc"), None)
+    assert (link.transports, link.deadline_share) == (("cuda_ipc", "shm", "grpc"), None)
     learned = settings("--device", "cuda").link_config()
     assert (learned.deadline, learned.deadline_share) == (0.02, 0.25)
     fixed = settings("--device", "cuda", "--draft-deadline-ms", "3").link_config()
@@ -69,7 +69,7 @@ def test_none_means_plain_decoding() -> None:
         (("--tensor-parallel-size", "0"), "--tensor-parallel-size: "),
         (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization: "),
         (("--log-level", "loud"), "--log-level"),
-        (("--transports", "shm,pigeon"), "--transports: must be some of shm, grpc, each once"),
+        (("--transports", "shm,pigeon"), "--transports: must be some of cuda_ipc, shm, grpc, each once"),
         (("--transports", "shm,shm"), "--transports: "),
         (("--feature-boundaries", "1,1"), "--feature-boundaries [1, 1] must be different ones"),
         (("--feature-boundaries", "1,2,3", "--max-boundaries", "2"), "at most --max-boundaries 2 of them"),

@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream_kernels.exchange.device_memory import DATA_OFFSET
 from slipstream_kernels.models.boundaries import Bits, Capture
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
+from support.host_device_memory import HostMemory
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service import features as module
+from verify_service.device_ring import DeviceRing, Span
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.feature_store import FeatureStore
 from verify_service.features import Features
 from verify_service.request import GenerationRequest, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Extended, Opening
+from verify_service.slots import Slot
+from verify_service.tree_source import Committed, Extended, Opening, Wanted
 
 WANTED = (1, 3)
 
@@ -76,6 +80,9 @@ class Taker:
             if stored is not None:
                 received.take(stored)
 
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        return [() for _ in wanted]
+
     def extend(self, chunks: Sequence[Extended]) -> None:
         for chunk in chunks:
             self.received[chunk.key].take(chunk.features)
@@ -89,6 +96,49 @@ class Taker:
             assert len(committed.features.rows) == len(committed.token_ids)
             received.take(committed.features)
             received.tokens.extend(committed.token_ids)
+
+
+class RingTaker(Taker):
+    """Finds every row in a ring of the device's memory too, with the boundaries in an order of its own."""
+
+    def __init__(self, trees: ScriptedTrees, hidden_size: int) -> None:
+        super().__init__(trees)
+        self.ring = DeviceRing(HostMemory().allocate(DATA_OFFSET + (1 << 18)), b"")
+        self.hidden_size = hidden_size
+        self.slots: dict[RequestKey, Slot] = {}
+        self.found = 0
+
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        slots = [self.slots.setdefault(each.key, Slot(0, 0, boundaries=WANTED[::-1])) for each in wanted]
+        spans = [
+            self.ring.reserve(slot, each.first, each.length, self.hidden_size)
+            for slot, each in zip(slots, wanted, strict=True)
+        ]
+        assert all(spans)
+        return [(span,) if span else () for span in spans]
+
+    def compare(self, key: RequestKey, features: FeatureRows) -> None:
+        slot = self.slots[key]
+        span = features.span_of(slot)
+        assert span is not None
+        position, rows, row_bytes = span.rows(features.first, features.end)
+        place = span.place + (position - span.position) // 2
+        found = span.target[place : place + rows * row_bytes // 2].view(rows, -1).view(torch.uint16).numpy()
+        assert np.array_equal(found, features.at(slot.boundaries))
+        span.room.sent = True
+        self.ring.release(max(self.ring.released, position + rows * row_bytes))
+        self.found += rows
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        for chunk in chunks:
+            self.compare(chunk.key, chunk.features)
+        super().extend(chunks)
+
+    def commit(self, commits: Sequence[Committed]) -> None:
+        for committed in commits:
+            assert committed.features is not None
+            self.compare(committed.key, committed.features)
+        super().commit(commits)
 
 
 def request(number: int, prompt: Sequence[int], max_tokens: int = 24, temperature: float = 0.8) -> GenerationRequest:
@@ -136,11 +186,12 @@ def test_a_device_keeps_the_same_rows(model: CausalLM, twins: Target) -> None:
     with running_loop(twins, config) as runner:
         plain = runner.run(requests)
     texts = {r.key: [*r.prompt_token_ids, *a.token_ids] for r, a in zip(requests, plain, strict=True)}
-    taker = Taker(OracleTrees(texts, model.config.vocab_size))
+    taker = RingTaker(OracleTrees(texts, model.config.vocab_size), model.config.hidden_size)
     with running_loop(twins, config, taker, taker) as runner:
         answers = runner.run(requests)
         assert runner.loop.state().accepted_tokens > 20
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
+    assert taker.found == sum(len(received.rows) for received in taker.received.values())
     for received in taker.received.values():
         expected = as_floats(states_of(model, received.tokens))
         assert sorted(received.rows) == list(range(len(received.tokens) - 1))

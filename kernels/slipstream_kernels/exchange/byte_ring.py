@@ -20,7 +20,7 @@ LAYOUT_VERSION = 1
 DATA_OFFSET = 4096
 NONCE_BYTES = 16
 _HEADER = struct.Struct("<8sIIQ16s")
-_WRITTEN_OFFSET, _READ_OFFSET = 64, 128
+_WRITTEN_OFFSET, _READ_OFFSET, _MARK_OFFSET = 64, 128, 192
 _FRAME = struct.Struct("<II")
 _ALIGNMENT = 8
 MIN_CAPACITY, MAX_CAPACITY = 1 << 12, 1 << 28
@@ -99,6 +99,10 @@ class RingWriter(_Ring):
         self._bell.ring()
         return True
 
+    def set_mark(self, value: int) -> None:
+        """Show the reader a number beside the messages, of 64 bits."""
+        self._words[_MARK_OFFSET // 8] = value
+
     def _put(self, at: int, message: bytes) -> None:
         first = min(len(message), self._capacity - at)
         self._data[at : at + first] = message[:first]
@@ -114,6 +118,11 @@ class RingReader(_Ring):
     def filled(self) -> bool:
         """Whether the writer claims that there is something to read."""
         return self._words[_WRITTEN_OFFSET // 8] != self._read
+
+    @property
+    def mark(self) -> int:
+        """The number that the writer shows, 0 at first. It may be anything."""
+        return self._words[_MARK_OFFSET // 8]
 
     def read(self, most: int) -> bytes | None:
         """A private copy of the next message, None if there is none.

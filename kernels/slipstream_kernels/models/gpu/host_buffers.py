@@ -29,6 +29,10 @@ class HostBuffer:
     """bfloat16 [any], room for what a pass keeps at boundaries"""
     states_event: torch.cuda.Event | None
     """Comes when that is here."""
+    copied_event: torch.cuda.Event | None
+    """Comes when what a pass copies on the device is there."""
+    state_rows: torch.Tensor
+    """int64 [rows, any], room for the tables of what is copied"""
     ticket: Ticket | None = None
     """Of the last pass."""
     parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -38,6 +42,10 @@ class HostBuffer:
         if words not in self.parts:
             self.parts[words] = self.plan[:words], target[:words]
         return self.parts[words]
+
+    def reserve_state_rows(self, rows: int, columns: int) -> None:
+        """Room for tables of `rows` rows."""
+        self.state_rows = torch.zeros(rows, columns, dtype=torch.int64, pin_memory=self.event is not None)
 
 
 class HostBuffers:
@@ -54,6 +62,8 @@ class HostBuffers:
                 event=torch.cuda.Event() if cuda else None,
                 states=torch.empty(0, dtype=torch.bfloat16),
                 states_event=torch.cuda.Event() if cuda else None,
+                copied_event=torch.cuda.Event() if cuda else None,
+                state_rows=torch.zeros(0, 0, dtype=torch.int64),
             )
             for plan in plans
         ]

@@ -13,6 +13,7 @@ import numpy as np
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.rank_group import RankGroup
+from slipstream_kernels.models.gpu.state_copies import CopyPlan, no_copies
 from slipstream_kernels.models.gpu.step_message import LineChange, PagesChange, StepMessage, ids
 from slipstream_kernels.models.gpu.ticket import Ticket
 
@@ -59,7 +60,7 @@ class LeadingGpuModel(GpuModel):
         super().set_pages(line, start, pages)
         self._page_changes.append(PagesChange(line, start, np.array(pages, np.int32)))
 
-    def launch(self, plan: PassPlan) -> Ticket:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
         begun = time.monotonic()
         self._pending = (begun, None)
         ticket = None
@@ -68,7 +69,7 @@ class LeadingGpuModel(GpuModel):
             self._ranks.broadcast(StepMessage(tuple(self._line_changes), tuple(self._page_changes), plan).to_bytes())
             self._line_changes.clear()
             self._page_changes.clear()
-            ticket = super().launch(plan)
+            ticket = super().launch(plan, copies)
         finally:
             self._pending = None if ticket is None else (begun, ticket)
         return ticket

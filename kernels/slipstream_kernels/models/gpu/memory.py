@@ -12,6 +12,7 @@ from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.state_copies import StateSender
 from slipstream_kernels.models.gpu.weights import weight_bytes
 
 _GRAPH_BYTES = 8 << 20
@@ -89,7 +90,7 @@ def plan_memory(
         scratch=limits.scratch_slots * per_token,
         partials=buffers["partials"] + (PlainAttention.num_bytes(limits) if plain else 0),
         logits=buffers["logits"] + kept_logits,
-        activations=buffers["activations"],
+        activations=buffers["activations"] + StateSender.num_bytes(limits, shard.config.hidden_size),
         tables=DeviceTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,
         available=available,

@@ -19,6 +19,7 @@ from slipstream_kernels.ops.gpu import (
     rms_norm,
     rotary,
     sampling,
+    state_rows,
     tail_attention,
     tree_paths,
     tree_walk,
@@ -36,6 +37,7 @@ class Ops:
     """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning."""
 
     compact_kv: Op
+    copy_states: Op
     embed: Op
     gated_linear: Op
     linear: Op
@@ -56,6 +58,7 @@ def kernels() -> Ops:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
     return Ops(
         compact_kv=compaction.compact_kv,
+        copy_states=state_rows.copy_states,
         embed=embedding.embed,
         gated_linear=linear.gated_linear,
         linear=linear.linear,
@@ -77,6 +80,7 @@ def twins() -> Ops:
     """The twins in torch, on any device."""
     return Ops(
         compact_kv=compaction.compact_kv_reference,
+        copy_states=state_rows.copy_states_reference,
         embed=embedding.embed_reference,
         gated_linear=linear.gated_linear_reference,
         linear=linear.linear_reference,

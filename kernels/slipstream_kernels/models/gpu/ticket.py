@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.models.gpu.pass_plan import Int32
+
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.state_copies import KeptStates
 
 
 class Ticket:
@@ -20,12 +25,12 @@ class Ticket:
         logits: torch.Tensor,
         kept: torch.Tensor | None,
         event: torch.cuda.Event | None,
-        states: tuple[torch.Tensor, torch.cuda.Event | None] | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         """`results_at` receives the results of `items` items once `event` has come; None if they are there already.
 
         `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
-        `states` bfloat16 [rows, any] are on the host once their event has come.
+        `states` are what the pass keeps.
         """
         self._results_at: Int32 | None = results_at
         self._items = items
@@ -50,18 +55,27 @@ class Ticket:
             self._results_at = None
         return self._results
 
+    @property
+    def states_shape(self) -> tuple[int, int] | None:
+        """That of `states`, without a wait; None where there are none."""
+        return None if self._states is None else (self._states.rows.shape[0], self._states.rows.shape[1])
+
     def states(self) -> Bits | None:
         """What the pass kept at the boundaries it was launched with: bits of bfloat16 [rows, boundaries * hidden].
 
-        In the order of the plan's rows. Waits for them. To be read before the second launch after the pass's own: the
-        memory is used again. None where nothing was asked for, or it is gone.
+        In the order of the plan's rows, or as it was asked to pack them. Waits for them. To be read before the second
+        launch after the pass's own: the memory is used again. None where nothing was asked for, or it is gone.
         """
         if self._states is None:
             return None
-        rows, event = self._states
-        if event is not None:
-            event.synchronize()
-        return rows.view(torch.uint16).numpy()
+        if self._states.event is not None:
+            self._states.event.synchronize()
+        return self._states.rows.view(torch.uint16).numpy()
+
+    def wait_for_copies(self) -> None:
+        """Until the states that the pass was to copy on the device are there."""
+        if self._states is not None and self._states.copied is not None:
+            self._states.copied.synchronize()
 
     def drop_states(self) -> None:
         """Another pass takes their place."""

@@ -1,0 +1,120 @@
+"""A ring in the GPU's memory through which one drafter gets hidden states: who wrote where, and what may be reused."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream_kernels.exchange.byte_ring import RingError
+from slipstream_kernels.exchange.device_memory import DATA_OFFSET
+from verify_service.draft_records import DeviceRows
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream_kernels.exchange.device_memory import DeviceBlock
+    from verify_service.slots import Slot
+
+_ALIGNMENT = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """Bytes of a ring up to `end`; `sent` once a record that names them was queued."""
+
+    end: int
+    sent: bool = False
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Span:
+    """Room for the states of positions of one slot's request, from `first` on, which a step fills.
+
+    Lives as long as the step that may write there, and the rows that it has computed.
+    """
+
+    slot: Slot
+    generation: int
+    boundaries: tuple[int, ...]
+    first: int
+    count: int
+    position: int
+    """Bytes that the ring had room for before"""
+    row_bytes: int
+    target: torch.Tensor
+    """bfloat16 [any], all of the ring's data"""
+    place: int
+    """of the first number in `target`"""
+    room: _Room
+
+    def serves(self, slot: Slot) -> bool:
+        """Whether it was made for what a slot holds."""
+        return self.slot is slot and self.generation == slot.generation and self.boundaries == slot.boundaries
+
+    def rows(self, first: int, end: int) -> DeviceRows:
+        """What the drafter is told of the positions `first` to `end` - 1."""
+        assert self.first <= first <= end <= self.first + self.count
+        return DeviceRows(self.position + (first - self.first) * self.row_bytes, end - first, self.row_bytes)
+
+
+class DeviceRing:
+    """One attachment's ring. All positions count bytes from the attachment's beginning. The link's lock guards it.
+
+    Nothing that the drafter does to the memory matters here: it is written by steps alone and never read.
+    """
+
+    def __init__(self, block: DeviceBlock, nonce: bytes) -> None:
+        """`block` is empty and nobody else uses it."""
+        self.block = block
+        self.nonce = nonce
+        self.over = False
+        """Whether the attachment has ended: nothing is reserved any more."""
+        self._target = block.numbers()
+        self._capacity = block.size - DATA_OFFSET
+        self._written = self._released = self._tail = 0
+        self._rooms: deque[tuple[_Room, weakref.ref[Span]]] = deque()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no step may still write here."""
+        return all(span() is None for _, span in self._rooms)
+
+    @property
+    def released(self) -> int:
+        """The position before which the drafter needs nothing any more."""
+        return self._released
+
+    def release(self, position: int) -> None:
+        """The drafter needs nothing before `position` any more. RingError if it says what cannot be."""
+        if not self._released <= position <= self._written:
+            raise RingError(f"states up to {position} are released of {self._written}, {self._released} before")
+        self._released = position
+
+    def reserve(self, slot: Slot, first: int, count: int, hidden_size: int) -> Span | None:
+        """Room for states of a slot's positions; None while the drafter has not released enough."""
+        row_bytes = 2 * len(slot.boundaries) * hidden_size
+        size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
+        start = self._written
+        if start % self._capacity + size > self._capacity:
+            start += self._capacity - start % self._capacity
+        if start + size - self._oldest() > self._capacity:
+            return None
+        self._written = start + size
+        room = _Room(self._written)
+        place = start % self._capacity // 2
+        span = Span(slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, place, room)
+        self._rooms.append((room, weakref.ref(span)))
+        return span
+
+    def _oldest(self) -> int:
+        """The position from which on the ring is in use."""
+        while self._rooms:
+            room, span = self._rooms[0]
+            if span() is not None or (room.sent and room.end > self._released):
+                return self._tail
+            self._tail = room.end
+            self._rooms.popleft()
+        self._tail = self._written
+        return self._tail

@@ -1,0 +1,114 @@
+"""By which transports an attachment can exchange records, and the memory that these need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
+from slipstream_kernels.exchange.segment import SegmentError
+from verify_service.attachments import CUDA_IPC, GRPC, SHM, Attachment
+from verify_service.device_ring import DeviceRing
+from verify_service.device_rings import DeviceRings
+from verify_service.draft_records import AttachRequest, DeviceRingAddress, LinkFacts, SharedMemoryAddress
+from verify_service.feature_feed import MESSAGE_BYTES
+from verify_service.link_types import LinkConfig
+from verify_service.shm_transport import SharedRings, ShmTransport
+from verify_service.transports import StreamTransport, Transport, Wake
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Means:
+    """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first."""
+
+    transports: tuple[str, ...]
+    rings: SharedRings | None = None
+    ring: DeviceRing | None = None
+    reason: str = ""
+
+    @property
+    def shared_memory(self) -> SharedMemoryAddress | None:
+        """Where the drafter finds the rings of records."""
+        return None if self.rings is None else self.rings.address
+
+    @property
+    def device_ring(self) -> DeviceRingAddress | None:
+        """Where it finds that of states."""
+        if self.ring is None:
+            return None
+        block = self.ring.block
+        return DeviceRingAddress(block.handle, block.size, block.gpu_uuid)
+
+    def open(self, attachment: Attachment, name: str, wake: Wake) -> Transport:
+        """The transport that the drafter has chosen, the first for an empty name; what it does not need is let go.
+
+        FailedPreconditionError for one that is not among them or does not work.
+        """
+        chosen = name or self.transports[0]
+        if chosen not in self.transports:
+            raise FailedPreconditionError(f"transport {chosen[:80]!r} was not agreed on")
+        if chosen == GRPC:
+            transport: Transport = StreamTransport(wake)
+        else:
+            assert self.rings is not None
+            ring = self.ring if chosen == CUDA_IPC else None
+            transport = ShmTransport(self.rings, attachment.slots.size, wake, ring)
+            attachment.ring = ring
+        if attachment.ring is None:
+            self.close()
+        return transport
+
+    def close(self) -> None:
+        """Nothing will be opened any more."""
+        if self.ring is not None:
+            self.ring.over = True
+
+
+class Ways:
+    """Finds the means of each attachment. For any thread; may wait for the device."""
+
+    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None) -> None:
+        """`rings` are those of the model's GPU; None where there are none."""
+        self._facts = facts
+        self._config = config
+        self._rings = rings
+
+    def means(self, request: AttachRequest, transports: Sequence[str]) -> Means:
+        """What can be had of `transports`, which both ends speak, best first.
+
+        FailedPreconditionError or ResourceExhaustedError where that is nothing.
+        """
+        boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
+        means, reasons = Means(()), dict[str, str]()
+        names = [name for name in transports if name != CUDA_IPC or boundaries]
+        if not names:
+            raise FailedPreconditionError("transport cuda_ipc is for states, of which none are wanted here")
+        if set(names) & {SHM, CUDA_IPC}:
+            try:
+                states = MESSAGE_BYTES if boundaries else 0
+                means.rings = SharedRings(self._config.num_slots, self._facts.max_context, states)
+            except SegmentError as error:
+                reasons |= dict.fromkeys((SHM, CUDA_IPC), str(error))
+        if CUDA_IPC in names and CUDA_IPC not in reasons:
+            try:
+                means.ring = self._ring(request, boundaries)
+            except SlipstreamError as error:
+                reasons[CUDA_IPC] = error.message
+        means.transports = tuple(name for name in names if name not in reasons)
+        if not means.transports:
+            raise ResourceExhaustedError("; ".join(f"{name}: {reasons[name]}" for name in names))
+        better = names[: names.index(means.transports[0])]
+        means.reason = "; ".join(f"{name}: {reasons[name]}" for name in better)
+        if means.reason:
+            _log.warning("a better transport is not to be had for %r: %s", request.name[:80], means.reason)
+        return means
+
+    def _ring(self, request: AttachRequest, boundaries: int) -> DeviceRing:
+        if self._rings is None:
+            raise FailedPreconditionError("the model runs on the CPU, or its GPU's memory cannot be shared")
+        if not request.gpu_uuid:
+            raise FailedPreconditionError("the draft service names no GPU")
+        return self._rings.take(request.process_id, boundaries)
