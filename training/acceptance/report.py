@@ -45,13 +45,14 @@ def render(result: Mapping[str, Any], simulated: Simulated | None, *, title: str
         simulated_positions=simulated.by_position if simulated else [],
         labels=[_label(cell) for cell in result["cells"]],
         images=images,
-        warnings=list(warnings(result)),
+        warnings=list(warnings(result, simulated)),
     )
 
 
 def headlines(result: Mapping[str, Any], simulated: Simulated | None) -> list[dict[str, str]]:
     """A line a cell, over all categories."""
     plain = {cell["temperature"]: _seconds(cell) for cell in result["cells"] if not cell["proposer"]}
+    comparable = _first_chain(result)
     lines = []
     for cell in result["cells"]:
         figures = cell["categories"].get(ALL)
@@ -60,7 +61,7 @@ def headlines(result: Mapping[str, Any], simulated: Simulated | None) -> list[di
         own, base = _seconds(cell), plain.get(cell["temperature"])
         speed = f"{base / own:.2f}x" if cell["proposer"] and own and base else ""
         supposed = difference = ""
-        if simulated and (cell["proposer"], cell["temperature"]) == (result["settings"]["proposers"][0], 0.0):
+        if simulated and cell is comparable:
             length = simulated.to_depth(len(figures["accepted_by_position"]))
             supposed, difference = f"{length:.2f}", f"{figures['acceptance_length'] / length - 1:+.1%}"
         lines.append(
@@ -77,8 +78,28 @@ def headlines(result: Mapping[str, Any], simulated: Simulated | None) -> list[di
     return lines
 
 
-def warnings(result: Mapping[str, Any]) -> Iterator[str]:
+def _first_chain(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The greedy cell of the first proposer whose trees held no more tokens than the deepest path that was right.
+
+    Of chains alone training can tell what they are worth.
+    """
+    greedy: list[Mapping[str, Any]] = [
+        cell for cell in result["cells"] if cell["proposer"] and cell["temperature"] == 0 and ALL in cell["categories"]
+    ]
+    for cell in greedy:
+        figures = cell["categories"][ALL]
+        if 0 < figures["drafted_tokens"] <= figures["tree_steps"] * len(figures["accepted_by_position"]):
+            return cell
+    return None
+
+
+def warnings(result: Mapping[str, Any], simulated: Simulated | None = None) -> Iterator[str]:
     """What a reader of the figures must know."""
+    if simulated and _first_chain(result) is None:
+        yield (
+            f"The simulated figure, {simulated.acceptance_length:.2f}, is that of a chain at temperature 0, and no "
+            "proposer here made chains: name one that does, and the two can be compared."
+        )
     for cell in result["cells"]:
         figures = cell["categories"].get(ALL)
         if cell["different_answers"]:
@@ -104,7 +125,7 @@ def render_text(result: Mapping[str, Any], simulated: Simulated | None) -> str:
         text += f" ({line['speed']} plain decoding)" if line["speed"] else ""
         text += f"; simulated {line['simulated']} ({line['difference']})" if line["simulated"] else ""
         lines.append(text)
-    return "\n".join([*lines, *(f"note: {text}" for text in warnings(result))])
+    return "\n".join([*lines, *(f"note: {text}" for text in warnings(result, simulated))])
 
 
 def _rows(result: Mapping[str, Any]) -> list[str]:

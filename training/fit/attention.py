@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
-LONG = 1024
+LONG = 2048
 """Rows above it are worth kernels of their own, which compile for a minute; below, dense products are as fast."""
 VARIANTS = 64
 """Compiled kernels at most: one for each number of steps, with gradients and without."""

@@ -11,10 +11,11 @@ from training.acceptance.simulated import Simulated
 SIMULATED = Simulated(2.5, (0.8, 0.5), {"step": [1.0, 2.0], "loss": [3.0, 2.0], "accuracy 1": [0.1, 0.2]})
 
 
-def figures(length, *, positions=(), trees=0.0, seconds=0.01):
+def figures(length, *, positions=(), trees=0.0, seconds=0.01, drafted=60):
     return {
         "conversations": 7, "answers": 7, "repeating_answers": 0, "decoded_tokens": 70, "decode_steps": 30,
-        "drafted_tokens": 90, "acceptance_length": length, "standard_error": 0.05, "steps_with_tree": trees,
+        "drafted_tokens": drafted, "tree_steps": 30, "acceptance_length": length, "standard_error": 0.05,
+        "steps_with_tree": trees,
         "accepted_by_position": list(positions), "seconds_per_token": seconds,
     }  # fmt: skip
 
@@ -73,7 +74,17 @@ def test_what_belittles_the_figures_is_said():
     assert "1 conversations were refused" in text
 
 
-def test_the_simulated_figure_stands_beside_greedy_answers_of_the_first_proposer():
+def test_the_simulated_figure_stands_beside_greedy_answers_of_the_first_that_makes_chains():
     plain, head = headlines(result(trees=1.0), SIMULATED)
     assert (plain["simulated"], plain["speed"]) == ("", "")
     assert (head["simulated"], head["difference"], head["speed"]) == ("2.20", "-9.1%", "2.00x")
+    both = result(trees=1.0, drafted=61)
+    both["cells"].append({**result(trees=1.0)["cells"][1], "proposer": "chain"})
+    assert [line["simulated"] for line in headlines(both, SIMULATED)] == ["", "", "2.20"]
+
+
+def test_without_a_chain_the_simulated_figure_is_only_named():
+    trees = result(trees=1.0, drafted=61)
+    assert not any(line["simulated"] for line in headlines(trees, SIMULATED))
+    assert "The simulated figure, 2.50, is that of a chain" in render_text(trees, SIMULATED)
+    assert "is that of a chain" not in render_text(result(trees=1.0), SIMULATED)

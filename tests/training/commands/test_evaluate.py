@@ -26,7 +26,7 @@ def test_a_run_leaves_figures_and_a_report_that_can_be_written_again(tiny_cluste
     report = (out / "report.html").read_text()
     status, text = evaluate(*asked, "--gateway", "127.0.0.1:1", "--simulated", metrics)
     assert status == 0, text
-    assert "simulated 2.50" in text
+    assert "The simulated figure, 2.50, is that of a chain" in text
     assert (out / "acceptance.json").read_bytes() == figures
     assert (out / "report.html").read_text() != report
 
