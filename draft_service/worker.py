@@ -19,6 +19,7 @@ from typing import Protocol
 
 from draft_service.ahead import Foresight
 from draft_service.codec import Attachment
+from draft_service.device_fault import end_if_device_lost
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.sessions import SessionTable, Slot
@@ -299,6 +300,7 @@ class Worker:
             trees: list[object] = list(proposer.propose(requests))
         except Exception:  # noqa: BLE001 (a third party's code)
             _log.exception("proposer %s failed", proposer.name)
+            end_if_device_lost()
             return None
         if len(trees) != len(requests):
             _log.error("proposer %s made %d trees for %d requests", proposer.name, len(trees), len(requests))
@@ -342,6 +344,7 @@ class Worker:
             self._feed.close()
         self._table = self._send = self._feed = None
         self.stats.sessions = 0
+        end_if_device_lost()  # verify's end may be that of a GPU shared with it
 
     def _shut_down(self) -> None:
         self._leave()

@@ -1,4 +1,4 @@
-"""GPUs and ranks that this process has lost, after which it can compute nothing more."""
+"""What the verify service does about GPUs and ranks that it has lost, after which it can compute nothing more."""
 
 from __future__ import annotations
 
@@ -6,29 +6,10 @@ import logging
 import os
 import sys
 
+from slipstream_kernels.device_loss import device_lost
 from slipstream_kernels.models.rank_error import RankError
 
 _log = logging.getLogger(__name__)
-
-
-def device_lost() -> bool:
-    """Whether a GPU that this process has memory on has become unusable for it.
-
-    After a fault such as an illegal access, by its own kernels or by those of another MPS client, every further call
-    of the process fails, and nothing but its end helps. Errors that pass, such as a lack of memory, leave the device
-    answering.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    try:
-        for index in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(index):
-                torch.cuda.synchronize(index)
-    except RuntimeError:
-        _log.exception("a GPU does not answer")
-        return True
-    return False
 
 
 def end_if_device_lost() -> None:
