@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import boundary_settings, boundary_tables, proposer_tables
+from benchmarks import boundary_settings, boundary_tables, proposer_tables, speculation_report
 from benchmarks.report import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,6 +176,11 @@ def boundary(content: Content) -> str:
     return f"{boundary_tables.text_of(content)}\n\nMeasured {machines}."
 
 
+def speculation(content: Content) -> str:
+    """Rounds, trees, categories and the sweep, and what they say of the goals."""
+    return speculation_report.text(content["sections"], _gpu)
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
     "boundary": boundary,
     "engine": engine,
@@ -187,6 +192,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "proposers": proposer_tables.proposers,
     "coupling": proposer_tables.coupling,
     "proposer_search": proposer_tables.search,
+    "speculation": speculation,
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
 }

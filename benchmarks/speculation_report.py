@@ -19,11 +19,11 @@ TITLES = {
 Rows = Sequence[Mapping[str, Any]]
 
 
-Sections = Mapping[str, Mapping[str, Any]]
+Sections = Mapping[str, dict[str, Any]]
 """By name: facts about the machine, and `rows`."""
 
 
-def text(sections: Sections, described: Callable[[Mapping[str, Any]], str]) -> str:
+def text(sections: Sections, described: Callable[[dict[str, Any]], str]) -> str:
     """All tables, each with its machine `described`, and how the goals were met."""
     parts = [
         f"*{title}* ({described(sections[name]['machine'])})\n\n{table(sections[name]['rows'])}"
