@@ -98,7 +98,7 @@ def warnings(result: Mapping[str, Any], simulated: Simulated | None = None) -> I
     if simulated and _first_chain(result) is None:
         yield (
             f"The simulated figure, {simulated.acceptance_length:.2f}, is that of a chain at temperature 0, and no "
-            "proposer here made chains: name one that does, and the two can be compared."
+            "proposer here is seen to have made chains: name one that does, and the two can be compared."
         )
     for cell in result["cells"]:
         figures = cell["categories"].get(ALL)
