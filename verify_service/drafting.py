@@ -180,27 +180,31 @@ class Drafting:
         `running` requests share the step's nodes. Those in the next step already, which is launched, ask for none.
         """
         self._crowded = self._step_nodes < running
-        drafted = [(state, tokens) for state, tokens in progressed if state.proposer]
+        drafted = [entry for entry in progressed if entry[0].proposer]
         if not drafted:
             return
         nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
-        for (state, tokens), depth in zip(drafted, self._depths([state for state, _ in drafted], running), strict=True):
-            depth = 0 if state.pending else depth
+        for (state, tokens), depth in zip(drafted, self._depths(drafted, running), strict=True):
+            depth, key, rows = 0 if state.pending else depth, state.key, 1
             state.wants_tree = depth > 0
-            rows = min(state.max_nodes, nodes, 1 + self._width(state, depth)) if depth > 0 else 1
-            states = features.get(state.key)
+            if depth > 0:
+                rows = min(state.max_nodes, nodes, 1 + self._width(state, depth))
+            states = features.get(key)
             if states is not None:
                 states = states.of(states.first, states.first + len(tokens))
-            commits.append(Committed(state.key, tokens, len(state.tokens), rows, depth, states))
+            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states))
         try:
             self._trees.commit(commits)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to take a step's tokens")
 
-    def _depths(self, states: Sequence[RequestState], running: int) -> list[int]:
+    def _depths(self, drafted: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> list[int]:
         """Depth of each request's next tree; 0 asks for none."""
-        depths = [0 if self._crowded else max(0, state.depth_left) for state in states]
+        if self._crowded:
+            return [0] * len(drafted)
+        states = [state for state, _ in drafted]
+        depths = [max(0, state.depth_left) for state in states]
         bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
         if bidding:
             fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)

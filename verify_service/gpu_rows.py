@@ -113,8 +113,9 @@ class GpuRows:
 
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
-        items = np.array(spans.items, dtype=np.int32).reshape(-1, 5)
-        parents = np.array(spans.parents, dtype=np.int32)
+        numbers = np.array(spans.items + spans.parents + spans.token_ids, dtype=np.int32)  # one call costs less
+        first_parent, first_token = len(spans.items), len(spans.items) + len(spans.parents)
+        items, parents = numbers[:first_parent].reshape(-1, 5), numbers[first_parent:first_token]
         rows = np.empty((6, len(spans.token_ids)), dtype=np.int32)
         places = np.empty((len(items), 4), dtype=np.int32)
         logit_rows = np.empty(spans.logits, dtype=np.int32)
@@ -122,7 +123,7 @@ class GpuRows:
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         return PassPlan(
-            token_ids=np.array(spans.token_ids, dtype=np.int32),
+            token_ids=numbers[first_token:],
             positions=rows[0],
             write_slots=rows[1],
             lines=rows[2],

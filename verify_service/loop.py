@@ -195,9 +195,10 @@ class VerifyLoop:
         """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
         try:
             decisions, seconds = self._pipeline.decide(step)
-            live = [item for item in step.items if not item.state.gone]
+            live: Sequence[ScheduledRows] = [item for item in step.items if not item.state.gone]
             if live:
-                decisions = [decision for decision in decisions if not decision.item.state.gone]
+                if len(live) < len(step.items):
+                    decisions = [decision for decision in decisions if not decision.item.state.gone]
                 self._commit(step, live, decisions, seconds)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")

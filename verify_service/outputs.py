@@ -25,12 +25,12 @@ def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishR
     The deciding token itself is output. A stop at the last token the limit allows counts as a stop.
     """
     room = state.limit - len(state.tokens)
+    if len(tokens) < room and state.stop_ids.isdisjoint(tokens):
+        return len(tokens), None
     for index, token in enumerate(tokens[:room]):
         if token in state.stop_ids:
             return index + 1, FinishReason.STOP
-    if len(tokens) >= room:
-        return room, FinishReason.LENGTH
-    return len(tokens), None
+    return room, FinishReason.LENGTH
 
 
 def step_output(

