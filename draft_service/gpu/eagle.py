@@ -47,7 +47,7 @@ class GpuEagleProposer(EagleBase):
         tokenizer_fingerprint: str = "",
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """Raises CheckpointError where a GPU cannot draft with the head, or has no room for it."""
+        """Raises NoGpuFormError where a GPU cannot draft with the head, CheckpointError where it has no room for it."""
         super().__init__(name, head, config, tokenizer_fingerprint)
         self._eos = tuple(eos_token_ids)
         self._rope = head.config.rope_theta, head.config.rope_scaling

@@ -12,20 +12,30 @@ from draft_service.heads.mtp import MtpHead
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights, HeadLayerWeights, gate_up_of
 
+_JOINED_NORMS = {
+    "eagle": ("enorm.weight", "hnorm.weight"),
+    "eagle3": ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"),
+    "mtp": ("layers.0.enorm.weight", "layers.0.hnorm.weight"),
+}
+"""Of embedding and state, side by side."""
 _HEAD_DIMS = (64, 128)
 _MULTIPLE = 16
 _MOST_GROUP = 64
 
 
+class NoGpuFormError(CheckpointError):
+    """A head that only the CPU can draft with. The message says why."""
+
+
 def head_weights(head: EagleHead, device: torch.device) -> EagleWeights:
-    """The head's weights, rounded to bfloat16. Raises CheckpointError where a GPU cannot draft with it."""
+    """The head's weights, rounded to bfloat16. Raises NoGpuFormError, or CheckpointError where there is no room."""
     config, vocabulary = head.config, head.vocabulary
     _check(config, device)
     is_mtp, fused = isinstance(head, MtpHead), isinstance(head, Eagle3)
     if is_mtp and config.num_layers > 1:
-        raise CheckpointError(f"{config.num_layers} MTP layers; on a GPU one is supported: use --device cpu")
+        raise NoGpuFormError(f"it has {config.num_layers} MTP layers; a GPU takes one")
     take = _Tensors(head.weights, device)
-    first = "layers.0."
+    _check_room(head, device)
     embedding = take.placed(vocabulary.embedding)
     tied = vocabulary.head.data_ptr() == vocabulary.embedding.data_ptr()
     return EagleWeights(
@@ -40,20 +50,16 @@ def head_weights(head: EagleHead, device: torch.device) -> EagleWeights:
         embedding=embedding,
         head=embedding if tied else take.placed(vocabulary.head),
         ids=None if vocabulary.ids is None else vocabulary.ids.to(device, torch.int32),
-        fc=take[first + "eh_proj.weight" if is_mtp else "fc.weight"],
+        fc=take["layers.0.eh_proj.weight" if is_mtp else "fc.weight"],
         fc_bias=take.optional("fc.bias"),
         input_norm=take.optional("input_norm.weight"),
         fc_norms=tuple(
             norm for state in range(head.num_states) if (norm := take.optional(f"fc_norm.{state}.weight")) is not None
         ),
-        embedding_norm=take.optional(
-            first + ("input_layernorm.weight" if fused else "enorm.weight") if fused or is_mtp else "enorm.weight"
-        ),
-        state_norm=take.optional(
-            first + ("hidden_norm.weight" if fused else "hnorm.weight") if fused or is_mtp else "hnorm.weight"
-        ),
+        embedding_norm=take.optional(_JOINED_NORMS[head.family][0]),
+        state_norm=take.optional(_JOINED_NORMS[head.family][1]),
         layers=tuple(_layer(take, index, joined=fused and index == 0) for index in range(config.num_layers)),
-        final_norm=take.optional(first + "final_norm.weight" if is_mtp else "norm.weight"),
+        final_norm=take.optional("layers.0.final_norm.weight" if is_mtp else "norm.weight"),
     )
 
 
@@ -109,9 +115,19 @@ def _check(config: HeadConfig, device: torch.device) -> None:
     }
     for name, value in sizes.items():
         if value % _MULTIPLE:
-            raise CheckpointError(f"{name} is {value}; on a GPU it must be a multiple of {_MULTIPLE}")
+            raise NoGpuFormError(f"{name} is {value}; a GPU takes multiples of {_MULTIPLE}")
     if config.head_dim not in _HEAD_DIMS:
-        raise CheckpointError(f"head_dim is {config.head_dim}; on a GPU it must be 64 or 128: use --device cpu")
+        raise NoGpuFormError(f"head_dim is {config.head_dim}; a GPU takes {_HEAD_DIMS[0]} and {_HEAD_DIMS[1]}")
     group = config.num_heads // config.num_kv_heads
     if group > _MOST_GROUP:
-        raise CheckpointError(f"{group} query heads share a KV head; on a GPU it must be at most {_MOST_GROUP}")
+        raise NoGpuFormError(f"{group} query heads share a KV head; a GPU takes {_MOST_GROUP} at most")
+
+
+def _check_room(head: EagleHead, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    tensors = (*head.weights.values(), head.vocabulary.embedding, head.vocabulary.head)
+    needed = sum({tensor.data_ptr(): 2 * tensor.numel() for tensor in tensors}.values())
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise CheckpointError(f"its weights take {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free on {device}")

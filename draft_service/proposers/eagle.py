@@ -11,6 +11,7 @@ prompts are worked off between rounds, chunk by chunk.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +30,8 @@ from draft_service.proposers.eagle_rows import EagleSession, GrowingTree, comput
 from draft_service.proposers.expansion import Expansion
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.token_tree import TokenTree
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 128
 """Rows of a pass over text unless configured: what a CPU computes in the time of a few verify steps."""
@@ -171,12 +174,16 @@ def create_with(
 def _placed(
     options: ProposerOptions, head: EagleHead, config: EagleConfig, tokenizer: str, eos: Sequence[int]
 ) -> EagleBase:
-    """The proposer on the device that was chosen. Raises CheckpointError where that cannot draft with the head."""
-    if options.device == "cpu":
-        return EagleProposer(options.name, head, config, tokenizer, eos)
-    from draft_service.gpu.eagle import GpuEagleProposer
+    """The proposer on the device that was chosen, else on the CPU. Raises CheckpointError where it does not fit."""
+    if options.device != "cpu":
+        from draft_service.gpu.eagle import GpuEagleProposer
+        from draft_service.gpu.head_weights import NoGpuFormError
 
-    return GpuEagleProposer(options.name, head, config, options.device, tokenizer, eos)
+        try:
+            return GpuEagleProposer(options.name, head, config, options.device, tokenizer, eos)
+        except NoGpuFormError as error:
+            _log.warning("%s drafts on the CPU: %s", options.name, error)
+    return EagleProposer(options.name, head, config, tokenizer, eos)
 
 
 def create_for(family: str, options: ProposerOptions) -> EagleBase:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from draft_service.gpu.eagle import GpuEagleProposer
+from draft_service.gpu.head_weights import NoGpuFormError, head_weights
 from draft_service.heads.loading import load_eagle
-from draft_service.proposers.base import DraftRequest, Opening, Sampling, SessionRefusedError, Target
+from draft_service.heads.mtp_loading import load_mtp
+from draft_service.proposers import mtp
+from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
 from draft_service.proposers.eagle import EagleProposer
 from draft_service.proposers.eagle_base import EagleConfig
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+from support.mtp_heads import LAYOUTS as MTP
+from support.mtp_heads import write_mtp
 from support.recurrent_target import paths
 
 GREEDY = Sampling(temperature=0.0)
@@ -22,9 +29,14 @@ def proposers(folder, layout, **config):
     """The same head on the CPU and in a GPU's rounds."""
     write_head(folder / "head", layout, seed=2)
     write_target(folder / "target")
+    return both_of(lambda: load_eagle(folder / "head", folder / "target"), **config)
+
+
+def both_of(load, **config):
+    """A head on the CPU and in a GPU's rounds, with weights that both hold exactly."""
     made = []
     for kind in (EagleProposer, GpuEagleProposer):
-        head = load_eagle(folder / "head", folder / "target")
+        head = load()
         tensors = [*head.weights.values(), head.vocabulary.embedding, head.vocabulary.head]
         for tensor in {tensor.data_ptr(): tensor for tensor in tensors}.values():
             tensor.copy_(tensor.bfloat16())
@@ -94,6 +106,11 @@ def test_a_layout_drafts_as_on_the_cpu(name, tmp_path):
     layout = LAYOUTS[name]
     both = proposers(tmp_path, layout, max_depth=3, top_k=2, max_nodes=8, max_context=64, max_sessions=1)
     width = (layout.target_hidden or 32) * (layout.states if layout.family == "eagle3" else 1)
+    draft_alike(both, width)
+
+
+def draft_alike(both, width):
+    """A text, the same state again, and a text that went on."""
     tokens, states = random_text(14, width)
     trees = []
     for proposer in both:
@@ -108,6 +125,24 @@ def test_a_layout_drafts_as_on_the_cpu(name, tmp_path):
     for one, other in zip(*trees, strict=True):
         assert len(one) == 7
         alike(one, other)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_a_single_mtp_layer_drafts_as_on_the_cpu(post_norm, tmp_path):
+    write_target(tmp_path)
+    write_mtp(tmp_path, MTP["MiMo"], seed=2)
+    load = partial(load_mtp, tmp_path, tmp_path, post_norm=post_norm)
+    draft_alike(both_of(load, max_depth=3, top_k=2, max_nodes=8, max_context=64, max_sessions=1), 32)
+
+
+def test_what_only_the_cpu_can_draft_with_stays_there(tmp_path, caplog):
+    write_target(tmp_path)
+    write_mtp(tmp_path, MTP["NextN, three layers"], seed=2)
+    proposer = mtp.create(ProposerOptions("p", str(tmp_path), device="cuda:0"))
+    assert isinstance(proposer, EagleProposer)
+    assert "p drafts on the CPU: head_dim is 16; a GPU takes 64 and 128" in caplog.text
+    with pytest.raises(NoGpuFormError, match="3 MTP layers"):
+        head_weights(load_mtp(tmp_path), torch.device("cpu"))
 
 
 SAMPLINGS = [
