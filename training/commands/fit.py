@@ -98,7 +98,14 @@ def fit(
     warmup: Annotated[float, typer.Option(help="Part of the steps in which the learning rate rises.")] = 0.015,
     weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay.", min=0)] = 0.0,
     clip: Annotated[float, typer.Option(help="Greatest norm of the gradient.")] = 0.5,
-    chain: Annotated[int, typer.Option(help="Drafted tokens of the chain simulated on --heldout.", min=1)] = 5,
+    chain: Annotated[
+        int,
+        typer.Option(
+            help="Drafted tokens of the chain simulated on --heldout.",
+            show_default="5, or as many as medusa has heads, mlp-speculator stages",
+            min=0,
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of first weights, order and noise.")] = 0,
     log_every: Annotated[int, typer.Option(help="Steps between figures.", min=1)] = 10,
     evaluate_every: Annotated[

@@ -83,6 +83,11 @@ class Family(Protocol):
         """Steps that the loss is unrolled over."""
         ...
 
+    @property
+    def chain(self) -> int:
+        """Tokens of the chain that is simulated on held-out sequences."""
+        ...
+
     def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
         """Whose states training reads, in any order; the source may have more."""
         ...

@@ -47,8 +47,8 @@ class Heldout:
     rows: list[list[int]]
 
     @classmethod
-    def of(cls, source: FeatureSource, settings: FitSettings, vocab_size: int) -> Heldout:
-        survey = Survey.of(source, row_length=settings.row_length, steps=settings.chain, vocab_size=vocab_size)
+    def of(cls, source: FeatureSource, settings: FitSettings, chain: int, vocab_size: int) -> Heldout:
+        survey = Survey.of(source, row_length=settings.row_length, steps=chain, vocab_size=vocab_size)
         useful = np.flatnonzero(survey.counts[:, 0]).tolist()
         return cls(source, survey, pack(survey.lengths.tolist(), useful, settings.row_length))
 
@@ -142,7 +142,7 @@ class Run:
             "sequences": self.plan.used,
             "labels": self.labels,
             "head": about,
-            "heldout": None if figures is None else {"chain": self.settings.chain} | figures.document(),
+            "heldout": None if figures is None else {"chain": len(figures.losses)} | figures.document(),
         }
         if self.world.leads:
             write_head(self.folder / HEAD, self.head.tensors(), self.head.config(), torch.bfloat16)
@@ -217,7 +217,7 @@ def _prepare(
         report.demand()
         labels = report.document()
     head = family.build(target, columns, survey)
-    held = None if heldout is None else Heldout.of(heldout, settings, vocab_size)
+    held = None if heldout is None else Heldout.of(heldout, settings, family.chain, vocab_size)
     return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+CHAIN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,16 @@ class FitSettings:
     weight_decay: float = 0.0
     clip: float = 0.5
     """Greatest norm of a step's gradient."""
-    chain: int = 5
-    """Tokens of the chain whose acceptance is simulated on held-out sequences."""
+    chain: int = 0
+    """Tokens of the chain whose acceptance is simulated on held-out sequences; 0: CHAIN, or fewer where the family can
+    draft no more."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("row_length", 8), ("batch_rows", 1), ("chain", 1)):
+        for name, least in (("epochs", 1), ("row_length", 8), ("batch_rows", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        for name in ("unroll", "draft_vocab", "intermediate_size", "max_steps", "micro_rows"):
+        for name in ("unroll", "draft_vocab", "intermediate_size", "max_steps", "micro_rows", "chain"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
         if self.init not in ("target", "random"):

@@ -13,7 +13,7 @@ from training.fit.families.public import public_config, shape_of
 from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
-from training.fit.settings import FitSettings
+from training.fit.settings import CHAIN, FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary, default_size, select
 from training.settings import ModelShape
@@ -53,6 +53,10 @@ class Eagle3:
     @property
     def steps(self) -> int:
         return self.settings.unroll or UNROLL
+
+    @property
+    def chain(self) -> int:
+        return self.settings.chain or CHAIN
 
     def read(self, target: ModelConfig) -> tuple[int, ...]:
         """The boundaries that the head reads, in its order."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from slipstream_kernels.models.config import ModelConfig
 from training.fit.family import Head
 from training.fit.plan import Survey
-from training.fit.settings import FitSettings
+from training.fit.settings import CHAIN, FitSettings
 from training.fit.target import Target
 
 
@@ -31,6 +31,11 @@ class LastStateFamily(ABC):
         """As `training.fit.family.Family` has it."""
         return self.settings.unroll or self.usual_steps
 
+    @property
+    def chain(self) -> int:
+        """As `training.fit.family.Family` has it."""
+        return self.settings.chain or CHAIN
+
     def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
         """As `training.fit.family.Family` has it."""
         return (target.num_layers + 1,)
@@ -42,6 +47,15 @@ class LastStateFamily(ABC):
     @abstractmethod
     def head(self, target: Target, final: slice) -> Head:
         """A head before its first step; `final`: columns of the states that hold the last one."""
+
+
+class HeadPerStepFamily(LastStateFamily):
+    """They can draft no more tokens than they learn."""
+
+    @property
+    def chain(self) -> int:
+        """As `training.fit.family.Family` has it."""
+        return self.settings.chain or min(CHAIN, self.steps)
 
     def check_chain(self, what: str) -> None:
         """ValueError where the chain that is simulated is longer than what can be drafted."""

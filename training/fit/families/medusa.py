@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from training.fit.batch import Batch
 from training.fit.families.judged import Drafted, JudgedHead
-from training.fit.families.last_state import LastStateFamily
+from training.fit.families.last_state import HeadPerStepFamily
 from training.fit.layers import initialise
 from training.fit.settings import FitSettings
 from training.fit.target import Target
@@ -32,7 +32,7 @@ class ResidualBlock(nn.Module):
         return x + F.silu(linear)
 
 
-class Medusa(LastStateFamily):
+class Medusa(HeadPerStepFamily):
     """The family. `unroll` is the number of heads."""
 
     usual_steps = HEADS

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from training.fit.batch import Batch
 from training.fit.families.judged import Drafted, JudgedHead
-from training.fit.families.last_state import LastStateFamily
+from training.fit.families.last_state import HeadPerStepFamily
 from training.fit.layers import Linear, initialise
 from training.fit.settings import FitSettings
 from training.fit.target import Target
@@ -50,7 +50,7 @@ class Speculator(nn.Module):
         self.head = nn.ModuleList([Linear(inner, vocab_size)])
 
 
-class MlpSpeculator(LastStateFamily):
+class MlpSpeculator(HeadPerStepFamily):
     """The family. `unroll` is the number of stages, `intermediate_size` the width of their state."""
 
     usual_steps = STAGES

@@ -112,6 +112,7 @@ def test_each_step_is_judged_by_the_token_it_drafts(family: str, source: InMemor
 def test_no_longer_chain_is_simulated_than_can_be_drafted(family: str) -> None:
     with pytest.raises(ValueError, match="chain is 5, must be at most 3"):
         family_of(FitSettings(family, unroll=3, chain=5))
+    assert [family_of(FitSettings(family, unroll=steps)).chain for steps in (3, 7)] == [3, 5]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mtp"])
