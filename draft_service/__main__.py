@@ -55,6 +55,7 @@ async def serve(settings: DraftSettings) -> None:
         transports=settings.offered(placement),
         share=settings.share,
         drafting=Drafting(settings.mode, settings.fan_out),
+        spin=settings.spin(placement),
     )
     server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
     port = await server.start()

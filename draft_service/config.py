@@ -16,6 +16,9 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, ServiceSettings, load
 from slipstream.speculation.reading import json_text, parse
 
+GPU_SPIN_MS = 10.0
+"""Longer than most rounds take."""
+
 
 def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
     try:
@@ -99,6 +102,14 @@ class DraftSettings(ServiceSettings):
     fan_out: int = Field(
         default=6, ge=1, le=16, description="Trees made ahead for a request while a step runs, in the modes ahead"
     )
+    spin_ms: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1000.0,
+        allow_inf_nan=False,
+        description="How long after a record the next one is looked for in shared memory without sleeping, which takes "
+        f"a core while requests run and saves waking up; default: {GPU_SPIN_MS:g} with a GPU, 0 without",
+    )
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
@@ -113,6 +124,11 @@ class DraftSettings(ServiceSettings):
         """The transports, of those that nobody named only such as fit the placement."""
         named = "transports" in self.model_fields_set or placement.on_gpu
         return tuple(name for name in self.transports if named or name != CUDA_IPC)
+
+    def spin(self, placement: Placement) -> float:
+        """Seconds of `spin_ms`."""
+        default = GPU_SPIN_MS if placement.on_gpu else 0.0
+        return (default if self.spin_ms is None else self.spin_ms) / 1000
 
     @property
     def hosted(self) -> tuple[ProposerSpec, ...]:

@@ -75,6 +75,7 @@ class VerifyLink:
         "_memory",
         "_reported",
         "_share",
+        "_spin",
         "_token",
         "_transport",
         "_transport_reason",
@@ -93,9 +94,11 @@ class VerifyLink:
         share: float | None = None,
         drafting: Drafting = LOCKSTEP,
         memory: Callable[[], DeviceMemory] = CudaMemory,
+        spin: float = 0.0,
     ) -> None:
-        """`memory` is how states on verify's GPU are reached."""
+        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange`."""
         self._memory = memory
+        self._spin = spin
         self._address = address
         self._drafting = drafting
         self._worker = worker
@@ -270,7 +273,7 @@ class VerifyLink:
             else:
                 try:
                     open_states = partial(self._open_states, attachment) if transport == CUDA_IPC else None
-                    return transport, ShmExchange(attachment, fail, open_states), reasons
+                    return transport, ShmExchange(attachment, fail, open_states, spin=self._spin), reasons
                 except FailedPreconditionError as error:
                     reasons[transport] = error.message
         raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))

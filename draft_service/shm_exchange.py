@@ -30,16 +30,19 @@ MESSAGES_PER_LOOK = 256
 class ShmExchange:
     """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
 
-    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_states", "_unsent")
+    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_spin", "_spins_until", "_states", "_unsent")
 
     def __init__(
         self,
         attachment: Attachment,
         fail: Callable[[SlipstreamError], None],
         open_states: Callable[[], DeviceStates] | None = None,
+        *,
+        spin: float = 0.0,
     ) -> None:
         """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
 
+        For `spin` seconds after a record the next one is looked for without sleeping.
         With `open_states` also the device's, before anything is written; its nonce follows the other's.
         FailedPreconditionError if the rings cannot be opened from here.
         """
@@ -58,6 +61,7 @@ class ShmExchange:
         self._fail = fail
         self._outbox = Outbox(MAX_UNSENT)
         self._unsent = b""
+        self._spin, self._spins_until = spin, 0.0
         self._most = max(1, min(attachment.replies_per_message, outgoing.limit // codec.BYTES_PER_REPLY))
 
     def receive(self) -> list[Record]:
@@ -73,6 +77,8 @@ class ShmExchange:
                 records.extend(arrived if self._states is None else self._states.resolve(arrived))
             if self._ends is not None and self._states is not None:
                 self._ends[1].set_mark(self._states.released)
+            if records and self._spin:
+                self._spins_until = time.perf_counter() + self._spin
         except (RingError, SlipstreamError) as error:
             self._give_up(error)
         return records
@@ -87,7 +93,8 @@ class ShmExchange:
         if self._ends is None:
             time.sleep(seconds)
         else:
-            self._ends[0].wait(seconds)
+            spin = self._spins_until - time.perf_counter() if self._spin else 0.0
+            self._ends[0].wait(seconds, spin=spin)
 
     def poke(self) -> None:
         """End a wait; one that is just about to begin may be missed. For any thread."""

@@ -19,6 +19,8 @@ from verify_service.link_types import AUTO, LinkConfig
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
 MAX_DEADLINE, DEADLINE_SHARE = 0.02, 0.25
+SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 1e-3
+"""How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
 """Seconds that a step waits for trees at most, and the share of a plain step, where the operator says nothing."""
 
 
@@ -245,4 +247,5 @@ class VerifySettings(ServiceSettings):
             attach_token=self.attach_token.get_secret_value(),
             transports=self.transports,
             feature_boundaries=self.feature_boundaries,
+            spin=SPIN_SECONDS if self.on_cpu else GPU_SPIN_SECONDS,
         )

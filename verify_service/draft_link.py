@@ -309,9 +309,10 @@ class DraftLink:
         if not polled:
             self._changed.wait(seconds)
             return
+        first, position = polled[0], polled[0].position
         self._changed.release()
         try:
-            polled[0].wait(seconds if len(attachments) == 1 else min(seconds, TURN_SECONDS))
+            first.wait(seconds if len(attachments) == 1 else min(seconds, TURN_SECONDS), position)
         finally:
             self._changed.acquire()
         self._pick_up(awaited)

@@ -93,7 +93,11 @@ class InProcessTransport:
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []
 
-    def wait(self, seconds: float) -> None:
+    @property
+    def position(self) -> int:
+        return 0
+
+    def wait(self, seconds: float, position: int) -> None:
         return None
 
     def close(self) -> None:

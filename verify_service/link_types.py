@@ -15,7 +15,8 @@ AUTO = "auto"
 class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
-    With a `deadline_share` it is at most this share of a plain step's measured time.
+    With a `deadline_share` it is at most this share of a plain step's measured time. For its first `spin` seconds a wait
+    looks for trees in shared memory without sleeping.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
     None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured
@@ -31,6 +32,7 @@ class LinkConfig:
     outbox_limit: int = 1 << 21
     transports: tuple[str, ...] = TRANSPORTS
     feature_boundaries: tuple[int, ...] = ()
+    spin: float = 30e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from verify_service.draft_records import Reply, RingAddress, SharedMemoryAddress
 from verify_service.outbox import Outbox
 from verify_service.transports import Wake
 
-SPIN_SECONDS = 30e-6
-"""How long a step looks at the ring without rest before it sleeps."""
 MESSAGES_PER_POLL = 4
 """Messages taken in at once, so that a drafter that floods delays a step by a bounded amount."""
 _BYTES_PER_TOKEN = 5  # of a varint
@@ -62,17 +60,23 @@ class SharedRings:
 class ShmTransport:
     """Both ends' rings, once the drafter has shown that it reaches them; as `cuda_ipc` beside a ring of states."""
 
-    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_unsent", "_wake", "name")
+    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_spin", "_unsent", "_wake", "name")
 
     polled = True
 
-    def __init__(self, rings: SharedRings, num_slots: int, wake: Wake, ring: DeviceRing | None = None) -> None:
-        """FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's."""
+    def __init__(
+        self, rings: SharedRings, num_slots: int, wake: Wake, ring: DeviceRing | None = None, *, spin: float = 0.0
+    ) -> None:
+        """`spin` is how many seconds a wait looks at the ring before it sleeps.
+
+        FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's.
+        """
         rings.hide()
         self.name = SHM if ring is None else CUDA_IPC
         self._ring = ring
         self._wake = wake
         self._num_slots = num_slots
+        self._spin = spin
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
         self._unsent = b""
@@ -130,10 +134,14 @@ class ShmTransport:
             raise InvalidArgumentError(f"shared memory: {error}") from error
         return messages
 
-    def wait(self, seconds: float) -> None:
+    @property
+    def position(self) -> int:
+        return 0 if self._ends is None else self._ends[1].position
+
+    def wait(self, seconds: float, position: int) -> None:
         ends = self._ends
         if ends is not None and self._fault is None:
-            ends[1].wait(seconds, spin=SPIN_SECONDS)
+            ends[1].wait(seconds, spin=self._spin, position=position)
 
     def close(self) -> None:
         ends, self._ends, self._fault = self._ends, None, None

@@ -39,8 +39,16 @@ class Transport(Protocol):
         """
         ...
 
-    def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, after `close`, or after `seconds`. Called without the lock."""
+    @property
+    def position(self) -> int:
+        """How far what has arrived was received, for `wait`."""
+        ...
+
+    def wait(self, seconds: float, position: int) -> None:
+        """Return when something has arrived beyond `position`, after `close`, or after `seconds`.
+
+        Called without the lock: what has arrived may have been received by another thread already.
+        """
         ...
 
     def close(self) -> None:
@@ -65,7 +73,11 @@ class StreamTransport:
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []
 
-    def wait(self, seconds: float) -> None:
+    @property
+    def position(self) -> int:
+        return 0
+
+    def wait(self, seconds: float, position: int) -> None:
         return None
 
     def close(self) -> None:

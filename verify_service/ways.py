@@ -22,12 +22,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Means:
-    """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first."""
+    """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first.
+
+    `spin` is for how many seconds a wait looks for trees without sleeping, where it can.
+    """
 
     transports: tuple[str, ...]
     rings: SharedRings | None = None
     ring: DeviceRing | None = None
     reason: str = ""
+    spin: float = 0.0
 
     @property
     def shared_memory(self) -> SharedMemoryAddress | None:
@@ -55,7 +59,7 @@ class Means:
         else:
             assert self.rings is not None
             ring = self.ring if chosen == CUDA_IPC else None
-            transport = ShmTransport(self.rings, attachment.slots.size, wake, ring)
+            transport = ShmTransport(self.rings, attachment.slots.size, wake, ring, spin=self.spin)
             attachment.ring = ring
         if attachment.ring is None:
             self.close()
@@ -82,7 +86,7 @@ class Ways:
         FailedPreconditionError or ResourceExhaustedError where that is nothing.
         """
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
-        means, reasons = Means(()), dict[str, str]()
+        means, reasons = Means((), spin=self._config.spin), dict[str, str]()
         names = [name for name in transports if name != CUDA_IPC or boundaries]
         if not names:
             raise FailedPreconditionError("transport cuda_ipc is for states, of which none are wanted here")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from draft_service.config import load_settings
+from draft_service.placement import CPU, Placement
 from draft_service.proposers.registry import ProposerSpec
 
 
@@ -45,6 +46,13 @@ def test_a_device_is_named_as_torch_names_it(capsys) -> None:
     with pytest.raises(SystemExit):
         load_settings(["--device", "gpu"])
     assert "device" in capsys.readouterr().err
+
+
+def test_a_drafter_with_a_gpu_looks_for_records_without_sleeping() -> None:
+    gpu = Placement("cuda:0", "GPU-x")
+    assert (load_settings([]).spin(gpu), load_settings([]).spin(CPU)) == (0.01, 0.0)
+    named = load_settings(["--spin-ms", "2"])
+    assert named.spin(gpu) == named.spin(CPU) == 0.002
 
 
 @pytest.mark.parametrize(

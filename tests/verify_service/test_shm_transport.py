@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +14,19 @@ import pytest
 
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from slipstream.v1 import draft_pb2, draft_pb2_grpc
+from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
 from slipstream_kernels.exchange.byte_ring import DATA_OFFSET, open_ring, writer
 from slipstream_kernels.exchange.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, shake_hands, tree_reply, wire_drafter
-from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
+from support.played_link import FACTS, KEY, OTHER, chains, collect, committed, opening, run, served, until
 from support.shared_memory import rings_of
 from verify_service.attachments import MAX_ATTACHMENTS
+from verify_service.draft_link import DraftLink
+from verify_service.draft_records import AttachRequest, Offer
+from verify_service.link_types import LinkConfig
+from verify_service.shm_transport import ShmTransport
 
 
 @pytest.fixture(autouse=True)
@@ -291,3 +296,34 @@ def test_resume_and_nack_are_taken_in_between_steps() -> None:
             await until(lambda: not link.expects([KEY]))
 
     run(scenario())
+
+
+def test_a_step_does_not_wait_for_a_tree_that_the_service_takes_in_as_the_wait_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exchange's task looks at the ring too; what it finds there ends no sleep that begins afterwards."""
+    original = ShmTransport.wait
+
+    def wait_late(self: ShmTransport, seconds: float, position: int) -> None:
+        assert drafted.write(draft_pb2.ExchangeRequest(replies=[reply]).SerializeToString())
+        link.tend(attachment)
+        original(self, seconds, position)
+
+    waits: list[float] = []
+    link = DraftLink(FACTS, LinkConfig(deadline=120.0, transports=("shm",)), on_wait=waits.append)
+    offers = (Offer("p", 8, 4),)
+    request = AttachRequest(1, 1, "", offers, "tokenizer", 100, ("shm",), "d", "", os.getpid())
+    answer = link.attach(request, loopback=True)
+    memory = answer.shared_memory
+    assert memory is not None
+    drafted = writer(open_ring(memory.to_verify.path, memory.to_verify.size, memory.nonce))
+    assert drafted.write(memory.nonce)
+    attachment = link.start(answer.epoch, lambda: None, "shm")
+    link.begin(opening())
+    link.commit([committed(4, 7)])
+    stamp = tree_pb2.Stamp(epoch=answer.epoch, slot=0, generation=1, base_length=4, root_token=7)
+    reply = tree_reply(stamp, [5, 6])
+    monkeypatch.setattr(ShmTransport, "wait", wait_late)
+    assert link.collect([KEY]) == [TokenTree((5, 6), (-1, 0))]
+    assert waits[0] < 60.0
+    link.close()

@@ -26,6 +26,9 @@ _ALIGNMENT = 8
 MIN_CAPACITY, MAX_CAPACITY = 1 << 12, 1 << 28
 
 
+_give_way = ctypes.CDLL(None).sched_yield  # unlike os.sched_yield it lets other Python threads run
+
+
 class RingError(Exception):
     """The peer wrote what no correct peer writes."""
 
@@ -124,6 +127,11 @@ class RingReader(_Ring):
         """The number that the writer shows, 0 at first. It may be anything."""
         return self._words[_MARK_OFFSET // 8]
 
+    @property
+    def position(self) -> int:
+        """Bytes read since the beginning of time."""
+        return self._read
+
     def read(self, most: int) -> bytes | None:
         """A private copy of the next message, None if there is none.
 
@@ -149,16 +157,20 @@ class RingReader(_Ring):
         self._words[_READ_OFFSET // 8] = self._read
         return message
 
-    def wait(self, seconds: float, *, spin: float = 0.0) -> None:
-        """Return when there may be something to read or after `seconds`; look without rest for the first `spin`."""
+    def wait(self, seconds: float, *, spin: float = 0.0, position: int | None = None) -> None:
+        """Return when something was written beyond `position`, or after `seconds`; for any thread.
+
+        That is as far as the caller knows of; the default is what has been read, for callers who alone read. The first
+        `spin` seconds are spent looking, which gives way to other threads of the process and of the machine.
+        """
+        known = self._read if position is None else position
+        words, index = self._words, _WRITTEN_OFFSET // 8
         if spin > 0:
             until = time.perf_counter() + min(spin, seconds)
-            while not self.filled:
-                if time.perf_counter() >= until:
-                    break
-        written = self._words[_WRITTEN_OFFSET // 8]
-        if written == self._read:
-            self._bell.wait(written & 0xFFFFFFFF, seconds)
+            while words[index] == known and time.perf_counter() < until:
+                _give_way()
+        if words[index] == known:
+            self._bell.wait(known & 0xFFFFFFFF, seconds)
 
     def _take(self, at: int, length: int) -> bytes:
         first = min(length, self._capacity - at)

@@ -6,6 +6,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -209,3 +210,16 @@ def test_two_processes_exchange_without_loss() -> None:
         assert echo == message[::-1]
     assert out.write(b"end")
     assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.001])
+def test_a_wait_ends_for_what_another_thread_has_read_meanwhile(spin: float) -> None:
+    segment = create_ring(MIN_CAPACITY, NONCE)
+    out, into = writer(segment), reader(segment)
+    known = into.position
+    assert out.write(b"tree")
+    assert into.read(MOST) == b"tree"
+    waiting = threading.Thread(target=into.wait, args=(120.0,), kwargs={"spin": spin, "position": known}, daemon=True)
+    waiting.start()
+    waiting.join(60.0)
+    assert not waiting.is_alive()
