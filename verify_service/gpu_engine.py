@@ -129,14 +129,9 @@ class GpuEngine:
     def decide(self, launched: GpuStep) -> list[Decision]:
         results = launched.ticket.results()[: len(launched.deciding)]
         decisions = launched.decisions
-        for row, (item, first_row, accepted, token) in enumerate(
-            zip(
-                launched.deciding,
-                launched.first_rows,
-                results[:, 0].tolist(),
-                results[:, _TOKENS].tolist(),
-                strict=True,
-            )
+        heads = results[:, : _TOKENS + 1 : _TOKENS].tolist()  # how many are accepted, and the first token
+        for row, (item, first_row, (accepted, token)) in enumerate(
+            zip(launched.deciding, launched.first_rows, heads, strict=True)
         ):
             walk = Walk((), (token,))
             if accepted:

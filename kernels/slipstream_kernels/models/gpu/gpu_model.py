@@ -299,9 +299,10 @@ class GpuModel:
 
     def _layout(self, bucket: Bucket) -> PlanLayout:
         bucket = bucket.without_states
-        if bucket not in self._layouts:
+        layout = self._layouts.get(bucket)
+        if layout is None:
             group = self._weights.shard.group
-            self._layouts[bucket] = PlanLayout(
+            layout = self._layouts[bucket] = PlanLayout(
                 bucket,
                 self.limits,
                 columns=PREFIX_COLUMNS,
@@ -309,7 +310,7 @@ class GpuModel:
                 group=group,
                 kv_heads=self._weights.shard.kv_heads,
             )
-        return self._layouts[bucket]
+        return layout
 
     def _run(self, bucket: Bucket) -> None:
         self._forward.run(bucket, self._layout(bucket).views(self._plan))
