@@ -23,7 +23,7 @@ class Padded(Protocol):
 
 B = TypeVar("B", bound=Padded)
 
-LATE_GRAPHS = 32
+LATE_GRAPHS = 96
 """Buckets not captured at start-up that get a graph, which passes that keep states do; others go without."""
 
 
