@@ -176,6 +176,7 @@ class Text:
         count = max(4, self._sizes.answers_each * concurrency)
         prompts = (self._prompts * -(-count // len(self._prompts)))[:count]
         jobs = [Job(prompt, self._sizes.tokens, adaptive=adaptive, to_the_end=True) for prompt in prompts]
+        loop.run(jobs, concurrency)  # passes of sizes that are new to the loop take their time
         begun = time.perf_counter()
         answers = loop.run(jobs, concurrency)
         seconds = time.perf_counter() - begun
