@@ -1,63 +1,53 @@
-"""A draft service that is killed, or stopped, every few seconds under load: what requests notice of it.
+"""Drafters that are killed, hang, lie or crash their GPU under load: what requests notice of it.
 
-    python -m benchmarks.drafter_faults --fault kill --seconds 60 --streams 16 --transport shm
+    python -m benchmarks.drafter_faults --faults kill,hang,garbage,stale,flood,twice --transport shm
+    python -m benchmarks.drafter_faults --faults kill,hang,kernel --device cuda --placement mps --transport cuda_ipc
 
-The same requests run first plainly, then over and over with a draft service that is killed (SIGKILL) and started again,
-or stopped and continued (SIGSTOP, SIGCONT), `--every` seconds after it attached. Every answer is compared with the
-plain one. Exit status 1 if a request failed, a token differed, no tree was accepted in an interval in which the draft
-service was attached, or the verify service holds more descriptors or shared memory at the end than at the start.
+The services run as real processes that are started again when they end. The same requests are answered plainly first;
+then, for each fault, they stream over and over with a draft model that proposes, and every answer is compared. Exit
+status 1 if a request failed, a token differed, no trees were accepted between two kills, verify's memory, descriptors
+or shared memory grew, the verify service did not live on where it should have, or a swap took more than 50 steps.
+
+    kill     SIGKILL, --every seconds after the drafter attached; it is started again
+    hang     SIGSTOP for a whole round of the requests, against rounds without speculation, in turns
+    garbage, stale, flood, twice, silent, wrong
+             a hostile drafter takes the requests over: bytes that are no records, stamps of the past, messages
+             without end, two attachments and two exchanges of one, no answer at all, trees that are always wrong
+    kernel   an illegal access in the drafter's GPU kernel; without a GPU SIGSEGV
+    verify   SIGKILL to the verify service
+    swap     another drafter takes the requests over, and gives them back: steps until acceptance is the new one's
+
+Placement: cpu (the drafter on the CPU), time-slicing or mps (on verify's GPU), second-gpu.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import random
-import signal
 import sys
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks.runner import Answer, Job, connect, verify_state
-from launcher.cluster import Cluster
+from benchmarks.fault_scenarios import SCENARIOS, Bench, failed
+from benchmarks.fault_services import ROOT, supervised
+from benchmarks.fault_traffic import once
+from benchmarks.mps import mps_server
+from benchmarks.report import gpu_machine, write_json
+from benchmarks.runner import Job
 
-ROOT = Path(__file__).parents[1]
 PROPOSER = "draft-model"
-PAGE_BYTES = 4096
+FAULTING = "support.faulting_kernel:create"
+"""The same proposer, which crashes its GPU once a file is there."""
 TOKEN_RANGE = (10, 400)
-
-
-@dataclass(slots=True)
-class Faults:
-    """What the tormentor saw: tokens accepted while the draft service was attached, for each fault."""
-
-    accepted: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """Of the verify service's process."""
-
-    resident: int
-    descriptors: int
-    rings: int
-
-    @classmethod
-    def of(cls, process: int) -> Holdings:
-        folder = Path(f"/proc/{process}")
-        resident = int((folder / "statm").read_text().split()[1]) * PAGE_BYTES
-        rings = (folder / "maps").read_text().count("memfd:slipstream")
-        return cls(resident, sum(1 for _ in (folder / "fd").iterdir()), rings)
-
-    def __str__(self) -> str:
-        return f"{self.resident / 2**20:.0f} MiB, {self.descriptors} descriptors, {self.rings} rings"
+PLACEMENTS = {"cpu": "cpu", "time-slicing": "cuda:0", "mps": "cuda:0", "second-gpu": "cuda:1"}
+"""The drafter's device."""
 
 
 def make_jobs(streams: int, tokens: int) -> list[Job]:
+    """Both temperatures in turn."""
     draw = random.Random(streams)
     prompts = [tuple(draw.randrange(*TOKEN_RANGE) for _ in range(24)) for _ in range(streams)]
     return [
@@ -66,86 +56,89 @@ def make_jobs(streams: int, tokens: int) -> list[Job]:
     ]
 
 
-def torment(cluster: Cluster, fault: str, every: float, over: threading.Event, faults: Faults) -> None:
-    """Kill or stop the draft service again and again until it is over."""
-    while not over.is_set():
-        before = verify_state(cluster.verify_address).accepted_tokens
-        if over.wait(every):
-            return
-        faults.accepted.append(verify_state(cluster.verify_address).accepted_tokens - before)
-        if fault == "kill":
-            cluster.kill("draft", signal.SIGKILL)
-            cluster.start_draft()
-        else:
-            cluster.kill("draft", signal.SIGSTOP)
-            over.wait(every)
-            cluster.kill("draft", signal.SIGCONT)
-
-
-async def run_for(cluster: Cluster, jobs: Sequence[Job], seconds: float) -> tuple[list[list[Answer]], float]:
-    """Answers of whole rounds of the jobs for at least so long, and tokens a second."""
-    rounds: list[list[Answer]] = []
-    begun = time.monotonic()
-    async with connect(cluster.gateway_grpc) as runner:
-        while not rounds or time.monotonic() - begun < seconds:
-            rounds.append(await runner.run(jobs, len(jobs)))
-    tokens = sum(len(answer.token_ids) for answers in rounds for answer in answers)
-    return rounds, tokens / (time.monotonic() - begun)
-
-
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo")
     parser.add_argument("--draft", type=Path, default=ROOT / "demo_models" / "slipstream-demo-draft")
-    parser.add_argument("--fault", choices=("kill", "stop"), default="kill")
-    parser.add_argument("--transport", choices=("shm", "grpc"), default="shm")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=800)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--faults", default="kill,hang", help=f"in order, of {', '.join(SCENARIOS)}")
+    parser.add_argument("--transport", choices=("cuda_ipc", "shm", "grpc"), default="shm")
+    parser.add_argument("--device", default="cpu", help="of the verify service: cpu, cuda or cuda:N")
+    parser.add_argument("--placement", choices=tuple(PLACEMENTS), default="cpu")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of kill, and of each attack")
     parser.add_argument("--every", type=float, default=2.0)
-    parser.add_argument("--deadline-ms", type=float, default=20.0)
+    parser.add_argument("--pairs", type=int, default=6, help="of hang")
+    parser.add_argument("--deadline-ms", type=float, help="default: the verify service's")
+    parser.add_argument("--verify-arg", action="append", default=[], help="passed to the verify service")
+    parser.add_argument("--draft-arg", action="append", default=[], help="passed to the draft service")
+    parser.add_argument("--output", type=Path, help="JSON")
     options = parser.parse_args()
-    arguments = ("--draft-deadline-ms", str(options.deadline_ms), "--transports", options.transport)
-    draft_arguments = ("--max-depth", "3", "--topk", "1")
-    with Cluster(
-        options.model, draft=(f"{PROPOSER}:{options.draft}",), verify_args=arguments, draft_args=draft_arguments
-    ) as cluster:
-        return compare(cluster, options)
+    options.faults = options.faults.split(",")
+    unknown = set(options.faults) - set(SCENARIOS)
+    if unknown:
+        parser.error(f"--faults: unknown {', '.join(sorted(unknown))}")
+    if options.placement != "cpu" and not options.device.startswith("cuda"):
+        parser.error("--placement: needs --device cuda, or is cpu")
+    return options
 
 
-def compare(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Run plainly, run tormented, print what differs; the exit status."""
-    jobs = make_jobs(options.streams, options.tokens)
-    drafted = [replace(job, proposer=PROPOSER, max_depth=3, max_nodes=4) for job in jobs]
-    process = cluster.processes["verify"].pid
-    (plain,), plain_rate = asyncio.run(run_for(cluster, jobs, 0.0))
-    _, calm_rate = asyncio.run(run_for(cluster, drafted, 0.0))
-    start, faults, over = Holdings.of(process), Faults(), threading.Event()
-    tormentor = threading.Thread(target=torment, args=(cluster, options.fault, options.every, over, faults))
-    tormentor.start()
-    try:
-        rounds, rate = asyncio.run(run_for(cluster, drafted, options.seconds))
-    finally:
-        over.set()
-        tormentor.join()
-    with contextlib.suppress(TimeoutError):
-        asyncio.run(run_for(cluster, drafted, 0.0))
-    end = Holdings.of(process)
-    answers = [(one, other) for round_ in rounds for one, other in zip(plain, round_, strict=True)]
-    failed = sum(other.finish_reason != "FINISH_REASON_LENGTH" for _, other in answers)
-    differing = sum(one.token_ids != other.token_ids for one, other in answers)
-    fruitless = sum(accepted == 0 for accepted in faults.accepted)
-    pauses = [max(answer.longest_pause for answer in group) for group in (plain, [other for _, other in answers])]
-    print(f"{options.fault} every {options.every:g} s over {options.transport}: {len(faults.accepted)} faults")
-    print(f"answers {len(answers)}, failed {failed}, differing {differing}")
-    print(f"accepted between faults: {faults.accepted}")
-    print(
-        f"tokens/s: plain {plain_rate:.0f}, drafted {calm_rate:.0f}, with faults {rate:.0f} ({rate / plain_rate:.2f}x)"
-    )
-    print(f"longest pause: plain {1000 * pauses[0]:.0f} ms, with faults {1000 * pauses[1]:.0f} ms")
-    print(f"verify before: {start}\nverify after:  {end}")
-    grown = end.rings > start.rings or end.descriptors > start.descriptors + 2
-    return int(bool(failed or differing or fruitless or grown))
+@contextmanager
+def started(options: argparse.Namespace, environment: dict[str, str]) -> Iterator[Bench]:
+    """The services as the options say, and what they answer to the requests plainly."""
+    deadline = () if options.deadline_ms is None else ("--draft-deadline-ms", str(options.deadline_ms))
+    transports = "cuda_ipc,shm" if options.transport == "cuda_ipc" else options.transport
+    verify = ("--device", options.device, "--transports", transports, *deadline, *options.verify_arg)
+    placed = () if options.placement == "cpu" else ("--device", PLACEMENTS[options.placement])
+    drafter = ("--max-depth", "3", "--topk", "1", *placed, *options.draft_arg)
+    with tempfile.TemporaryDirectory() as folder:
+        trigger = Path(folder, "fault")
+        draft = (f"{PROPOSER}={FAULTING}:{trigger}:{options.draft}",)
+        with supervised(options.model, draft, verify=verify, drafter=drafter, environment=environment) as services:
+            jobs = make_jobs(options.streams, options.tokens)
+            plain = [answer.token_ids for _, answer in sorted(once(services.grpc, jobs).answers, key=lambda at: at[0])]
+            yield Bench(
+                services=services,
+                jobs=jobs,
+                proposer=PROPOSER,
+                plain=plain,
+                transport="grpc" if options.transport == "grpc" else "shm",
+                seconds=options.seconds,
+                every=options.every,
+                pairs=options.pairs,
+                trigger=trigger,
+                shares_context=options.placement == "mps",
+            )
+
+
+def main() -> int:
+    options = parse()
+    results: dict[str, Any] = {}
+    broken = False
+    with ExitStack() as stack:
+        environment = stack.enter_context(mps_server()) if options.placement == "mps" else {}
+        bench = stack.enter_context(started(options, environment))
+        bench.calm(2.0)
+        print(
+            f"transport in use: {', '.join({each.transport for each in bench.services.state().drafters})}", flush=True
+        )
+        for name in options.faults:
+            results[name] = SCENARIOS[name](bench)
+            wrong = failed(results[name])
+            broken |= bool(wrong)
+            print(f"\n{name}: {'NOT AS PROMISED: ' + ', '.join(wrong) if wrong else 'as promised'}")
+            print("\n".join(f"  {key}: {_shown(value)}" for key, value in results[name].items()), flush=True)
+    if options.output:
+        asked = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
+        write_json(options.output, {"machine": gpu_machine(options.device), "options": asked, "faults": results})
+    return int(broken)
+
+
+def _shown(value: Any) -> Any:
+    """Without long lists."""
+    if isinstance(value, dict):
+        return {key: each for key, each in value.items() if key != "moving"}
+    return value
 
 
 if __name__ == "__main__":

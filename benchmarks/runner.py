@@ -57,6 +57,8 @@ class Answer:
     accepted_by_step: tuple[int, ...] = ()
     longest_pause: float = 0.0
     """Between two messages that carried tokens."""
+    arrivals: tuple[float, ...] = ()
+    """When each message that carried tokens came, by time.perf_counter()."""
 
     @property
     def decode_steps(self) -> int:
@@ -132,6 +134,7 @@ class Runner:
         chosen: list[float] = []
         others: list[float] = []
         steps: list[int] = []
+        arrivals: list[float] = []
         last = gateway_pb2.GenerateResponse()
         async for message in self._stub.Generate(request_of(job), timeout=REQUEST_SECONDS):
             if message.token_ids:
@@ -139,6 +142,7 @@ class Runner:
                 first = first or now
                 longest = max(longest, now - (latest or now))
                 latest = now
+                arrivals.append(start + now)
             tokens.extend(message.token_ids)
             for position in message.logprobs:
                 chosen.append(position.chosen.logprob)
@@ -158,6 +162,7 @@ class Runner:
             logprobs=(*chosen, *others),
             accepted_by_step=tuple(steps),
             longest_pause=longest,
+            arrivals=tuple(arrivals),
         )
 
 

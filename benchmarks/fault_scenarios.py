@@ -1,0 +1,244 @@
+"""What is done to a drafter, or to the verify service, while requests stream; and what each of it shows."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fault_services import ROOT, Services
+from benchmarks.fault_swap import accepted_at_steps, random_drafter
+from benchmarks.fault_traffic import Traffic, middle, once, spread, while_doing
+from benchmarks.runner import Job
+
+Result = dict[str, Any]
+
+ACCEPTED_AT_LEAST = 64
+SWAP_STEPS = 50
+"""Within which acceptance has to be the new drafter's."""
+FLAT_BYTES = 32 << 20
+"""What the verify service's resident memory may grow by: allocators keep what they once had."""
+FLAT_DEVICE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Running services, the requests, and what plain decoding answers to them."""
+
+    services: Services
+    jobs: Sequence[Job]
+    proposer: str
+    plain: Sequence[tuple[int, ...]]
+    transport: str
+    seconds: float
+    every: float
+    pairs: int
+    trigger: Path
+    shares_context: bool
+
+    @property
+    def drafted(self) -> list[Job]:
+        """The requests, with trees."""
+        return [replace(job, proposer=self.proposer, max_depth=3, max_nodes=4) for job in self.jobs]
+
+    def calm(self, seconds: float) -> Traffic:
+        """Drafted for, with nothing done to anybody."""
+        return while_doing(self.services.grpc, self.drafted, lambda: time.sleep(seconds))
+
+
+def kill(bench: Bench) -> Result:
+    """SIGKILL, `every` seconds after the drafter attached, again and again."""
+    calm = bench.calm(bench.seconds / 3)
+    before, accepted, moments = bench.services.holdings(), list[int](), list[float]()
+
+    def act() -> None:
+        over = time.monotonic() + bench.seconds
+        while time.monotonic() < over:
+            former = bench.services.state().accepted_tokens
+            time.sleep(bench.every)
+            accepted.append(bench.services.state().accepted_tokens - former)
+            moments.append(time.perf_counter())
+            bench.services.kill_draft()
+
+    traffic = while_doing(bench.services.grpc, bench.drafted, act)
+    bench.services.wait_until(lambda: bench.services.state().running == 0, "left requests behind")
+    after, deadline = bench.services.holdings(), bench.services.state().draft_deadline_us / 1e6
+    hit = traffic.pauses_at(moments)
+    step = middle(calm.pauses)
+    return {
+        **traffic.compare(bench.plain),
+        "kills": len(moments),
+        "accepted_between_kills": accepted,
+        "fruitless": sum(count < ACCEPTED_AT_LEAST for count in accepted),
+        "tokens_per_second": {"calm": calm.tokens / calm.seconds, "killed": traffic.tokens / traffic.seconds},
+        "pause_ms": {"calm": spread(calm.pauses), "killed": spread(traffic.pauses)},
+        "pause_at_kill_ms": spread([pause for each in hit for pause in each]),
+        "added_stall_ms": spread([max(0.0, middle(each) - step) for each in hit if each]),
+        "step_plus_deadline_ms": round(1000 * (step + deadline), 2),
+        **_grown(before, after),
+    }
+
+
+def hang(bench: Bench) -> Result:
+    """SIGSTOP for a round of the requests, and as many rounds without speculation, in turns."""
+    services = bench.services
+    ratios, hung_answers, attached = list[float](), Traffic(), 0
+    for index in range(bench.pairs):
+        seconds = {}
+        for stopped in (index % 2 == 0, index % 2 == 1):
+            if stopped:
+                services.draft.signal(signal.SIGSTOP)
+            try:
+                traffic = once(services.grpc, bench.drafted if stopped else bench.jobs)
+                attached += stopped and services.attached(services.draft.pid)
+            finally:
+                services.draft.signal(signal.SIGCONT)
+            seconds[stopped] = traffic.seconds
+            if stopped:
+                hung_answers.answers += traffic.answers
+                hung_answers.failures += traffic.failures
+                services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
+        ratios.append(seconds[False] / seconds[True])
+    after = bench.calm(bench.every)
+    return {
+        **hung_answers.compare(bench.plain),
+        "rounds": bench.pairs,
+        "rounds_attached_to_the_end": attached,
+        "of_plain_throughput": {"median": round(middle(ratios), 4), "each": [round(ratio, 4) for ratio in ratios]},
+        "accepted_after": sum(answer.accepted for _, answer in after.answers),
+    }
+
+
+def attack(kind: str) -> Callable[[Bench], Result]:
+    """A hostile drafter that takes the requests over, misbehaves, and does so again once it has been thrown out."""
+
+    def run(bench: Bench) -> Result:
+        services, said = bench.services, list[str]()
+        before, counted = services.holdings(), services.state()
+
+        def act() -> None:
+            over = time.monotonic() + bench.seconds
+            while time.monotonic() < over:
+                said.append(_hostile(bench, kind))
+
+        traffic = while_doing(services.grpc, bench.drafted, act)
+        services.wait_until(lambda: services.state().running == 0, "left requests behind")
+        after, now = services.holdings(), services.state()
+        return {
+            **traffic.compare(bench.plain),
+            "attacks": len(said),
+            "said": sorted(set(said))[:6],
+            "malformed": now.malformed_records - counted.malformed_records,
+            "stale": now.stale_records - counted.stale_records,
+            "accepted": now.accepted_tokens - counted.accepted_tokens,
+            "longest_pause_ms": spread(traffic.pauses).get("max"),
+            **_grown(before, after),
+        }
+
+    return run
+
+
+def kernel(bench: Bench) -> Result:
+    """The drafter's GPU kernel writes where it may not; without a GPU its process gets SIGSEGV.
+
+    Verify has to live on, unless it shares the drafter's context (MPS): then it has to be started again.
+    """
+    return _disaster(bench, bench.trigger.touch, verify_dies=bench.shares_context)
+
+
+def verify(bench: Bench) -> Result:
+    """SIGKILL to the verify service."""
+    process = bench.services.supervisor.process("verify")
+    return _disaster(bench, lambda: process.signal(signal.SIGKILL), verify_dies=True)
+
+
+def _disaster(bench: Bench, strike: Callable[[], None], *, verify_dies: bool) -> Result:
+    services = bench.services
+    former = services.verify_pid, services.draft.pid
+    at = [0.0, 0.0]
+
+    def act() -> None:
+        services.wait_accepted(ACCEPTED_AT_LEAST)
+        at[0] = time.perf_counter()
+        strike()
+        if verify_dies:
+            services.wait_until(lambda: services.verify_pid != former[0], "left verify alive")
+        else:
+            services.wait_until(lambda: services.draft.pid != former[1], "did not end")
+        services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
+        at[1] = time.perf_counter()
+        services.wait_accepted(ACCEPTED_AT_LEAST)
+
+    traffic = while_doing(services.grpc, bench.drafted, act)
+    survived = services.verify_pid == former[0]
+    return {
+        **traffic.compare(bench.plain),
+        "verify": "lived on" if survived else "was started again",
+        "as_expected": survived != verify_dies,
+        "pause_ms": spread(traffic.pauses),
+        "longest_pause_ms": round(1000 * traffic.longest_within(*at), 1),
+        "attached_again_after_s": round(at[1] - at[0], 2),
+    }
+
+
+def swap(bench: Bench) -> Result:
+    """Requests go to a drafter that guesses at random, and back, while they stream."""
+    figures: Result = {}
+
+    def act() -> None:
+        bench.services.wait_accepted(ACCEPTED_AT_LEAST)
+        with random_drafter(bench.services, bench.proposer) as guessing:
+            figures["to_random_guesses"] = accepted_at_steps(bench.services, guessing, share=1.0)
+            figures["back"] = accepted_at_steps(bench.services, guessing, share=0.0)
+
+    traffic = while_doing(bench.services.grpc, bench.drafted, act)
+    slow = [name for name, each in figures.items() if not 0 <= (each["steps_until_there"] or -1) <= SWAP_STEPS]
+    return {**traffic.compare(bench.plain), **figures, "slow": slow}
+
+
+SCENARIOS: dict[str, Callable[[Bench], Result]] = {
+    "kill": kill,
+    "hang": hang,
+    **{kind: attack(kind) for kind in ("garbage", "stale", "flood", "twice", "silent", "wrong")},
+    "kernel": kernel,
+    "verify": verify,
+    "swap": swap,
+}
+
+
+def failed(result: Result) -> list[str]:
+    """What of a result breaks the promises. Times are shown and not judged: they are the machine's as well."""
+    wrong = [name for name in ("failed", "differing", "fruitless", "grown", "slow") if result.get(name)]
+    return wrong + [name for name in ("answers", "as_expected", "accepted_after") if result.get(name, 1) in (0, False)]
+
+
+def _grown(before: Any, after: Any) -> Result:
+    """Holdings, and what of them is more than it should be."""
+    grown = [
+        name
+        for name, most in (("resident", FLAT_BYTES), ("device", FLAT_DEVICE_BYTES), ("descriptors", 4), ("rings", 0))
+        if getattr(after, name) > getattr(before, name) + most
+    ]
+    return {"held_before": before.facts(), "held_after": after.facts(), "grown": grown}
+
+
+def _hostile(bench: Bench, kind: str) -> str:
+    """Run a hostile drafter until it is thrown out, or for a while; gives what it said last."""
+    seconds = str(min(3.0, bench.seconds))
+    address = bench.services.cluster.verify_address
+    how = ("--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds)
+    process = subprocess.run(
+        (sys.executable, "-m", "support.hostile_process", address, kind, *how),
+        cwd=ROOT,
+        env=dict(bench.services.cluster.layout.environment) | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return (process.stdout or process.stderr).strip().splitlines()[-1]

@@ -1,0 +1,114 @@
+"""Requests that stream again and again while something is done to the services, and when each token of them came."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from benchmarks.runner import Answer, Job, Runner, connect
+
+COMPLETE = "FINISH_REASON_LENGTH"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What came of the jobs: (index of the job, its answer) in the order of their ends, and what clients were told."""
+
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for _, answer in self.answers)
+
+    @property
+    def pauses(self) -> list[float]:
+        """Seconds between two messages of one stream that carried tokens."""
+        return [end - begin for begin, end in self._between()]
+
+    def pauses_at(self, moments: Sequence[float]) -> list[list[float]]:
+        """Of each moment (time.perf_counter), the pauses that it fell into."""
+        between = list(self._between())
+        return [[end - begin for begin, end in between if begin <= moment <= end] for moment in moments]
+
+    def longest_within(self, begin: float, end: float) -> float:
+        """The longest pause that overlaps a span of time; 0.0 if there is none."""
+        return max((to - since for since, to in self._between() if since < end and to > begin), default=0.0)
+
+    def compare(self, plain: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """How many answers there are, and how many of them failed or differ from those of plain decoding."""
+        incomplete = sum(answer.finish_reason != COMPLETE for _, answer in self.answers)
+        return {
+            "answers": len(self.answers),
+            "failed": incomplete + len(self.failures),
+            "failures": sorted(set(self.failures))[:4],
+            "differing": sum(tuple(plain[index]) != answer.token_ids for index, answer in self.answers),
+        }
+
+    def _between(self) -> Iterator[tuple[float, float]]:
+        for _, answer in self.answers:
+            yield from zip(answer.arrivals, answer.arrivals[1:], strict=False)
+
+
+def once(address: str, jobs: Sequence[Job]) -> Traffic:
+    """Each job once, all at the same time."""
+    return _run(address, jobs, None)
+
+
+def while_doing(address: str, jobs: Sequence[Job], act: Callable[[], None]) -> Traffic:
+    """Each job again and again, all at the same time, until `act` has returned; what has begun then is finished."""
+    return _run(address, jobs, act)
+
+
+def _run(address: str, jobs: Sequence[Job], act: Callable[[], None] | None) -> Traffic:
+    traffic = Traffic()
+
+    async def run() -> None:
+        over = asyncio.Event()
+        async with connect(address) as runner:
+            streams = [_stream(runner, index, job, over, traffic) for index, job in enumerate(jobs)]
+            running = [asyncio.create_task(stream) for stream in streams]
+            try:
+                if act is not None:
+                    await asyncio.to_thread(act)
+            finally:
+                over.set()
+                await asyncio.gather(*running)
+
+    begun = time.perf_counter()
+    asyncio.run(run())
+    traffic.seconds = time.perf_counter() - begun
+    return traffic
+
+
+async def _stream(runner: Runner, index: int, job: Job, over: asyncio.Event, traffic: Traffic) -> None:
+    while True:
+        try:
+            traffic.answers.append((index, await runner.generate(job)))
+        except grpc.RpcError as error:
+            traffic.failures.append(str(error.code()) if isinstance(error, grpc.aio.AioRpcError) else repr(error))
+        if over.is_set():
+            return
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    return {
+        name: round(1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))], 2) for name, part in at.items()
+    }
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; 0.0 of nothing."""
+    return statistics.median(values) if values else 0.0

@@ -1,0 +1,34 @@
+import pytest
+
+from benchmarks.fault_traffic import COMPLETE, Traffic, middle, spread
+from benchmarks.runner import Answer
+
+
+def answer(tokens, arrivals, finish_reason=COMPLETE):
+    return Answer(tokens, finish_reason, 1, 0, 0, 0, 0.0, 0.0, arrivals=arrivals)
+
+
+def test_pauses_are_those_between_messages_of_one_stream():
+    traffic = Traffic([(0, answer((1, 2), (1.0, 1.5, 4.0))), (1, answer((3,), (1.1, 2.1)))])
+    assert traffic.pauses == pytest.approx([0.5, 2.5, 1.0])
+    assert traffic.pauses_at([1.2, 3.0, 9.0]) == [pytest.approx([0.5, 1.0]), [2.5], []]
+    assert traffic.longest_within(0.0, 1.4) == pytest.approx(1.0)
+    assert traffic.longest_within(4.5, 9.0) == 0.0
+
+
+def test_answers_are_held_against_those_of_plain_decoding():
+    answers = [(0, answer((1, 2), ())), (1, answer((9,), ())), (0, answer((1,), (), "FINISH_REASON_ERROR"))]
+    compared = Traffic(answers, ["UNAVAILABLE"]).compare([(1, 2), (3,)])
+    assert compared == {"answers": 3, "failed": 2, "failures": ["UNAVAILABLE"], "differing": 2}
+
+
+def test_percentiles_in_milliseconds():
+    assert spread([0.001 * value for value in range(1000)]) == {
+        "p50": 500,
+        "p90": 900,
+        "p99": 990,
+        "p99.9": 999,
+        "max": 999,
+    }
+    assert spread([]) == {}
+    assert (middle([3.0, 1.0, 2.0]), middle([])) == (2.0, 0.0)
