@@ -50,6 +50,13 @@ def test_sequences_without_the_targets_tokens_are_left_out(answers: Path, config
             texts.tokens(index)
 
 
+def test_folders_follow_one_another(answers: Path, config: ModelConfig) -> None:
+    texts = read_texts([answers, answers], config, FeatureSettings((1,)).resolved(config))
+    assert texts.lengths == 2 * [4, 3, 30, 30]
+    assert texts.omitted == {"nothing_produced": 2}
+    assert texts.digest() != read(answers, config).digest()
+
+
 @pytest.mark.parametrize(
     ("longer", "lengths", "omitted"),
     [
