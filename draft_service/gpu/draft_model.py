@@ -17,6 +17,7 @@ from typing import Self
 import torch
 
 from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
+from draft_service.gpu.supported_shapes import check_room, check_shapes
 from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
 from draft_service.proposers.draft_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
@@ -26,7 +27,8 @@ from slipstream_kernels.models.gpu.draft.causal_forward import CausalForward
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.weights import GpuWeights, weight_bytes
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
@@ -34,9 +36,6 @@ _log = logging.getLogger(__name__)
 
 _CHUNK = 512
 """Rows of a pass over text unless configured: enough to use a GPU, few enough not to keep others waiting."""
-_HEAD_DIMS = (64, 128)
-_MULTIPLE = 16
-_MOST_GROUP = 64
 
 
 @dataclass(slots=True)
@@ -69,9 +68,16 @@ class GpuDraftModelProposer(DraftModelBase):
 
     @classmethod
     def load(cls, name: str, folder: Path, config: DraftModelConfig, device: str, tokenizer_fingerprint: str) -> Self:
-        """Read a Hugging Face folder. Raises CheckpointError likewise, and where a GPU cannot compute such a model."""
-        model = ModelConfig.from_folder(folder)
-        _check(model, torch.device(device))
+        """Read a Hugging Face folder. Raises CheckpointError likewise, NoGpuFormError where only the CPU can do it."""
+        model, place = ModelConfig.from_folder(folder), torch.device(device)
+        check_shapes(
+            {"hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size},
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            device=place,
+        )
+        check_room(weight_bytes(Shard(model)), place)
         return cls(name, GpuWeights.load(folder, model, device), config, tokenizer_fingerprint)
 
     def limit_vocabulary(self, size: int) -> None:
@@ -237,17 +243,3 @@ class GpuDraftModelProposer(DraftModelBase):
     def _running(self) -> _Running:
         assert self._started is not None
         return self._started
-
-
-def _check(config: ModelConfig, device: torch.device) -> None:
-    """Shapes that the kernels take; their twins on the CPU take any."""
-    if device.type != "cuda":
-        return
-    for name, value in (("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)):
-        if value % _MULTIPLE:
-            raise CheckpointError(f"{name} is {value}; on a GPU it must be a multiple of {_MULTIPLE}")
-    if config.head_dim not in _HEAD_DIMS:
-        raise CheckpointError(f"head_dim is {config.head_dim}; on a GPU it must be 64 or 128: use --device cpu")
-    group = config.num_heads // config.num_kv_heads
-    if group > _MOST_GROUP:
-        raise CheckpointError(f"{group} query heads share a KV head; on a GPU it must be at most {_MOST_GROUP}")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from draft_service.gpu.supported_shapes import NoGpuFormError, check_room, check_shapes
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.eagle import Eagle3, EagleHead
 from draft_service.heads.mtp import MtpHead
-from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights, HeadLayerWeights, gate_up_of
 
 _JOINED_NORMS = {
@@ -18,13 +18,6 @@ _JOINED_NORMS = {
     "mtp": ("layers.0.enorm.weight", "layers.0.hnorm.weight"),
 }
 """Of embedding and state, side by side."""
-_HEAD_DIMS = (64, 128)
-_MULTIPLE = 16
-_MOST_GROUP = 64
-
-
-class NoGpuFormError(CheckpointError):
-    """A head that only the CPU can draft with. The message says why."""
 
 
 def head_weights(head: EagleHead, device: torch.device) -> EagleWeights:
@@ -35,7 +28,7 @@ def head_weights(head: EagleHead, device: torch.device) -> EagleWeights:
     if is_mtp and config.num_layers > 1:
         raise NoGpuFormError(f"it has {config.num_layers} MTP layers; a GPU takes one")
     take = _Tensors(head.weights, device)
-    _check_room(head, device)
+    check_room(_bytes_of(head), device)
     embedding = take.placed(vocabulary.embedding)
     tied = vocabulary.head.data_ptr() == vocabulary.embedding.data_ptr()
     return EagleWeights(
@@ -105,29 +98,15 @@ def _layer(take: _Tensors, index: int, *, joined: bool) -> HeadLayerWeights:
 
 
 def _check(config: HeadConfig, device: torch.device) -> None:
-    """Shapes that the kernels take; their twins on the CPU take any."""
-    if device.type != "cuda":
-        return
     sizes = {
         "hidden_size": config.hidden_size,
         "target_hidden_size": config.target_hidden_size,
         "intermediate_size": config.intermediate_size,
     }
-    for name, value in sizes.items():
-        if value % _MULTIPLE:
-            raise NoGpuFormError(f"{name} is {value}; a GPU takes multiples of {_MULTIPLE}")
-    if config.head_dim not in _HEAD_DIMS:
-        raise NoGpuFormError(f"head_dim is {config.head_dim}; a GPU takes {_HEAD_DIMS[0]} and {_HEAD_DIMS[1]}")
-    group = config.num_heads // config.num_kv_heads
-    if group > _MOST_GROUP:
-        raise NoGpuFormError(f"{group} query heads share a KV head; a GPU takes {_MOST_GROUP} at most")
+    check_shapes(sizes, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=device)
 
 
-def _check_room(head: EagleHead, device: torch.device) -> None:
-    if device.type != "cuda":
-        return
+def _bytes_of(head: EagleHead) -> int:
+    """Of its weights, what is shared counted once."""
     tensors = (*head.weights.values(), head.vocabulary.embedding, head.vocabulary.head)
-    needed = sum({tensor.data_ptr(): 2 * tensor.numel() for tensor in tensors}.values())
-    free, _ = torch.cuda.mem_get_info(device)
-    if needed > free:
-        raise CheckpointError(f"its weights take {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free on {device}")
+    return sum({tensor.data_ptr(): 2 * tensor.numel() for tensor in tensors}.values())

@@ -11,6 +11,7 @@ overwrites. A prompt longer than a chunk is prefilled between rounds, chunk by c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 128
 """Rows of a prefill pass unless configured: what a CPU computes in the time of a few verify steps."""
@@ -181,11 +184,15 @@ def create(options: ProposerOptions) -> DraftModelBase:
 
 
 def _placed(options: ProposerOptions, folder: Path, config: DraftModelConfig, tokenizer: str) -> DraftModelBase:
-    """The proposer on the device that was chosen. Raises CheckpointError where that cannot draft with the model."""
-    if options.device == "cpu":
-        model = CausalLM.load(folder, threads=options.threads)
-        model.warm_up()
-        return DraftModelProposer(options.name, model, config, tokenizer)
-    from draft_service.gpu.draft_model import GpuDraftModelProposer
+    """The proposer on the device that was chosen, else on the CPU. Raises CheckpointError where it does not fit."""
+    if options.device != "cpu":
+        from draft_service.gpu.draft_model import GpuDraftModelProposer
+        from draft_service.gpu.supported_shapes import NoGpuFormError
 
-    return GpuDraftModelProposer.load(options.name, folder, config, options.device, tokenizer)
+        try:
+            return GpuDraftModelProposer.load(options.name, folder, config, options.device, tokenizer)
+        except NoGpuFormError as error:
+            _log.warning("%s drafts on the CPU: %s", options.name, error)
+    model = CausalLM.load(folder, threads=options.threads)
+    model.warm_up()
+    return DraftModelProposer(options.name, model, config, tokenizer)

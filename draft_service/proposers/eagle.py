@@ -177,7 +177,7 @@ def _placed(
     """The proposer on the device that was chosen, else on the CPU. Raises CheckpointError where it does not fit."""
     if options.device != "cpu":
         from draft_service.gpu.eagle import GpuEagleProposer
-        from draft_service.gpu.head_weights import NoGpuFormError
+        from draft_service.gpu.supported_shapes import NoGpuFormError
 
         try:
             return GpuEagleProposer(options.name, head, config, options.device, tokenizer, eos)

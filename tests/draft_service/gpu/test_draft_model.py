@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from draft_service.gpu.draft_model import GpuDraftModelProposer
-from draft_service.proposers.base import DraftRequest, Opening, Sampling, SessionRefusedError, Target
-from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
+from draft_service.proposers.draft_model import DraftModelProposer, create
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.causal_lm import CausalLM
@@ -166,3 +166,11 @@ def test_tokens_beyond_either_vocabulary_are_kept_out(folder: Path) -> None:
 def test_limits_that_a_gpu_cannot_keep_are_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="max_depth is 63"):
         on_gpu(folder, max_depth=63)
+
+
+def test_a_model_that_only_a_cpu_can_draft_with_stays_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its heads have a size that no kernel takes; the device is never touched."""
+    folder = make_tiny_model(tmp_path, head_dim=32, vocab_size=VOCAB, max_context=CONTEXT)
+    proposer = create(ProposerOptions("small", str(folder), device="cuda:0"))
+    assert isinstance(proposer, DraftModelProposer)
+    assert "small drafts on the CPU: head_dim is 32" in caplog.text

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from draft_service.gpu.eagle import GpuEagleProposer
-from draft_service.gpu.head_weights import NoGpuFormError, head_weights
+from draft_service.gpu.head_weights import head_weights
+from draft_service.gpu.supported_shapes import NoGpuFormError
 from draft_service.heads.loading import load_eagle
 from draft_service.heads.mtp_loading import load_mtp
 from draft_service.proposers import mtp
