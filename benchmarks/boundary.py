@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.boundary_plot import plot_boundary
-from benchmarks.boundary_settings import MODES, PLACES, TRANSPORTS, Measured, settings_of
+from benchmarks.boundary_settings import CUDA_IPC, MODES, PLACES, TRANSPORTS, Measured, settings_of
 from benchmarks.boundary_tables import rows_of, text_of
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.mps import mps_server
@@ -96,7 +96,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], seconds: float)
 
 def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured:
     on_gpu = place != "cpu"
-    transports = tuple(name for name in options.transports if on_gpu or name != "cuda_ipc")
+    transports = tuple(name for name in options.transports if on_gpu or name != CUDA_IPC)
     return Measured(
         place=place,
         device="cuda:0" if on_gpu else "cpu",
@@ -108,6 +108,7 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
             tree=(options.rows, options.depth),
             chain=options.chain,
             right=options.right,
+            asleep=options.asleep,
         ),
         weights=options.weights,
         model=str(options.model.resolve()),
@@ -120,6 +121,7 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
         deadline=options.deadline_ms / 1e3,
         continuations=str(folder / "continuations.json"),
         folder=str(folder / place),
+        attach_seconds=options.attach_seconds,
     )
 
 
@@ -156,6 +158,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=150, help="rounds that a figure is taken from (150)")
     add("--settle", type=int, default=16, help="rounds before (16)")
     add("--deadline-ms", type=float, default=1000.0, help="how long a round may wait for a tree (1000)")
+    add("--asleep", action="store_true", help="also rounds at whose ends nobody spins")
+    add("--attach-seconds", type=float, default=60.0, help="how long a draft service may take to attach (60)")
     add("--engine-mode", choices=("exact", "fast"), default="exact", help="of the target (exact)")
     add("--weights", choices=("inflated", "random", "folder"), default="inflated", help="of the target (inflated)")
     add("--model", type=Path, default=DEMO_MODEL, help="model whose text, or constants, are taken (the demo model)")

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.boundary_link import DraftLink, attached_here
 from benchmarks.boundary_plan import PROPOSER, DraftPlan, DraftReport
 from benchmarks.boundary_settings import Measured, Setting
-from benchmarks.link_server import DraftLink, LinkServer, attached_here, link_servers
+from benchmarks.link_server import LinkServer, link_servers
 from slipstream_kernels.models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-ATTACH_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
@@ -38,11 +38,13 @@ class Drafters:
         """Start the draft service of each setting that has one; each dials a server of its own."""
         apart = [setting for setting in self._measured.settings if setting.own_process]
         for setting, server in zip(apart, servers, strict=True):
-            command = (
+            command: tuple[str, ...] = (
                 *(sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{server.port}", "--port", "0"),
                 *("--proposers", self._write_plan(setting), "--device", self._measured.draft_device),
                 *("--transports", setting.transport, "--mode", setting.mode, "--log-level", "warning"),
             )
+            if not setting.spins:
+                command = (*command, "--spin-ms", "0")
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             self._services[setting] = server, subprocess.Popen(command, cwd=ROOT, env=environment)
 
@@ -75,7 +77,7 @@ class Drafters:
     def _behind(self, setting: Setting, link: DraftLink) -> Iterator[None]:
         server, process = self._services[setting]
         with server.serve(link):
-            limit = time.monotonic() + ATTACH_SECONDS
+            limit = time.monotonic() + self._measured.attach_seconds
             while not link.known(PROPOSER):
                 if process.poll() is not None:
                     raise DrafterError(f"the draft service ended with status {process.returncode}")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from benchmarks.boundary_link import LinkState, Span, TimedLink
 from benchmarks.boundary_plan import DraftReport
 from benchmarks.boundary_rounds import Round, lengths, median, percentile, rounds
 from benchmarks.boundary_settings import LOCKSTEP, PLAIN, Measured, Setting
 from benchmarks.boundary_tables import Row
 from benchmarks.engine_loop import Arrival
 from benchmarks.engine_target import PassTimes
-from benchmarks.link_server import LinkState, Span, TimedLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def setting_row(
 ) -> Row:
     """Rounds of a setting; without what was measured, `note` says why."""
     row = _empty(measured) | {"transport": setting.transport, "mode": setting.mode, "states": setting.states}
-    row |= {"rows": setting.rows, "depth": setting.depth, "right": setting.right, "note": note}
+    row |= {"rows": setting.rows, "depth": setting.depth, "right": setting.right, "note": note or _asleep(setting)}
     if watched is None or link is None or report is None or state is None:
         return row
     row |= _round(watched) | _spans(watched, link) | _tree_figures(state, setting) | _drafter(report)
@@ -112,7 +112,12 @@ def _tree_figures(state: LinkState, setting: Setting) -> Row:
     if setting.mode != LOCKSTEP:
         found, asked = tally.ahead_hits, tally.ahead_hits + tally.ahead_misses
     other = drafter.transport != setting.transport
-    return {"hits": found / asked if asked else None, "note": f"came by {drafter.transport}" if other else ""}
+    note = f"came by {drafter.transport}" if other else _asleep(setting)
+    return {"hits": found / asked if asked else None, "note": note}
+
+
+def _asleep(setting: Setting) -> str:
+    return "" if setting.spins else "nobody spins"
 
 
 def _drafter(report: DraftReport) -> Row:

@@ -16,13 +16,13 @@ from typing import Any
 from benchmarks.boundary_codec import codec_figures
 from benchmarks.boundary_drafters import Drafters, drafters
 from benchmarks.boundary_figures import Watched, plain_row, setting_row
+from benchmarks.boundary_link import GPU_SPIN_SECONDS, SPIN_SECONDS, timed_link
 from benchmarks.boundary_plan import PROPOSER
 from benchmarks.boundary_settings import Measured, Setting
 from benchmarks.continuations import continuation_key, read_continuations, write_continuations
 from benchmarks.engine_loop import EngineConfig, Job, LocalLoop, local_loop
 from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import MeasuredModel, PassTimes, make_weights, start_model
-from benchmarks.link_server import timed_link
 from benchmarks.prompts import Prompt
 from benchmarks.report import gpu_machine, write_json
 from slipstream_kernels.models.config import ModelConfig
@@ -84,10 +84,11 @@ class Place:
         measured, model = self._measured, self._model
         model.capture(())  # what the setting before asked for
         offered = (setting.transport,) if setting.own_process else ()
-        link = timed_link(model.config, offered, deadline=measured.deadline, boundaries=BOUNDARIES)
+        engine = config_of(measured, self._prompts)
+        link = timed_link(model, engine, offered, deadline=measured.deadline, spin=_spin(measured, setting))
         jobs = [Job(prompt, measured.tokens, proposer=PROPOSER, rows=setting.rows) for prompt in self._prompts]
         with self._drafters.attached(setting, link):
-            with local_loop(model, config_of(measured, self._prompts), link, link) as loop:
+            with local_loop(model, engine, link, link) as loop:
                 watched = self._watched(loop, jobs)
             state = link.state()
         return setting_row(measured, setting, watched, link, self._drafters.report(setting), state)
@@ -137,6 +138,11 @@ def measure(measured: Measured) -> Iterator[dict[str, Any]]:
         yield place.plain()
         for setting in measured.settings:
             yield place.setting(setting)
+
+
+def _spin(measured: Measured, setting: Setting) -> float:
+    """As of the verify service on this device."""
+    return GPU_SPIN_SECONDS if setting.spins and measured.device != "cpu" else SPIN_SECONDS
 
 
 def _key(prompt: tuple[int, ...]) -> str:

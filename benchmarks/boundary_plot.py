@@ -42,4 +42,5 @@ def plot_boundary(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> 
 
 def _label(row: Mapping[str, Any]) -> str:
     states = ", states" if row["states"] else ""
-    return f"{PLACES[row['place']]}: {row['transport']} {row['mode']}{states}".replace(":  ", ": ")
+    note = f", {row['note']}" if row["note"] else ""
+    return f"{PLACES[row['place']]}: {row['transport']} {row['mode']}{states}{note}".replace(":  ", ": ")

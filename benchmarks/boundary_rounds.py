@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.link_server import Span
+from benchmarks.boundary_link import Span
 
 
 @dataclass(frozen=True, slots=True)

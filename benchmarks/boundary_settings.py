@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ PLAIN = "plain"
 """Mode of the rows without a drafter."""
 LOCKSTEP = "lockstep"
 MODES = (LOCKSTEP, "ahead", "ahead-or-wait")
-TRANSPORTS = (IN_PROCESS, "cuda_ipc", "shm", "grpc")
+CUDA_IPC = "cuda_ipc"
+SHARED = (CUDA_IPC, "shm")
+TRANSPORTS = (IN_PROCESS, *SHARED, "grpc")
 
 PLACES = {
     "cpu": "one CPU",
@@ -27,7 +29,10 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way for trees to be made and to come; `rows` of a tree, its root included, `right` levels of it right."""
+    """One way for trees to be made and to come; `rows` of a tree, its root included, `right` levels of it right.
+
+    Without `spins` both ends sleep as soon as they wait; with it they do what they do by themselves.
+    """
 
     transport: str
     mode: str
@@ -35,11 +40,13 @@ class Setting:
     rows: int
     depth: int
     right: int
+    spins: bool = True
 
     @property
     def name(self) -> str:
         """Unique within a place; fit for file names."""
-        return f"{self.transport}-{self.mode}-{'states' if self.states else 'bare'}-{self.rows}"
+        kind = f"{'states' if self.states else 'bare'}-{'awake' if self.spins else 'asleep'}"
+        return f"{self.transport}-{self.mode}-{kind}-{self.rows}"
 
     @property
     def own_process(self) -> bool:
@@ -70,6 +77,7 @@ class Measured:
     deadline: float
     continuations: str
     folder: str
+    attach_seconds: float
     tokens: int = field(init=False)
     """New tokens that a request may have to live through both measurements of any setting."""
 
@@ -97,17 +105,25 @@ def settings_of(
     tree: tuple[int, int],
     chain: int,
     right: int,
+    asleep: bool = False,
 ) -> tuple[Setting, ...]:
     """Every transport in every mode, in verify's process always in lockstep.
 
+    Through the GPU's memory travel states alone, so that proposers without any take another way.
+
     In lockstep a tree has `tree` rows and levels, and the proposer gets states if they are wanted. Ahead it makes
-    chains of `chain` tokens, and gets none: tokens yet undecided have no states.
+    chains of `chain` tokens, and gets none: tokens yet undecided have no states. `asleep` adds rounds in lockstep
+    through shared memory at whose ends nobody spins.
     """
     found: dict[Setting, None] = {}
     for mode in modes:
         rows, depth = tree if mode == LOCKSTEP else (chain + 1, chain)
         has_states = states and mode == LOCKSTEP
-        wanted = [Setting(transport, mode, has_states, rows, depth, min(right, depth)) for transport in transports]
+        fitting = [name for name in transports if has_states or name != CUDA_IPC]
+        wanted = [Setting(transport, mode, has_states, rows, depth, min(right, depth)) for transport in fitting]
         beside = [setting.baseline() for setting in wanted if not setting.own_process]
-        found |= dict.fromkeys(beside + [setting for setting in wanted if setting.own_process])
+        apart = [setting for setting in wanted if setting.own_process]
+        if asleep and mode == LOCKSTEP:
+            apart += [replace(setting, spins=False) for setting in apart if setting.transport in SHARED]
+        found |= dict.fromkeys(beside + apart)
     return tuple(found)

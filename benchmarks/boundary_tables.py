@@ -17,7 +17,7 @@ ROUND_COLUMNS = (
 )  # fmt: skip
 SPLIT_COLUMNS = (
     "place", "transport", "mode", "states", "verify us", "pass us", "to_draft us", "drafting us", "draft GPU us",
-    "back us", "commit us", "wait us", "rounds split", "rounds",
+    "back us", "commit us", "wait us", "rounds split", "states on the device",
 )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ AUTO = "auto"
 class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
-    With a `deadline_share` it is at most this share of a plain step's measured time. For its first `spin` seconds a wait
-    looks for trees in shared memory without sleeping.
+    With a `deadline_share` it is at most this share of a plain step's measured time. For its first `spin` seconds a
+    wait looks for trees in shared memory without sleeping.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
     None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured

@@ -17,7 +17,7 @@ def measured_in(folder, tiny_model, settings):
     return Measured(
         place="cpu", device="cpu", draft_device="cpu", settings=settings, weights="folder", model=str(tiny_model),
         shape=SHAPE, engine_mode="exact", size=1 << 16, requests=1, rounds=4, settle=2, deadline=30.0,
-        continuations=str(folder / "known.json"), folder=str(folder),
+        continuations=str(folder / "known.json"), folder=str(folder), attach_seconds=100.0,
     )  # fmt: skip
 
 
@@ -95,6 +95,16 @@ def test_in_process_there_is_lockstep_alone():
         ("shm", "ahead", False, 5),
     ]  # fmt: skip
     assert len({each.name for each in settings}) == 4
+
+
+def test_states_alone_go_through_the_gpus_memory_and_sleep_is_compared_in_lockstep():
+    transports = ("cuda_ipc", "shm", "grpc")
+    settings = settings_of(transports, ("lockstep", "ahead"), states=True, tree=(9, 3), chain=2, right=2, asleep=True)
+    assert [(each.transport, each.mode, each.spins) for each in settings] == [
+        ("cuda_ipc", "lockstep", True), ("shm", "lockstep", True), ("grpc", "lockstep", True),
+        ("cuda_ipc", "lockstep", False), ("shm", "lockstep", False), ("shm", "ahead", True), ("grpc", "ahead", True),
+    ]  # fmt: skip
+    assert len({each.name for each in settings}) == 7
 
 
 def test_rounds_are_split_where_one_call_for_trees_lies_between_decision_and_trees():
