@@ -125,7 +125,9 @@ class SizedTrees(LocalTrees):
 
     def _made(self, nodes: int) -> TokenTree:
         tokens = tuple(self._random.randrange(self._vocab_size) for _ in range(nodes))
-        return TokenTree(tokens, topology(self._random, nodes, self._depth, 0.3))
+        tree = TokenTree(tokens, topology(self._random, nodes, self._depth, 0.3))
+        assert tree.depth <= self._depth  # found ahead, as where a drafter's tree is checked
+        return tree
 
     def _propose(self, request: _Request) -> TokenTree | None:
         self._next += 1

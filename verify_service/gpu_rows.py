@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from struct import pack_into
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ class GpuRows:
 
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
-        numbers = _int32(spans.items + spans.parents + spans.token_ids)
+        numbers = np.array(spans.items + spans.parents + spans.token_ids, dtype=np.int32)
         first_parent, first_token = len(spans.items), len(spans.items) + len(spans.parents)
         items, parents = numbers[:first_parent].reshape(-1, 5), numbers[first_parent:first_token]
         rows = np.empty((6, len(spans.token_ids)), dtype=np.int32)
@@ -138,13 +137,6 @@ class GpuRows:
             has_trees=bool(spans.parents),
             keep_logits=spans.keep_logits,
         )
-
-
-def _int32(numbers: list[int]) -> IntArray:
-    """As an array, in half the time that numpy takes to look at each."""
-    memory = bytearray(4 * len(numbers))
-    pack_into(f"{len(numbers)}i", memory, 0, *numbers)
-    return np.frombuffer(memory, dtype=np.int32)
 
 
 class _Spans:
