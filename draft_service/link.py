@@ -18,7 +18,7 @@ from draft_service import codec
 from draft_service.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, Drafting, Identity
 from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
-from draft_service.proposers.base import Proposer
+from draft_service.proposers.base import CPU, Proposer
 from draft_service.records import Reply, ShareReply
 from draft_service.shm_exchange import ShmExchange
 from draft_service.worker import Worker
@@ -169,15 +169,21 @@ class VerifyLink:
             proposers = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
             if not proposers:
                 raise FailedPreconditionError(f"no proposer fits the model served at {self._address}")
+            transports = self._offered(proposers)
             request = codec.encode_attach(
-                self._identity, proposers, self._token, self._transports, self._share, self._drafting
+                self._identity, proposers, self._token, transports, self._share, self._drafting
             )
             answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
-            attachment = codec.decode_attachment(answer, self._transports, self._drafting)
-            common = [name for name in codec.decode_transports(info) if name in self._transports]
+            attachment = codec.decode_attachment(answer, transports, self._drafting)
+            common = [name for name in codec.decode_transports(info) if name in transports]
             await self._exchange(stub, attachment, proposers, common[common.index(attachment.transport) :], avoided)
         finally:
             await channel.close()
+
+    def _offered(self, proposers: Sequence[Proposer]) -> tuple[str, ...]:
+        """The transports, without that for states on a GPU where no proposer takes any there."""
+        on_gpu = any(proposer.feature_boundaries and proposer.state_device != CPU for proposer in proposers)
+        return tuple(name for name in self._transports if on_gpu or name != CUDA_IPC)
 
     async def _exchange(
         self,

@@ -28,6 +28,7 @@ from draft_service.records import (
     Stamp,
     TreeReply,
 )
+from draft_service.tensors import placed
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class SessionTable:
         if first > slot.featured or end >= slot.stamp.base_length:
             return self._resume(slot.stamp, slot)
         try:
-            proposer.take_features(slot.session, slot.featured, states[slot.featured - first :])
+            proposer.take_features(slot.session, slot.featured, placed(states[slot.featured - first :], proposer))
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to take states", proposer.name)
             return self.refuse(slot, f"proposer {proposer.name} failed")

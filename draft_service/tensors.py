@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from draft_service.proposers.base import CPU, Proposer
 from slipstream.rpc.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ def bfloat16_rows(shape: Sequence[int], data: bytes) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(*shape)
+
+
+def placed(states: torch.Tensor, proposer: Proposer) -> torch.Tensor:
+    """The states where a proposer takes them."""
+    return states.cpu() if states.is_cuda and proposer.state_device == CPU else states
 
 
 def bfloat16_copy(bits: Bits) -> torch.Tensor:

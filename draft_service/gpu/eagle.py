@@ -52,6 +52,7 @@ class GpuEagleProposer(EagleBase):
         self._eos = tuple(eos_token_ids)
         self._rope = head.config.rope_theta, head.config.rope_scaling
         self._weights = head_weights(head, torch.device(device))
+        self.state_device = str(device)
         self._behind: dict[int, None] = {}
         self._started: tuple[DraftRound, PagedSessions, Places] | None = None
         self._start(self._weights)

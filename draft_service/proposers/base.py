@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
+CPU = "cpu"
+
+
 class SessionRefusedError(Exception):
     """Raised by `Proposer.open`: this request will get no trees. The message goes to the verify service."""
 
@@ -35,7 +38,8 @@ class ProposerOptions:
     argument: what followed the name on the command line, such as a folder; empty if nothing did.
     threads: CPU threads the proposer may use.
     max_nodes, max_depth, top_k: the operator's limits, None where the proposer chooses. `max_nodes` counts the root.
-    device: where to compute, `cpu` or `cuda:N`, which is there; a proposer that knows no GPU stays on the CPU.
+    device: where to compute, `cpu` or `cuda:N`, which is there; a proposer that knows no GPU stays on the CPU. One that
+        does names it as its `state_device`.
     """
 
     name: str
@@ -44,7 +48,7 @@ class ProposerOptions:
     max_nodes: int | None = None
     max_depth: int | None = None
     top_k: int | None = None
-    device: str = "cpu"
+    device: str = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class Proposer(ABC):
     Boundary b is the residual stream that enters layer b: 0 is the embedding, N (the target's layers) what the last
     layer leaves, N + 1 that after the final norm. `bind` may set them, once the target is known.
     """
+    state_device: str = CPU
+    """Where it takes states that are on a GPU: `cuda:N`, that of its options, or the CPU. It always takes the CPU's."""
     tokenizer_fingerprint: str = ""
     """Fingerprint of the tokenizer it depends on; empty: works with any."""
     vocab_size: int = 0
@@ -171,8 +177,8 @@ class Proposer(ABC):
         """Hidden states of a session's positions: row i is the state of first_position + i, which predicted the next.
 
         bfloat16 [positions, boundaries * hidden_size], the proposer's own, in the order of `feature_boundaries`. On the
-        CPU, but a proposer with a GPU as its `ProposerOptions.device` must also take states on that device: they come
-        so where the exchange goes through the GPU's memory, ready for what is queued on torch's current stream.
+        CPU, or on `state_device` where the exchange goes through the GPU's memory: then ready for what is queued on
+        torch's current stream.
         Called for proposers that want any: each position once, in order and without a hole, from
         `Opening.cached_length` on. As a rule those that predicted new tokens come right after their `commit`; while a
         session is brought up to date they may lag behind. Should only take note, as `open`.

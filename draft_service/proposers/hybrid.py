@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import (
+    CPU,
     DraftRequest,
     Opening,
     Proposer,
@@ -29,6 +30,7 @@ from draft_service.proposers.base import (
 from draft_service.proposers.calibration import Calibration
 from draft_service.proposers.composite import Composite
 from draft_service.proposers.merging import MergedDraft
+from draft_service.tensors import placed
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS, InvalidTreeError, TokenTree
 
@@ -106,6 +108,8 @@ class HybridProposer(Composite):
             raise FailedPreconditionError("none of its members fits the target")
         members = [self._members[name] for name in self._fitting]
         self.feature_boundaries = tuple(sorted({b for member in members for b in member.feature_boundaries}))
+        readers = [member.state_device for member in members if member.feature_boundaries]
+        self.state_device = next((device for device in readers if device != CPU), CPU)
 
     def open(self, session: int, opening: Opening) -> None:
         members = []
@@ -142,7 +146,7 @@ class HybridProposer(Composite):
             chosen = [self.feature_boundaries.index(boundary) for boundary in member.feature_boundaries]
             try:
                 if chosen:
-                    member.take_features(session, first_position, blocks[:, chosen].flatten(1))
+                    member.take_features(session, first_position, placed(blocks[:, chosen].flatten(1), member))
             except Exception:  # noqa: BLE001 (a third party's code; the others go on)
                 _log.exception("member %s failed to take features", name)
                 self._leave_out(session, name)

@@ -38,6 +38,7 @@ DRAFTER = Placement("cpu", GPU_UUID)
 
 class Taker(Proposer):
     name, max_nodes, max_depth, feature_boundaries = "p", 8, 4, (4, 1)
+    state_device = "cuda:0"
 
     def __init__(self) -> None:
         self.rows: list[list[float]] = []

@@ -51,6 +51,7 @@ class StateChecker(Proposer):
 
     def __init__(self, options: ProposerOptions) -> None:
         self.name = options.name
+        self.state_device = options.device
         self._folder = Path(options.argument)
         self.feature_boundaries = tuple(json.loads((self._folder / "boundaries.json").read_text()))
         self._sessions: dict[int, _Session] = {}

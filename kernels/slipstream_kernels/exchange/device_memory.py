@@ -7,6 +7,8 @@ needed otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream_kernels.exchange.gpus import gpu_uuids
@@ -86,13 +88,13 @@ class CudaMemory:
         self._index = index
 
     def allocate(self, size: int) -> CudaBlock:
-        _call(self._cuda, "cudaSetDevice", self._index)
-        pointer = _call(self._cuda, "cudaMalloc", size)
-        try:
-            handle = bytes(_call(self._cuda, "cudaIpcGetMemHandle", pointer).reserved)
-        except DeviceMemoryError:
-            _call(self._cuda, "cudaFree", pointer)
-            raise
+        with _on(self._cuda, self._index):
+            pointer = _call(self._cuda, "cudaMalloc", size)
+            try:
+                handle = bytes(_call(self._cuda, "cudaIpcGetMemHandle", pointer).reserved)
+            except DeviceMemoryError:
+                _call(self._cuda, "cudaFree", pointer)
+                raise
         return CudaBlock(self._cuda, self._index, self._uuids[self._index], pointer, size, handle, owned=True)
 
     def open(self, handle: bytes, size: int, gpu_uuid: str) -> CudaBlock:
@@ -101,15 +103,15 @@ class CudaMemory:
         if len(handle) != HANDLE_BYTES:
             raise DeviceMemoryError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
         index = self._uuids.index(gpu_uuid)
-        _call(self._cuda, "cudaSetDevice", index)
         named = self._cuda.cudaIpcMemHandle_t()
         named.reserved = handle
-        pointer = _call(self._cuda, "cudaIpcOpenMemHandle", named, self._cuda.cudaIpcMemLazyEnablePeerAccess)
+        with _on(self._cuda, index):
+            pointer = _call(self._cuda, "cudaIpcOpenMemHandle", named, self._cuda.cudaIpcMemLazyEnablePeerAccess)
         return CudaBlock(self._cuda, index, gpu_uuid, pointer, size, handle, owned=False)
 
 
 class CudaBlock:
-    """Memory of a GPU, this process's own or another's. Freed with its last reference at the latest."""
+    """Memory of a GPU, this process's own or another's."""
 
     def __init__(
         self, cuda: Any, index: int, gpu_uuid: str, pointer: int, size: int, handle: bytes, *, owned: bool
@@ -132,12 +134,12 @@ class CudaBlock:
         return self._bytes()[DATA_OFFSET:].view(_torch().bfloat16)
 
     def write_nonce(self, nonce: bytes) -> None:
-        _call(self._cuda, "cudaSetDevice", self._index)
-        _call(self._cuda, "cudaDeviceSynchronize")
-        _call(self._cuda, "cudaMemset", self._pointer, 0, self.size)
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        _call(self._cuda, "cudaMemcpy", self._pointer, nonce, len(nonce), kind)
-        _call(self._cuda, "cudaDeviceSynchronize")
+        with _on(self._cuda, self._index):
+            _call(self._cuda, "cudaDeviceSynchronize")
+            _call(self._cuda, "cudaMemset", self._pointer, 0, self.size)
+            _call(self._cuda, "cudaMemcpy", self._pointer, nonce, len(nonce), kind)
+            _call(self._cuda, "cudaDeviceSynchronize")
 
     def read_nonce(self, size: int) -> bytes:
         try:
@@ -148,13 +150,26 @@ class CudaBlock:
     def close(self) -> None:
         if self._open:
             self._open = False
-            _call(self._cuda, "cudaSetDevice", self._index)
-            _call(self._cuda, "cudaDeviceSynchronize")
-            _call(self._cuda, "cudaFree" if self._owned else "cudaIpcCloseMemHandle", self._pointer)
+            with _on(self._cuda, self._index):
+                _call(self._cuda, "cudaDeviceSynchronize")
+                _call(self._cuda, "cudaFree" if self._owned else "cudaIpcCloseMemHandle", self._pointer)
 
     def _bytes(self) -> torch.Tensor:
-        whole: torch.Tensor = _torch().as_tensor(self, device=f"cuda:{self._index}")
+        library = _torch()
+        library.cuda.init()
+        whole: torch.Tensor = library.as_tensor(self, device=f"cuda:{self._index}")
         return whole
+
+
+@contextmanager
+def _on(cuda: Any, index: int) -> Iterator[None]:
+    """Make a GPU the thread's current one, and then again what was."""
+    before = _call(cuda, "cudaGetDevice")
+    _call(cuda, "cudaSetDevice", index)
+    try:
+        yield
+    finally:
+        _call(cuda, "cudaSetDevice", before)
 
 
 def _call(cuda: Any, name: str, *arguments: Any) -> Any:

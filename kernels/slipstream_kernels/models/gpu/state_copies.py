@@ -77,6 +77,8 @@ class StateSender:
         self._packed = torch.empty(0, dtype=torch.bfloat16, device=device)
         self._boundaries: tuple[int, ...] = ()
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
+        if limits.boundaries and device.type == "cuda":
+            self._compile()
 
     @staticmethod
     def num_bytes(limits: GpuLimits, hidden: int) -> int:
@@ -91,8 +93,6 @@ class StateSender:
         size = self._most_packed * len(boundaries) * self._hidden
         if len(self._packed) < size or not size:
             self._packed = torch.empty(size, dtype=torch.bfloat16, device=self._device)
-        if boundaries and self._device.type == "cuda":
-            self._compile()
 
     def send(
         self, states: torch.Tensor, result: torch.Tensor, count: int, plan: StateCopies, buffer: HostBuffer
@@ -133,6 +133,8 @@ class StateSender:
             raise ValueError(f"states of {ends[-1]} rows are to be copied, at most {self._most} can be")
         if len(buffer.state_rows) < ends[-1]:
             buffer.reserve_state_rows(self._most, ENTRY)
+        if buffer.states_event is not None:
+            buffer.states_event.synchronize()  # comes after the copy of the table that was there
         np.concatenate(tables, out=buffer.state_rows.numpy()[: ends[-1]])
         self._rows[: ends[-1]].copy_(buffer.state_rows[: ends[-1]], non_blocking=True)
         return [self._rows[end - len(table) : end] for table, end in zip(tables, ends, strict=True)]
@@ -144,9 +146,8 @@ class StateSender:
         return self._columns[boundaries]
 
     def _compile(self) -> None:
-        """So that no step waits for it: copies one row within the room for packed ones."""
-        width = len(self._boundaries) * self._hidden
-        states, columns = self._packed[:width].view(1, width), self._columns_of(self._boundaries)
-        result = torch.zeros(1, 2, dtype=torch.int32, device=self._device)
+        """So that no step waits for it: copies one row of one boundary."""
+        states = torch.zeros(2, self._hidden, dtype=torch.bfloat16, device=self._device)
+        zeros = torch.zeros(1, 2, dtype=torch.int32, device=self._device)
         row = torch.tensor([[0, -1, 0, 0]], device=self._device)
-        self._op(states, result, row, columns, self._packed, self._hidden)
+        self._op(states[:1], zeros, row, zeros[0, :1], states[1], self._hidden)
