@@ -35,6 +35,7 @@ from verify_service.request import FinishReason, RequestKey
 from verify_service.slots import SlotTable
 from verify_service.transports import Transport, Wake
 from verify_service.tree_source import Committed, Extended, Opening, Wanted
+from verify_service.waiting import deaf, learn
 from verify_service.ways import Means, Ways
 
 _log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class DraftLink:
                     place.slot.tally.misses += 1
                 if self._on_wait is not None:
                     self._on_wait(now - begun)
-            _learn(places, patient, now)
+            learn(places, patient, now)
             trees = [place.slot.give() if place else None for place in places]
             self._deadline.step_begins(now, plain=not any(trees))
         return trees
@@ -148,6 +149,11 @@ class DraftLink:
             places = [one.place for key in keys if (one := self._bindings.running.get(key))]
             now = self._clock()
             return any(at and at.slot.drafted_for and at.attachment.patience.waits(now) for at in places)
+
+    def deaf(self) -> bool:
+        """Whether every drafter that is attached hangs, so that it takes in nothing."""
+        with self._changed:
+            return deaf(self._bindings.live, self._clock())
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
@@ -372,28 +378,6 @@ def _unguessable() -> Iterator[int]:
     while True:
         epoch += secrets.randbits(32) + 1
         yield epoch
-
-
-def _learn(places: Sequence[Place | None], patient: set[int], now: float) -> None:
-    """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss.
-
-    Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
-    """
-    complete: dict[int, bool] = {}
-    supplied: dict[int, bool] = {}
-    attachments: dict[int, Attachment] = {}
-    for place in places:
-        if place is not None and not place.attachment.ended:
-            epoch, slot = place.attachment.epoch, place.slot
-            attachments[epoch] = place.attachment
-            complete[epoch] = complete.get(epoch, True) and not slot.awaited
-            supplied[epoch] = supplied.get(epoch, False) or slot.supplied or slot.waits
-            slot.count()
-    for epoch, attachment in attachments.items():
-        if complete[epoch] and supplied[epoch]:
-            attachment.patience.hit()
-        elif epoch in patient:
-            attachment.patience.miss(now)
 
 
 def _named(request: AttachRequest) -> str:

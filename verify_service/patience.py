@@ -15,18 +15,23 @@ class Patience:
     """After `MAX_MISSES` waits in a row that ended without the trees, waiting is suspended, then probed once.
 
     The pause doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds while probes fail, so that a drafter too slow
-    costs plain decoding at most one deadline a pause. One that is heard again after `SILENCE` seconds or more is waited
-    for as at first: it has hung and goes on. Times are time.monotonic() in seconds.
+    costs plain decoding at most one deadline a pause. One that says nothing at all hangs and is not probed. Once it is
+    heard again after `SILENCE` seconds or more, it is waited for as at first. Times are time.monotonic() in seconds.
     """
 
     misses: int = 0
     backoff: float = 0.0
     resume_at: float = 0.0
+    missed_at: float = 0.0
     heard_at: float = 0.0
 
     def waits(self, now: float) -> bool:
         """Whether a step may wait for this draft service now."""
-        return self.misses < MAX_MISSES or now >= self.resume_at
+        return self.misses < MAX_MISSES or (now >= self.resume_at and self.heard_at >= self.missed_at)
+
+    def hangs(self, now: float) -> bool:
+        """Whether it has said nothing for `SILENCE` seconds or more since a wait for it was in vain."""
+        return self.misses >= MAX_MISSES and self.heard_at < self.missed_at <= now - SILENCE
 
     def hit(self) -> None:
         """All trees that were wanted were there in time."""
@@ -42,6 +47,7 @@ class Patience:
     def miss(self, now: float) -> None:
         """A wait ended at its deadline."""
         self.misses += 1
+        self.missed_at = now
         if self.misses >= MAX_MISSES:
             self.backoff = min(max(2 * self.backoff, FIRST_BACKOFF), LAST_BACKOFF)
             self.resume_at = now + self.backoff

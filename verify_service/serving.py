@@ -28,6 +28,7 @@ from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import DraftLinkServicer
 from verify_service.facts import VerifyFacts
+from verify_service.held_back import HeldBack
 from verify_service.in_process import attach_host, load_host
 from verify_service.loading import Loaded, load
 from verify_service.loop import THREAD_NAME, VerifyLoop
@@ -122,7 +123,7 @@ def _start(
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
         attach_host(link, host)
-    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), link, verify.sink, link)
+    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), HeldBack(link), verify.sink, link)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()

@@ -14,20 +14,44 @@ def test_a_drafter_that_answers_is_always_waited_for() -> None:
 
 
 def test_three_misses_suspend_and_probes_double_the_pause() -> None:
-    patience, now = Patience(), 100.0
+    patience, now = Patience(heard_at=99.9), 100.0
     for _ in range(MAX_MISSES):
         assert patience.waits(now)
         patience.miss(now)
     pauses = []
     for _ in range(8):
+        patience.heard(now)
         assert not patience.waits(now)
         assert not patience.waits(patience.resume_at - 0.001)
         pauses.append(patience.resume_at - now)
-        now = patience.resume_at
+        patience.heard_at = now = patience.resume_at
         assert patience.waits(now)
         patience.miss(now)
     assert pauses[:4] == [FIRST_BACKOFF * 2**i for i in range(4)]
     assert pauses[-1] == LAST_BACKOFF
+
+
+def test_one_that_says_nothing_hangs_and_is_not_probed() -> None:
+    patience = Patience(heard_at=9.9)
+    for _ in range(MAX_MISSES):
+        assert not patience.hangs(10.0)
+        patience.miss(10.0)
+    assert not patience.hangs(10.0 + 0.9 * SILENCE)
+    assert patience.hangs(10.0 + SILENCE)
+    assert not patience.waits(10.0 + 100 * LAST_BACKOFF)
+    patience.heard(60.0)
+    assert patience.waits(60.0)
+    assert not patience.hangs(61.0 + SILENCE)
+
+
+def test_one_that_is_late_is_probed_and_does_not_hang() -> None:
+    patience = Patience(heard_at=9.9)
+    for _ in range(MAX_MISSES):
+        patience.miss(10.0)
+    patience.heard(10.05)
+    assert not patience.waits(10.1)
+    assert patience.waits(10.0 + FIRST_BACKOFF)
+    assert not patience.hangs(30.0)
 
 
 def test_one_hit_restores_patience() -> None:

@@ -1,0 +1,21 @@
+from types import SimpleNamespace
+
+from verify_service.patience import MAX_MISSES, SILENCE, Patience
+from verify_service.waiting import deaf
+
+
+def attachment(*, heard_at):
+    """One that was waited for in vain at 10.0 until patience ended."""
+    patience = Patience(heard_at=9.9)
+    for _ in range(MAX_MISSES):
+        patience.miss(10.0)
+    patience.heard(heard_at)
+    return SimpleNamespace(patience=patience)
+
+
+def test_the_link_is_deaf_once_all_that_are_attached_hang():
+    hung, slow = attachment(heard_at=9.95), attachment(heard_at=10.05)
+    assert not deaf([], 20.0)
+    assert not deaf([hung], 10.0 + SILENCE / 2)
+    assert deaf([hung, hung], 10.0 + SILENCE)
+    assert not deaf([hung, slow], 20.0)
