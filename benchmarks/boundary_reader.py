@@ -66,7 +66,7 @@ class DeviceReader:
             self._answer.copy_(self._result, non_blocking=True)
             ended.record()
             ended.synchronize()
-        return begun.elapsed_time(ended) / 1e3
+        return float(begun.elapsed_time(ended)) / 1e3
 
     def _run(self, passes: int) -> None:
         state = self._input
