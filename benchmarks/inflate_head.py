@@ -144,10 +144,11 @@ class HeadInflation:
             odd = sorted({*found.items()} ^ {*expected.items()})
             raise ShapeError(f"the head is no EAGLE-3 head of one layer for this model: {odd[:4]}")
         check(_head_config(target, config), shape)
-        if own.intermediate_size > shape.intermediate_size or len(self._ids) > entries:
-            raise ShapeError(f"the head has {own.intermediate_size} and scores {len(self._ids)} tokens, which is more")
+        if len(self._ids) > entries:
+            raise ShapeError(f"the head scores {len(self._ids)} tokens, which cannot become {entries}")
         if entries - len(self._ids) > shape.vocab_size - target.vocab_size:
-            raise ShapeError(f"{entries} scored tokens need as many more tokens of the target as the head has too few")
+            spare = shape.vocab_size - target.vocab_size
+            raise ShapeError(f"the head scores {len(self._ids)} tokens; {entries} need more than {spare} spare ids")
         read = config.get(_IDS) or (2, target.num_layers // 2, target.num_layers - 3)
         if len(set(read)) != states or not all(0 <= boundary <= target.num_layers for boundary in read):
             raise ShapeError(f"the head reads {states} states, its boundaries are {list(read)}")

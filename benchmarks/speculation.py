@@ -37,13 +37,14 @@ from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import MeasuredModel, make_weights, start_model
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of, write_head
 from benchmarks.inflate_head import DRAFT_VOCAB, HeadInflation, HeadSource, RandomHead, read_bytes
-from benchmarks.inflate_shape import Shape
+from benchmarks.inflate_shape import Shape, ShapeError
 from benchmarks.inflate_tensors import source_of
 from benchmarks.prompts import by_category, load_prompts
 from benchmarks.report import gpu_machine, write_json
 from benchmarks.speculation_loop import PLACES, Drafters
 from benchmarks.speculation_rounds import Rounds, RoundSizes, TreeShape
 from benchmarks.speculation_text import Categories, Text, TextSizes, drafters_of
+from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.weights import GpuWeights
 
 PARTS = ("rounds", "text")
@@ -99,12 +100,17 @@ class Bench:
     """One model of the large shape, whose weights are the parts' in turn."""
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
-        """work: a folder for heads and other files."""
+        """work: a folder for heads and other files. Raises ShapeError, CheckpointError for a head that does not fit."""
         self._options, self._work = options, work
         self._shape: Shape = shape_of(options)
         self._rounds = RoundSizes(options.batches, options.prompt_tokens, options.steps, options.settle)
         self._text = TextSizes(options.tokens, options.trial_tokens, options.concurrency)
-        self._categories = _categories(options) if "text" in options.parts else {}
+        self._made_as = {"entries": options.draft_vocab, "device": options.device}
+        self._categories: Categories = {}
+        self._head: HeadInflation | None = None
+        if "text" in options.parts:
+            self._categories = _categories(options)
+            self._head = HeadInflation(options.head, options.model, self._shape, **self._made_as)
         self._drafters = Drafters({}, options.drafter, options.device, options.deadline_ms / 1e3)
         self._configs = dict(self._sized())
         self._weights: GpuWeights | None = None
@@ -117,8 +123,7 @@ class Bench:
         for row in measured.plain():
             yield "rounds", row
         boundaries = (2, self._shape.num_layers // 2, self._shape.num_layers - 3)
-        made = {"entries": options.draft_vocab, "device": options.device}
-        folder = self._folder("rounds", RandomHead(options.model, self._shape, boundaries, **made))
+        folder = self._folder("rounds", RandomHead(options.model, self._shape, boundaries, **self._made_as))
         draft_bytes = {name: self._draft_bytes(shape, len(boundaries)) for name, shape in shapes.items()}
         for row in measured.speculative(folder, self._drafters, options.accept, draft_bytes):
             yield "rounds", row
@@ -129,10 +134,14 @@ class Bench:
         measured = Text(self._made("text"), self._configs["text"], self._text, self._categories, self._shape)
         for row in measured.plain():
             yield "concurrency", row
-        made = {"entries": options.draft_vocab, "device": options.device}
-        head = HeadInflation(options.head, options.model, self._shape, **made)
-        drafters = drafters_of(str(self._folder("text", head)), shapes, self._drafters)
-        yield from measured.speculative(drafters, shapes, options.rows, len(head.boundaries), options.draft_vocab)
+        assert self._head is not None
+        drafters, states = drafters_of(str(self._folder("text", self._head)), shapes, self._drafters), self._states
+        yield from measured.speculative(drafters, shapes, options.rows, states, options.draft_vocab)
+
+    @property
+    def _states(self) -> int:
+        """Boundaries that the head in `--head` reads."""
+        return 0 if self._head is None else len(self._head.boundaries)
 
     def _made(self, part: str) -> MeasuredModel:
         """The model with the weights of a part."""
@@ -140,7 +149,7 @@ class Bench:
         if self._model is None or self._weights is None:
             self._weights = make_weights(kind, options.model, self._shape, options.device)
             largest = _largest(list(self._configs.values()))
-            self._model = start_model(self._weights, largest, mode=options.mode, boundaries=3)
+            self._model = start_model(self._weights, largest, mode=options.mode, boundaries=max(3, self._states))
             gc.freeze()
         else:
             source = source_of(kind, options.model, self._shape, device=options.device)
@@ -188,8 +197,10 @@ def _largest(configs: Sequence[EngineConfig]) -> EngineConfig:
 
 
 def _free() -> None:
+    """What was made is there for every stream, and what was needed for it is given back."""
     gc.collect()
     if torch.cuda.is_available():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
@@ -250,7 +261,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     report = Report(options)
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(options, options.work or Path(temporary))
+        try:
+            bench = Bench(options, options.work or Path(temporary))
+        except (ShapeError, CheckpointError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 1
         for part in options.parts:
             report.take(bench.rounds() if part == "rounds" else bench.text())
     report.finish()

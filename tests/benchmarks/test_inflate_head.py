@@ -145,8 +145,8 @@ def test_what_passes_read_of_the_large_head():
     [
         ({"norm_before_residual": True}, {}, "norm_before_residual"),
         ({"intermediate_size": 639}, {}, "no EAGLE-3 head"),
-        ({}, {"intermediate_size": 1024, "entries": 499}, "scores 500"),
-        ({}, {"entries": 517}, "517 scored tokens"),
+        ({}, {"entries": 499}, "scores 500 tokens, which cannot become 499"),
+        ({}, {"entries": 517}, "517 need more than 16 spare ids"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, {}, r"its boundaries are \[2, 4, 9\]"),
         ({}, {"head_dim": 64}, "head_dim"),
     ],

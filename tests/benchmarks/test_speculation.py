@@ -98,3 +98,9 @@ def test_text_needs_a_head_and_prompts(tiny_model, tmp_path):
         speculation.parse(arguments(tiny_model, tmp_path))
     with pytest.raises(SystemExit):
         speculation.parse(arguments(tiny_model, tmp_path, "--parts", "nothing"))
+
+
+def test_a_head_that_does_not_fit_is_told_before_anything_is_made(folder, tiny_model, tmp_path, capsys):
+    named = ["--head", str(folder / "head"), "--prompts", str(folder / "prompts.jsonl"), "--draft-vocab", "50"]
+    assert speculation.main(arguments(tiny_model, tmp_path, *named)) == 1
+    assert "scores 60 tokens" in capsys.readouterr().err
