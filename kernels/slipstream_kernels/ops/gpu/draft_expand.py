@@ -252,7 +252,7 @@ def draft_expand(
         *((None,) * 5 if following is None else _outputs(following)),
         level,
         0 if following is None else following.first_row,
-        warps=min(max(candidates // 8, 4), 16),
+        warps=8 if candidates >= 64 else 4,
         WIDTH=width,
         ROWS=triton.next_power_of_2(width),
         CANDIDATES=max(candidates, 16),
