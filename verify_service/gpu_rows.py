@@ -113,9 +113,8 @@ class GpuRows:
 
     def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
-        numbers = np.array(spans.items + spans.parents + spans.token_ids, dtype=np.int32)
-        first_parent, first_token = len(spans.items), len(spans.items) + len(spans.parents)
-        items, parents = numbers[:first_parent].reshape(-1, 5), numbers[first_parent:first_token]
+        items = np.fromiter(spans.items, np.int32, len(spans.items)).reshape(-1, 5)
+        parents = np.fromiter(spans.parents, np.int32, len(spans.parents))
         rows = np.empty((6, len(spans.token_ids)), dtype=np.int32)
         places = np.empty((len(items), 4), dtype=np.int32)
         logit_rows = np.empty(spans.logits, dtype=np.int32)
@@ -123,7 +122,7 @@ class GpuRows:
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         return PassPlan(
-            token_ids=numbers[first_token:],
+            token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
             positions=rows[0],
             write_slots=rows[1],
             lines=rows[2],
