@@ -66,7 +66,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--placement", choices=tuple(PLACEMENTS), default="cpu")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of kill, and of each attack")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of kill")
+    parser.add_argument("--attack-seconds", type=float, default=10.0, help="of each hostile drafter's")
     parser.add_argument("--every", type=float, default=2.0)
     parser.add_argument("--pairs", type=int, default=6, help="of hang")
     parser.add_argument("--deadline-ms", type=float, help="default: the verify service's")
@@ -104,6 +105,7 @@ def started(options: argparse.Namespace, environment: dict[str, str]) -> Iterato
                 plain=plain,
                 transport="grpc" if options.transport == "grpc" else "shm",
                 seconds=options.seconds,
+                attack_seconds=options.attack_seconds,
                 every=options.every,
                 pairs=options.pairs,
                 trigger=trigger,

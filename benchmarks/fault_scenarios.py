@@ -36,6 +36,7 @@ class Bench:
     plain: Sequence[tuple[int, ...]]
     transport: str
     seconds: float
+    attack_seconds: float
     every: float
     pairs: int
     trigger: Path
@@ -87,29 +88,34 @@ def kill(bench: Bench) -> Result:
 def hang(bench: Bench) -> Result:
     """SIGSTOP for a round of the requests, and as many rounds without speculation, in turns."""
     services = bench.services
-    ratios, hung_answers, attached = list[float](), Traffic(), 0
+    ratios, work, hung_answers, attached, waits = list[float](), list[float](), Traffic(), 0, 0
     for index in range(bench.pairs):
-        seconds = {}
+        seconds, cpu = {}, {}
         for stopped in (index % 2 == 0, index % 2 == 1):
             if stopped:
                 services.draft.signal(signal.SIGSTOP)
+            spent, waited = services.verify_cpu_seconds(), services.state().draft_waits
             try:
                 traffic = once(services.grpc, bench.drafted if stopped else bench.jobs)
                 attached += stopped and services.attached(services.draft.pid)
             finally:
                 services.draft.signal(signal.SIGCONT)
-            seconds[stopped] = traffic.seconds
+            seconds[stopped], cpu[stopped] = traffic.seconds, services.verify_cpu_seconds() - spent
             if stopped:
                 hung_answers.answers += traffic.answers
                 hung_answers.failures += traffic.failures
+                waits += services.state().draft_waits - waited
                 services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
         ratios.append(seconds[False] / seconds[True])
+        work.append(cpu[True] / max(cpu[False], 0.01))
     after = bench.calm(bench.every)
     return {
         **hung_answers.compare(bench.plain),
         "rounds": bench.pairs,
         "rounds_attached_to_the_end": attached,
         "of_plain_throughput": {"median": round(middle(ratios), 4), "each": [round(ratio, 4) for ratio in ratios]},
+        "of_plain_processor_time": {"median": round(middle(work), 4), "each": [round(each, 4) for each in work]},
+        "waits_a_round": round(waits / bench.pairs, 1),
         "accepted_after": sum(answer.accepted for _, answer in after.answers),
     }
 
@@ -122,7 +128,7 @@ def attack(kind: str) -> Callable[[Bench], Result]:
         before, counted = services.holdings(), services.state()
 
         def act() -> None:
-            over = time.monotonic() + bench.seconds
+            over = time.monotonic() + bench.attack_seconds
             while time.monotonic() < over:
                 said.append(_hostile(bench, kind))
 
@@ -229,7 +235,7 @@ def _grown(before: Any, after: Any) -> Result:
 
 def _hostile(bench: Bench, kind: str) -> str:
     """Run a hostile drafter until it is thrown out, or for a while; gives what it said last."""
-    seconds = str(min(3.0, bench.seconds))
+    seconds = str(min(3.0, bench.attack_seconds))
     address = bench.services.cluster.verify_address
     how = ("--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds)
     process = subprocess.run(

@@ -78,6 +78,11 @@ class Services:
         """The verify service's counters."""
         return verify_state(self.cluster.verify_address)
 
+    def verify_cpu_seconds(self) -> float:
+        """Processor time that the verify service has taken, which other load of the machine hardly changes."""
+        fields = Path(f"/proc/{self.verify_pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def holdings(self) -> Holdings:
         return Holdings.of(self.verify_pid)
 
