@@ -357,3 +357,21 @@ def test_rows_are_tensors_on_the_wire() -> None:
     assert list(tensor.shape) == [2, 2 * HIDDEN]
     assert np.frombuffer(tensor.data, "<u2").reshape(2, -1).tolist() == [[100] * 4 + [0] * 4, [101] * 4 + [1] * 4]
     assert list(committed.commit.features.shape) == [1, 2 * HIDDEN]
+
+
+def test_where_there_is_no_room_for_all_requests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "MESSAGE_BYTES", 0)
+    monkeypatch.setattr(bindings, "STEP_BYTES", 1)  # of one record a step
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 1)  # of one row
+    link = link_of()
+    peer = Peer(link, OFFER)
+    keys = (KEY, RequestKey(1, 2))
+    for key in keys:
+        link.begin(replace(opening(1, kept=0), key=key))
+    sent: list[int] = []
+    for length in range(2, 22):
+        link.commit([Committed(key, (length - 1,), length, 8, 4, states(length - 2, length - 1)) for key in keys])
+        while records := link.take(peer.attachment):
+            sent += [record.stamp.slot for record in records if isinstance(record, Extend)]
+    assert len(sent) == 20
+    assert sent.count(0) == sent.count(1) == 10
