@@ -21,13 +21,14 @@ import torch
 import triton
 
 from benchmarks.report import machine, markdown_table, write_json
-from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference, compact_rows, compact_rows_reference
+from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference
 from slipstream_kernels.ops.gpu.embedding import embed, embed_reference
 from slipstream_kernels.ops.gpu.launch import launch
 from slipstream_kernels.ops.gpu.rank_sum import rank_sum, rank_sum_reference
 from slipstream_kernels.ops.gpu.rms_norm import rms_norm, rms_norm_kernel, rms_norm_reference
 from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_reference
 from slipstream_kernels.ops.gpu.sampling_table import allocate_sampling_tensors, pack_line
+from slipstream_kernels.ops.gpu.state_rows import copy_states, copy_states_reference
 from slipstream_kernels.ops.gpu.tree_paths import tree_paths, tree_paths_reference
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH, tree_walk, tree_walk_reference
 from slipstream_kernels.ops.rotary import rotary_table
@@ -38,6 +39,8 @@ DEVICE = torch.device("cuda")
 ROWS = (1, 16, 64, 256, 4096)
 TREES = ((1, 1), (1, 16), (1, 64), (4, 64), (64, 64), (256, 1))
 """Items and rows of each."""
+DEPTH = 8
+"""Accepted nodes of which states are copied, at most."""
 PAGE_SIZE = 16
 CALLS, REPLAYS = 20, 15
 TOLERANCE = 1e-3
@@ -152,11 +155,20 @@ def tree_cases(items: int, rows: int) -> Iterator[Case]:
     name = f"compact_kv, {accepted} accepted"
     yield Case(name, size, lambda: compact_kv(*kv_args), lambda: compact_kv_reference(*kv_args), store, moved)
 
-    packed = poison(items, 64, FEATURES), poison(items, dtype=torch.int32)
-    row_args = (normal(total, FEATURES), result, deciding, logit_rows, *packed)
-    moved = (accepted + items) * FEATURES * 4
+    orders = torch.arange(-1, min(rows, DEPTH + 1) - 1, device=DEVICE)
+    item = torch.arange(items, device=DEVICE).repeat_interleave(len(orders))
+    places = torch.arange(len(item), device=DEVICE) * FEATURES
+    wanted = torch.stack([starts[item].long(), orders.repeat(items), item, places], dim=1)
+    packed = poison(len(item) * FEATURES)
+    state_args = (normal(total, FEATURES), result, wanted, integers([2, 0, 1]), packed, HIDDEN)
+    moved = int((wanted[:, 1] < result[item, 0]).sum()) * FEATURES * 4
     yield Case(
-        "compact_rows", size, lambda: compact_rows(*row_args), lambda: compact_rows_reference(*row_args), packed, moved
+        "copy_states",
+        size,
+        lambda: copy_states(*state_args),
+        lambda: copy_states_reference(*state_args),
+        (packed,),
+        moved,
     )
 
 

@@ -1,4 +1,4 @@
-"""What an accepted path leaves behind: its keys and values in page slots, its feature rows packed."""
+"""What an accepted path leaves behind: its keys and values in page slots."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
-from slipstream_kernels.token_tree import MAX_ROWS
 
 _NODES = 16
 """Accepted nodes copied at a time."""
-_BLOCK = 2048
 
 
 @triton.jit
@@ -111,84 +109,3 @@ def compact_kv_reference(
         target = page_table[line, positions // page_size].long() * page_size + positions % page_size
         keys[:, :, target] = keys[:, :, source]
         values[:, :, target] = values[:, :, source]
-
-
-@triton.jit
-def _compact_rows(
-    source: tl.tensor,
-    result: tl.tensor,
-    deciding: tl.tensor,
-    logit_rows: tl.tensor,
-    out: tl.tensor,
-    counts: tl.tensor,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RESULT: tl.constexpr,
-) -> None:
-    """A block of columns of one packed row a program."""
-    release_next()
-    wait_for_previous()
-    item = tl.program_id(0) // WIDTH
-    order = tl.program_id(0) % WIDTH
-    chunk = tl.program_id(1)
-    first = tl.load(deciding + item * 4)
-    decides = tl.load(deciding + item * 4 + 1) > 0
-    count = tl.where(decides, tl.load(result + item * RESULT) + 1, 0)
-    tl.store(counts + item, count, mask=(order == 0) & (chunk == 0))
-    if order < count:
-        node = tl.load(result + item * RESULT + 1 + order, mask=order > 0, other=-1)
-        row = tl.load(logit_rows + first + 1 + node)
-        columns = chunk * BLOCK + tl.arange(0, BLOCK)
-        inside = columns < SIZE
-        moved = tl.load(source + row.to(tl.int64) * SIZE + columns, mask=inside)
-        tl.store(out + tl.program_id(0).to(tl.int64) * SIZE + columns, moved, mask=inside)
-
-
-def compact_rows(
-    source: torch.Tensor,
-    result: torch.Tensor,
-    deciding: torch.Tensor,
-    logit_rows: torch.Tensor,
-    out: torch.Tensor,
-    counts: torch.Tensor,
-) -> None:
-    """Pack feature rows by item: the root's, then those of accepted nodes in order.
-
-    Inputs: source [rows, size]; int32 `result`, `deciding` and `logit_rows` of `tree_walk`. Outputs: out
-    [items, 64, size] of source's dtype, whose rows beyond counts are left as they are; int32 counts [items], accepted
-    nodes + 1, or 0 for a padding item.
-    """
-    size = source.shape[1]
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    launch(
-        _compact_rows,
-        (len(deciding) * MAX_ROWS, triton.cdiv(size, block)),
-        source,
-        result,
-        deciding,
-        logit_rows,
-        out,
-        counts,
-        SIZE=size,
-        BLOCK=block,
-        WIDTH=MAX_ROWS,
-        RESULT=RESULT_WIDTH,
-    )
-
-
-def compact_rows_reference(
-    source: torch.Tensor,
-    result: torch.Tensor,
-    deciding: torch.Tensor,
-    logit_rows: torch.Tensor,
-    out: torch.Tensor,
-    counts: torch.Tensor,
-) -> None:
-    """The same in torch."""
-    for item, (first, rows, _, _) in enumerate(deciding.tolist()):
-        count = int(result[item, 0]) + 1 if rows else 0
-        counts[item] = count
-        if count:
-            places = torch.cat([result.new_zeros(1), result[item, 2 : 1 + count] + 1]).long()
-            out[item, :count] = source[logit_rows[first + places].long()]

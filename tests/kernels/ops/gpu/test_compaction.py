@@ -3,12 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream_kernels.ops.gpu.compaction import (
-    compact_kv,
-    compact_kv_reference,
-    compact_rows,
-    compact_rows_reference,
-)
+from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 64
@@ -72,18 +67,3 @@ def test_accepted_nodes_reach_their_positions(device, page_size: int, op) -> Non
                 store[:, :, target] = store[:, :, source]
     op(keys, values, case.result, case.deciding, case.logit_rows, case.write_slots, case.page_table, page_size)
     assert torch.equal(keys, expected[0]) and torch.equal(values, expected[1])
-
-
-@pytest.mark.parametrize("op", [compact_rows, compact_rows_reference])
-def test_rows_are_packed_by_item(device, op) -> None:
-    case, size = Case(16, device), 2064
-    source = torch.randn(len(case.write_slots), size, dtype=torch.bfloat16, device=device)
-    out = torch.full((5, 64, size), torch.nan, dtype=torch.bfloat16, device=device)
-    counts = case.integers([-9] * 5)
-    op(source, case.result, case.deciding, case.logit_rows, out, counts)
-    assert counts.tolist() == [4, 0, 1, 19, 2]
-    for item, accepted in enumerate(ACCEPTED):
-        places = [] if accepted is None else [0, *(1 + node for node in accepted)]
-        rows = [case.row(item, place) for place in places]
-        assert torch.equal(out[item, : len(rows)], source[rows])
-        assert out[item, len(rows) :].isnan().all()
