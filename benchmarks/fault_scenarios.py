@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -241,7 +242,7 @@ def _hostile(bench: Bench, kind: str) -> str:
     process = subprocess.run(
         (sys.executable, "-m", "support.hostile_process", address, kind, *how),
         cwd=ROOT,
-        env=dict(bench.services.cluster.layout.environment) | {"PATH": "/usr/bin:/bin"},
+        env={**os.environ, **bench.services.cluster.layout.environment},
         capture_output=True,
         text=True,
         timeout=120,

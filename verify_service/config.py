@@ -151,6 +151,13 @@ class VerifySettings(ServiceSettings):
     drain_seconds: float = Field(
         default=30.0, ge=0.0, allow_inf_nan=False, description="How long requests may finish after SIGTERM"
     )
+    hang_seconds: float = Field(
+        default=300.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Time in which some step has to be finished while there is work; else the service ends with status "
+        "1, to be started again. 0: never",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log")
 
     @property

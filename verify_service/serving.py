@@ -32,9 +32,11 @@ from verify_service.held_back import HeldBack
 from verify_service.in_process import attach_host, load_host
 from verify_service.loading import Loaded, load
 from verify_service.loop import THREAD_NAME, VerifyLoop
+from verify_service.loop_state import LoopState
 from verify_service.metrics import VerifyMetrics
 from verify_service.service import Backend, VerifyServicer
 from verify_service.thread_guard import end_with_thread
+from verify_service.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +129,8 @@ def _start(
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()
+    if settings.hang_seconds:
+        Watchdog(settings.hang_seconds, lambda: loop.wait_idle(0), lambda: _progress(loop.state())).start()
     return Backend(_facts(settings, loaded), loop, link)
 
 
@@ -140,6 +144,10 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | N
         _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
         return None
     return DeviceRings(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
+
+
+def _progress(state: LoopState) -> tuple[int, int]:
+    return state.steps, state.committed_tokens
 
 
 def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:

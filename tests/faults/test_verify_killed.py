@@ -106,9 +106,13 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
         before = tokens_of(ask(cluster, [request]))
 
         async def run():
-            async with connect(cluster.gateway_grpc) as runner:
+            async with (
+                connect(cluster.gateway_grpc) as runner,
+                httpx.AsyncClient(base_url=cluster.http_url, timeout=60) as web,
+            ):
                 long = replace(request, max_tokens=450, proposer="ngram")
                 streams = [asyncio.create_task(runner.generate(long)) for _ in range(8)]
+                whole = asyncio.create_task(web.post("/v1/completions", json={**body, "max_tokens": 450}))
                 await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
                 await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
                 outcomes = await asyncio.gather(*streams, return_exceptions=True)
@@ -118,6 +122,9 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
                     assert isinstance(failure, grpc.RpcError)
                     assert failure.code() is grpc.StatusCode.UNAVAILABLE
                     assert "was not back within 2 s" in failure.details()
+                reply = await whole
+                assert reply.status_code == 503, "asked for whole, it may still learn of it by its status"
+                assert "was not back within 2 s" in reply.json()["error"]["message"]
                 with pytest.raises(grpc.RpcError) as raised:
                     await runner.generate(request)
                 assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
