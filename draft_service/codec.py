@@ -255,7 +255,7 @@ def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
         if isinstance(reply, ShareReply):
             message.share = reply.share
         else:
-            message.replies.append(_encode_reply(reply))
+            _fill_reply(message.replies.add(), reply)
     return message
 
 
@@ -301,14 +301,8 @@ def _decode_stamp(stamp: tree_pb2.Stamp) -> Stamp:
     return Stamp(stamp.epoch, stamp.slot, stamp.generation, stamp.base_length, stamp.root_token)
 
 
-def _encode_stamp(stamp: Stamp) -> tree_pb2.Stamp:
-    return tree_pb2.Stamp(
-        epoch=stamp.epoch,
-        slot=stamp.slot,
-        generation=stamp.generation,
-        base_length=stamp.base_length,
-        root_token=stamp.root_token,
-    )
+def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
+    message.epoch, message.slot, message.generation, message.base_length, message.root_token = stamp
 
 
 def _decode_commit(message: draft_pb2.Commit) -> Commit:
@@ -319,7 +313,7 @@ def _decode_commit(message: draft_pb2.Commit) -> Commit:
         raise UnavailableError(f"{count} rows of states for {len(message.token_ids)} tokens")
     return Commit(
         _decode_stamp(message.stamp),
-        list(message.token_ids),
+        message.token_ids[:],
         message.max_nodes,
         message.max_depth,
         states,
@@ -341,7 +335,7 @@ def _decode_states(message: tensor_pb2.Tensor) -> torch.Tensor:
 
 def _decode_open(message: draft_pb2.Open) -> Open:
     opening = Opening(
-        token_ids=list(message.token_ids),
+        token_ids=message.token_ids[:],
         prompt_length=message.prompt_length,
         sampling=_decode_sampling(message.sampling, message.choice_index),
         tenant=message.tenant,
@@ -376,22 +370,27 @@ def _sendable(reason: str) -> str:
     return reason[:MAX_REASON].encode(errors="replace").decode()
 
 
-def _encode_reply(reply: TreeReply | ResumeReply | NackReply) -> draft_pb2.DraftReply:
-    stamp = _encode_stamp(reply.stamp)
+def _fill_reply(message: draft_pb2.DraftReply, reply: TreeReply | ResumeReply | NackReply) -> None:
+    """Set in place: what is handed over as arguments is copied once more."""
     match reply:
-        case TreeReply(tree=tree, tree_id=tree_id, parent=parent, sources=sources):
-            return draft_pb2.DraftReply(
-                tree=tree_pb2.TokenTree(
-                    stamp=stamp,
-                    token_ids=tree.token_ids,
-                    parents=tree.parents,
-                    log_probs=tree.log_probs or (),
-                    sources=sources,
-                    tree_id=tree_id,
-                    parent=None if parent is None else tree_pb2.ParentNode(tree_id=parent[0], node=parent[1]),
-                )
-            )
+        case TreeReply():
+            _fill_tree(message.tree, reply)
         case ResumeReply(have_length=have_length):
-            return draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=stamp, have_length=have_length))
+            _fill_stamp(message.resume.stamp, reply.stamp)
+            message.resume.have_length = have_length
         case NackReply(reason=reason):
-            return draft_pb2.DraftReply(nack=draft_pb2.Nack(stamp=stamp, reason=_sendable(reason)))
+            _fill_stamp(message.nack.stamp, reply.stamp)
+            message.nack.reason = _sendable(reason)
+
+
+def _fill_tree(message: tree_pb2.TokenTree, reply: TreeReply) -> None:
+    _fill_stamp(message.stamp, reply.stamp)
+    message.token_ids.extend(reply.tree.token_ids)
+    message.parents.extend(reply.tree.parents)
+    if reply.tree.log_probs:
+        message.log_probs.extend(reply.tree.log_probs)
+    if reply.sources:
+        message.sources.extend(reply.sources)
+    message.tree_id = reply.tree_id
+    if reply.parent is not None:
+        message.parent.tree_id, message.parent.node = reply.parent

@@ -47,6 +47,8 @@ class Outbox:
 
     def take_now(self, most: int) -> list[Reply]:
         """The oldest `most` replies or fewer, which may be none."""
+        if not self._replies:
+            return []
         taken = [self._replies.popleft() for _ in range(min(most, len(self._replies)))]
         if not self._replies:
             self._filled.clear()

@@ -10,11 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from operator import index
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
 from draft_service.ahead import Foresight
@@ -172,13 +171,14 @@ class Worker:
                 replies.extend(self._handle(item))
             if self._table is not None:
                 replies.extend(self._draft(self._table))
+            if replies and self._send is not None:
+                self._send(replies)
+            if self._table is not None:
                 self.stats.sessions = len(self._table)
                 self.stats.partial += self._table.partial
                 self._table.partial = 0
-            if replies and self._send is not None:
-                self._send(replies)
-            if self._table is not None and self._table.max_ahead:
-                self._draft_ahead(self._table)
+                if self._table.max_ahead:
+                    self._draft_ahead(self._table)
             more_work = self._advance()
 
     def _take(self, *, wait: bool) -> list[_Item]:
@@ -186,9 +186,8 @@ class Worker:
         items, self._arrived = self._arrived, []
         while True:
             items.extend(self._pick_up())
-            with suppress(Empty):
-                while True:
-                    items.append(self._inbox.get_nowait())
+            while not self._inbox.empty():  # which nobody else takes from
+                items.append(self._inbox.get_nowait())
             if items or not wait:
                 return items
             if self._feed is None:

@@ -21,7 +21,6 @@ from verify_service.draft_records import (
     Close,
     Command,
     Commit,
-    DeviceRows,
     Extend,
     Gap,
     LinkFacts,
@@ -181,12 +180,12 @@ def _tree(message: tree_pb2.TokenTree) -> TreeReply:
     longest = max(len(message.token_ids), len(message.parents), len(message.log_probs), len(message.sources))
     if longest >= MAX_ROWS:
         raise InvalidArgumentError(f"a tree of {longest} nodes, none has more than {MAX_ROWS - 1}", field="tree")
-    log_probs = tuple(message.log_probs)
+    log_probs = tuple(message.log_probs[:])
     if not all(map(math.isfinite, log_probs)):
         raise InvalidArgumentError("log_probs must be finite", field="tree.log_probs")
-    tree = TokenTree(tuple(message.token_ids), tuple(message.parents), log_probs or None)
+    tree = TokenTree(tuple(message.token_ids[:]), tuple(message.parents[:]), log_probs or None)
     parent = _parent(message.parent) if message.HasField("parent") else None
-    return TreeReply(_stamp(message), tree, tuple(message.sources), message.tree_id, parent)
+    return TreeReply(_stamp(message), tree, tuple(message.sources[:]), message.tree_id, parent)
 
 
 def _parent(message: tree_pb2.ParentNode) -> ParentNode:
@@ -204,79 +203,72 @@ def _stamp(message: tree_pb2.TokenTree | draft_pb2.Resume | draft_pb2.Nack) -> S
 
 def encode_commands(commands: Sequence[Command]) -> bytes:
     """An ExchangeResponse."""
-    return draft_pb2.ExchangeResponse(commands=map(_command, commands)).SerializeToString()
+    message = draft_pb2.ExchangeResponse()
+    for record in commands:
+        _fill_command(message.commands.add(), record)
+    return message.SerializeToString()
 
 
-def _command(record: Command) -> draft_pb2.DraftCommand:
-    stamp = tree_pb2.Stamp(
-        epoch=record.stamp.epoch,
-        slot=record.stamp.slot,
-        generation=record.stamp.generation,
-        base_length=record.stamp.base_length,
-        root_token=record.stamp.root_token,
-    )
+def _fill_command(message: draft_pb2.DraftCommand, record: Command) -> None:
+    """Set in place: what is handed over as arguments is copied once more."""
     match record:
         case Commit():
-            return draft_pb2.DraftCommand(
-                commit=draft_pb2.Commit(
-                    stamp=stamp,
-                    token_ids=record.token_ids,
-                    features=_tensor(record.features),
-                    max_nodes=record.max_nodes,
-                    max_depth=record.max_depth,
-                    tree_id=record.tree_id,
-                    device_rows=_device_rows(record.device_rows),
-                )
-            )
+            _fill_stamp(message.commit.stamp, record.stamp)
+            _fill_commit(message.commit, record)
         case Extend():
-            return draft_pb2.DraftCommand(
-                extend=draft_pb2.Extend(
-                    stamp=stamp,
-                    first_position=record.first_position,
-                    features=_tensor(record.features),
-                    device_rows=_device_rows(record.device_rows),
-                )
-            )
+            _fill_stamp(message.extend.stamp, record.stamp)
+            message.extend.first_position = record.first_position
+            _fill_states(message.extend, record)
         case Open():
-            return draft_pb2.DraftCommand(open=_open(stamp, record))
+            _fill_stamp(message.open.stamp, record.stamp)
+            _fill_open(message.open, record)
         case Close():
-            return draft_pb2.DraftCommand(close=draft_pb2.Close(stamp=stamp, reason=_finish_reason(record.reason)))
+            _fill_stamp(message.close.stamp, record.stamp)
+            message.close.reason = _finish_reason(record.reason)
         case Gap():
-            return draft_pb2.DraftCommand(gap=draft_pb2.Gap(stamp=stamp, dropped=record.dropped))
+            _fill_stamp(message.gap.stamp, record.stamp)
+            message.gap.dropped = record.dropped
 
 
-def _device_rows(rows: DeviceRows | None) -> draft_pb2.DeviceRows | None:
-    if rows is None:
-        return None
-    return draft_pb2.DeviceRows(position=rows.position, rows=rows.rows, row_bytes=rows.row_bytes)
+def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
+    message.epoch, message.slot, message.generation, message.base_length, message.root_token = stamp
 
 
-def _tensor(states: Bits | None) -> tensor_pb2.Tensor | None:
-    if states is None:
-        return None
+def _fill_commit(message: draft_pb2.Commit, record: Commit) -> None:
+    message.token_ids.extend(record.token_ids)
+    message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
+    message.tree_id = record.tree_id
+    _fill_states(message, record)
+
+
+def _fill_states(message: draft_pb2.Commit | draft_pb2.Extend, record: Commit | Extend) -> None:
+    if record.features is not None:
+        _fill_tensor(message.features, record.features)
+    if record.device_rows is not None:
+        rows = message.device_rows
+        rows.position, rows.rows, rows.row_bytes = record.device_rows
+
+
+def _fill_tensor(message: tensor_pb2.Tensor, states: Bits) -> None:
     assert states.ndim == 2
-    data = states.astype("<u2", copy=False).tobytes()
-    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BFLOAT16, shape=states.shape, data=data)
+    message.data_type = tensor_pb2.DATA_TYPE_BFLOAT16
+    message.shape.extend(states.shape)
+    message.data = states.astype("<u2", copy=False).tobytes()
+
+
+def _fill_open(message: draft_pb2.Open, record: Open) -> None:
+    message.proposer = record.proposer
+    message.token_ids.extend(record.token_ids)
+    message.prompt_length = record.prompt_length
+    message.sampling.CopyFrom(encode_sampling(record.sampling))
+    message.choice_index = record.choice_index
+    message.tenant, message.adapter_id = record.tenant, record.adapter_id
+    message.cached_length = record.cached_length
+    message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
 
 
 def _finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason:
     return sampling_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
-
-
-def _open(stamp: tree_pb2.Stamp, record: Open) -> draft_pb2.Open:
-    return draft_pb2.Open(
-        stamp=stamp,
-        proposer=record.proposer,
-        token_ids=record.token_ids,
-        prompt_length=record.prompt_length,
-        sampling=encode_sampling(record.sampling),
-        choice_index=record.choice_index,
-        tenant=record.tenant,
-        adapter_id=record.adapter_id,
-        cached_length=record.cached_length,
-        max_nodes=record.max_nodes,
-        max_depth=record.max_depth,
-    )
 
 
 def _parse(kind: Any, data: bytes) -> Any:

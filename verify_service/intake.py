@@ -94,6 +94,8 @@ def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:
     Those that would make a step's output large are passed over.
     """
     offers, tree = attachment.request.offers, reply.tree
+    if not reply.sources and tree.sources is None:
+        return reply
     names = {source: offers[source].name for source in reply.sources}
     fits = 0 < len(names) <= MOST_SOURCES and all(len(name.encode()) <= LONGEST_SOURCE for name in names.values())
     sources = tuple(names[source] for source in reply.sources) if fits else None
