@@ -171,14 +171,13 @@ class Worker:
                 replies.extend(self._handle(item))
             if self._table is not None:
                 replies.extend(self._draft(self._table))
-            if replies and self._send is not None:
-                self._send(replies)
-            if self._table is not None:
                 self.stats.sessions = len(self._table)
                 self.stats.partial += self._table.partial
                 self._table.partial = 0
-                if self._table.max_ahead:
-                    self._draft_ahead(self._table)
+            if replies and self._send is not None:
+                self._send(replies)
+            if self._table is not None and self._table.max_ahead:
+                self._draft_ahead(self._table)
             more_work = self._advance()
 
     def _take(self, *, wait: bool) -> list[_Item]:
