@@ -222,6 +222,11 @@ class SlotTable:
         self._slots = [Slot(epoch, index) for index in range(size)]
         self._free = list(range(size))
 
+    @property
+    def busy(self) -> bool:
+        """Whether any slot holds a request. For any thread."""
+        return len(self._free) < self.size
+
     def take(self) -> Slot | None:
         """A free slot, or None if all are taken."""
         return self._slots[heapq.heappop(self._free)] if self._free else None

@@ -18,7 +18,9 @@ def test_lowest_free_slot_first_and_none_when_full() -> None:
     assert second is not None
     assert (first.index, second.index, table.take()) == (0, 1, None)
     table.release(second)
+    assert table.busy
     table.release(first)
+    assert not table.busy
     assert table.take() is first
 
 
