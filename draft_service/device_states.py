@@ -33,27 +33,31 @@ class DeviceStates:
         self._device = device
         self._copied: deque[tuple[int, torch.cuda.Event | None]] = deque()
         self._released = 0
+        self._messages = 0
         self.nonce = self._block.read_nonce(NONCE_BYTES)
         self._numbers = self._block.numbers()
 
     @property
     def released(self) -> int:
-        """The position before which nothing is read any more."""
+        """How many messages were taken in whose states have been copied, and those of all before them."""
         while self._copied and (self._copied[0][1] is None or self._copied[0][1].query()):
             self._released = self._copied.popleft()[0]
+        if not self._copied:
+            self._released = self._messages
         return self._released
 
     def resolve(self, records: Sequence[Record]) -> list[Record]:
-        """The records of one message with states of their own, copied by as few copies as they lie in.
+        """The records of the next message with states of their own, copied by as few copies as they lie in.
 
         UnavailableError for rows that cannot be.
         """
+        self._messages += 1
         rows = [record.device_rows for record in records if isinstance(record, Commit | Extend) and record.device_rows]
         if not rows:
             return list(records)
         runs = self._runs(rows)
         copies = [(start, self._copy(start, end)) for start, end in runs]
-        self._copied.append((runs[-1][1], self._event()))
+        self._copied.append((self._messages, self._event()))
         return [self._with_states(record, copies) for record in records]
 
     def close(self) -> None:
@@ -68,7 +72,7 @@ class DeviceStates:
     def _runs(self, rows: Sequence[DeviceRows]) -> list[tuple[int, int]]:
         """Positions from the first to behind the last of rows that lie in one piece, ascending."""
         runs: list[tuple[int, int]] = []
-        for each in rows:
+        for each in sorted(rows):
             start, end = each.position, each.position + each.rows * each.row_bytes
             place = start % self._capacity
             odd = (each.row_bytes | start) % NUMBER_BYTES

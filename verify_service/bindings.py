@@ -86,7 +86,7 @@ class _Batch:
                 slot.featured -= 0 if record.features is None else len(record.features)
             fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
         for span in self.spans if fits else ():
-            span.room.sent = True
+            span.room.queued += 1
         return fits
 
 

@@ -21,11 +21,17 @@ _ALIGNMENT = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Room:
-    """Bytes of a ring up to `end`; `sent` once a record that names them was queued."""
+class Room:
+    """Bytes of a ring up to `end`: in use while `queued` records name them, and until `message`, which had the last."""
 
     end: int
-    sent: bool = False
+    queued: int = 0
+    message: int = 0
+
+    def written(self, message: int) -> None:
+        """One of the records has gone out in the message of this number."""
+        self.queued -= 1
+        self.message = message
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -47,7 +53,7 @@ class Span:
     """bfloat16 [any], all of the ring's data"""
     place: int
     """of the first number in `target`"""
-    room: _Room
+    room: Room
 
     def serves(self, slot: Slot) -> bool:
         """Whether it was made for what a slot holds."""
@@ -56,7 +62,7 @@ class Span:
     def rows(self, first: int, end: int) -> DeviceRows:
         """What the drafter is told of the positions `first` to `end` - 1."""
         assert self.first <= first <= end <= self.first + self.count
-        return DeviceRows(self.position + (first - self.first) * self.row_bytes, end - first, self.row_bytes)
+        return DeviceRows(self.position + (first - self.first) * self.row_bytes, end - first, self.row_bytes, self.room)
 
 
 class DeviceRing:
@@ -74,7 +80,7 @@ class DeviceRing:
         self._target = block.numbers()
         self._capacity = block.size - DATA_OFFSET
         self._written = self._released = self._tail = 0
-        self._rooms: deque[tuple[_Room, weakref.ref[Span]]] = deque()
+        self._rooms: deque[tuple[Room, weakref.ref[Span]]] = deque()
 
     @property
     def quiet(self) -> bool:
@@ -83,14 +89,19 @@ class DeviceRing:
 
     @property
     def released(self) -> int:
-        """The position before which the drafter needs nothing any more."""
+        """How many messages the drafter has copied the states of."""
         return self._released
 
-    def release(self, position: int) -> None:
-        """The drafter needs nothing before `position` any more. RingError if it says what cannot be."""
-        if not self._released <= position <= self._written:
-            raise RingError(f"states up to {position} are released of {self._written}, {self._released} before")
-        self._released = position
+    @property
+    def written(self) -> int:
+        """Bytes that steps had room for so far."""
+        return self._written
+
+    def release(self, messages: int, written: int) -> None:
+        """The drafter claims to need nothing that so many messages name, of those `written`. RingError if it cannot."""
+        if not self._released <= messages <= written:
+            raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
+        self._released = messages
 
     def reserve(self, slot: Slot, first: int, count: int, hidden_size: int) -> Span | None:
         """Room for states of a slot's positions; None while the drafter has not released enough."""
@@ -102,7 +113,7 @@ class DeviceRing:
         if start + size - self._oldest() > self._capacity:
             return None
         self._written = start + size
-        room = _Room(self._written)
+        room = Room(self._written)
         place = start % self._capacity // 2
         span = Span(slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, place, room)
         self._rooms.append((room, weakref.ref(span)))
@@ -112,7 +123,7 @@ class DeviceRing:
         """The position from which on the ring is in use."""
         while self._rooms:
             room, span = self._rooms[0]
-            if span() is not None or (room.sent and room.end > self._released):
+            if span() is not None or room.queued or room.message > self._released:
                 return self._tail
             self._tail = room.end
             self._rooms.popleft()

@@ -18,6 +18,7 @@ STEPS = 3
 """Steps whose states a ring holds: one that the drafter reads, one under way, and one launched behind it."""
 MAX_BYTES = 1 << 28
 _ROUNDED = 1 << 21
+"""What CUDA maps as a whole: of a smaller part, its surroundings could be read by whoever opens it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,5 +86,5 @@ class DeviceRings:
         return self._kept[-1]
 
     def _size(self, boundaries: int) -> int:
-        data = STEPS * self._step_rows * boundaries * self._hidden_size * 2
-        return min(DATA_OFFSET + -(-data // _ROUNDED) * _ROUNDED, MAX_BYTES)
+        needed = DATA_OFFSET + STEPS * self._step_rows * boundaries * self._hidden_size * 2
+        return min(-(-needed // _ROUNDED) * _ROUNDED, MAX_BYTES)

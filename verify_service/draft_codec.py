@@ -246,7 +246,7 @@ def _fill_states(message: draft_pb2.Commit | draft_pb2.Extend, record: Commit | 
         _fill_tensor(message.features, record.features)
     if record.device_rows is not None:
         rows = message.device_rows
-        rows.position, rows.rows, rows.row_bytes = record.device_rows
+        rows.position, rows.rows, rows.row_bytes, _ = record.device_rows
 
 
 def _fill_tensor(message: tensor_pb2.Tensor, states: Bits) -> None:

@@ -38,7 +38,7 @@ def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | No
         span = fresh.span_of(slot) if first >= fresh.first else None
         if span is not None and attachment.outbox.has_room(0):
             attachment.outbox.put((Extend(slot.stamp, first, device_rows=span.rows(first, fresh.end)),))
-            span.room.sent = True
+            span.room.queued += 1
             slot.featured = fresh.end
             records += 1
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from slipstream_kernels.exchange.byte_ring import (
@@ -17,9 +18,9 @@ from slipstream_kernels.exchange.byte_ring import (
 )
 from slipstream_kernels.exchange.segment import Segment
 from verify_service.attachments import CUDA_IPC, SHM
-from verify_service.device_ring import DeviceRing
+from verify_service.device_ring import DeviceRing, Room
 from verify_service.draft_codec import decode_replies, encode_commands, message_limit
-from verify_service.draft_records import Reply, RingAddress, SharedMemoryAddress
+from verify_service.draft_records import Command, Commit, Extend, Reply, RingAddress, SharedMemoryAddress
 from verify_service.outbox import Outbox
 from verify_service.transports import Wake
 
@@ -60,7 +61,7 @@ class SharedRings:
 class ShmTransport:
     """Both ends' rings, once the drafter has shown that it reaches them; as `cuda_ipc` beside a ring of states."""
 
-    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_spin", "_unsent", "_wake", "name")
+    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_rooms", "_spin", "_unsent", "_wake", "name")
 
     polled = True
 
@@ -80,6 +81,8 @@ class ShmTransport:
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
         self._unsent = b""
+        self._rooms: list[Room] = []
+        """those that the message not yet sent names"""
         self._fault: RingError | ResourceExhaustedError | None = None
         expected = rings.nonce if ring is None else rings.nonce + ring.nonce
         try:
@@ -103,6 +106,7 @@ class ShmTransport:
                     if not records:
                         return
                     self._unsent = encode_commands(records)
+                    self._rooms = [] if self._ring is None else rooms_of(records)
                 if not outgoing.write(self._unsent):
                     if len(self._unsent) > outgoing.limit:
                         self._fault = ResourceExhaustedError(
@@ -110,6 +114,8 @@ class ShmTransport:
                         )
                     return
                 self._unsent = b""
+                for room in self._rooms:
+                    room.written(outgoing.messages)
         except RingError as error:
             self._fault = error
 
@@ -124,7 +130,7 @@ class ShmTransport:
         incoming = self._ends[1]
         try:
             if self._ring is not None:
-                self._ring.release(incoming.mark)
+                self._ring.release(incoming.mark, self._ends[0].messages)
             for _ in range(MESSAGES_PER_POLL):
                 data = incoming.read(message_limit(self._num_slots))
                 if data is None:
@@ -150,6 +156,11 @@ class ShmTransport:
         if ends is not None:
             ends[1].ring()
         self._wake()
+
+
+def rooms_of(records: Sequence[Command]) -> list[Room]:
+    """Where on the device the states are that records name, once for each of them."""
+    return [each.device_rows.room for each in records if isinstance(each, Commit | Extend) and each.device_rows]
 
 
 def _address(segment: Segment) -> RingAddress:

@@ -39,10 +39,10 @@ def commit(position: int, rows: int, row_bytes: int) -> Commit:
 def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(
     states: DeviceStates, block: HostBlock
 ) -> None:
-    extend = Extend(STAMP, 0, None, DeviceRows(CAPACITY + 0, 1, 16))
-    records = states.resolve([commit(256, 2, 32), Close(STAMP), commit(512, 1, 64), extend])
+    extend = Extend(STAMP, 0, None, DeviceRows(CAPACITY, 1, 16))
+    records = states.resolve([extend, commit(512, 1, 64), Close(STAMP), commit(256, 2, 32)])
     block.numbers().zero_()
-    first, close, second, third = records
+    third, second, close, first = records
     assert isinstance(first, Commit) and isinstance(second, Commit) and isinstance(third, Extend)
     assert first.features is not None and second.features is not None and third.features is not None
     assert close == Close(STAMP)
@@ -50,7 +50,9 @@ def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(
     assert torch.equal(second.features, (torch.arange(256, 288) % 256).view(1, 32).bfloat16())
     assert torch.equal(third.features, torch.arange(8).view(1, 8).bfloat16())
     assert first.features.untyped_storage().data_ptr() == second.features.untyped_storage().data_ptr()
-    assert states.released == CAPACITY + 16
+    assert states.released == 1
+    states.resolve([Close(STAMP)])
+    assert states.released == 2
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,9 @@ def test_rows_that_cannot_be_end_the_exchange(states: DeviceStates, rows: Device
         states.resolve([Extend(STAMP, 0, None, rows)])
 
 
-def test_rows_go_forward(states: DeviceStates) -> None:
+def test_rows_of_two_records_do_not_overlap(states: DeviceStates) -> None:
     with pytest.raises(UnavailableError):
-        states.resolve([commit(256, 1, 32), commit(0, 1, 32)])
+        states.resolve([commit(256, 2, 32), commit(288, 1, 32)])
 
 
 class OnGpu:

@@ -84,14 +84,14 @@ def test_a_process_is_told_from_another_and_its_end_is_seen() -> None:
             DraftProcess(number)
 
 
-@pytest.mark.parametrize("claim", [-1, 1, 2**63])
+@pytest.mark.parametrize("claim", [-1, 1, 4, 2**63])
 def test_a_drafter_cannot_release_what_was_not_written_or_take_it_back(claim: int) -> None:
     ring = rings_of(HostMemory()).take(os.getpid(), 1)
     spans = [ring.reserve(Slot(1, 0, boundaries=(1,)), 0, 8, HIDDEN) for _ in range(2)]
-    ring.release(256)
+    ring.release(2, written=3)
     with pytest.raises(RingError, match="released"):
-        ring.release(claim)
-    assert all(spans) and ring.released == 256
+        ring.release(claim, written=3)
+    assert all(spans) and ring.released == 2
 
 
 def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was_sent(
@@ -102,17 +102,24 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
     ring = DeviceRings(HostMemory(), step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
     slot = Slot(1, 0, boundaries=(1,))
 
-    def reserve(rows: int) -> int | None:
+    def reserve(rows: int, message: int = 0) -> int | None:
         span = ring.reserve(slot, 0, rows, HIDDEN)
         if span is None:
             return None
-        span.room.sent = sent
+        span.room.message = message
         return span.position
 
-    sent = False
     assert [reserve(20) for _ in range(5)] == [0, 1024, 2048, 3072, 4096], "640 bytes each, none across the end"
-    sent = True
-    assert [reserve(8) for _ in range(5)] == [4864, 5120, 5376, 5632, None]
-    ring.release(5120)
-    assert [reserve(8), reserve(8)] == [5888, None]
+    assert [reserve(8, message) for message in (1, 2, 4, 3, 5)] == [4864, 5120, 5376, 5632, None]
+    ring.release(3, written=9)
+    assert [reserve(8, message) for message in (5, 6, 7)] == [5888, 6144, None]
     assert reserve(40) is None
+    ring.release(4, written=9)
+    held = ring.reserve(slot, 0, 8, HIDDEN)
+    assert held is not None and held.position == 6400
+    ring.release(6, written=9)
+    assert [reserve(8, 8) for _ in range(4)] == [6656, 6912, 7168, None], "a step may still write to that which is held"
+    held.room.queued = 1
+    del held
+    ring.release(9, written=9)
+    assert reserve(8) is None, "a record that names it waits"

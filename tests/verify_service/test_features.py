@@ -121,12 +121,12 @@ class RingTaker(Taker):
         slot = self.slots[key]
         span = features.span_of(slot)
         assert span is not None
-        position, rows, row_bytes = span.rows(features.first, features.end)
+        position, rows, row_bytes, _ = span.rows(features.first, features.end)
         place = span.place + (position - span.position) // 2
         found = span.target[place : place + rows * row_bytes // 2].view(rows, -1).view(torch.uint16).numpy()
         assert np.array_equal(found, features.at(slot.boundaries))
-        span.room.sent = True
-        self.ring.release(max(self.ring.released, position + rows * row_bytes))
+        span.room.message = self.found + 1
+        self.ring.release(self.found, self.found)
         self.found += rows
 
     def extend(self, chunks: Sequence[Extended]) -> None:

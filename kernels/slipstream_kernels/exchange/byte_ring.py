@@ -55,6 +55,11 @@ class _Ring:
         return self._segment
 
     @property
+    def messages(self) -> int:
+        """How many this end has written or read."""
+        return self._sequence
+
+    @property
     def limit(self) -> int:
         """Payload bytes of the largest message that an empty ring takes."""
         return self._capacity - _FRAME.size
@@ -91,9 +96,9 @@ class RingWriter(_Ring):
         size = _padded(len(message))
         if size > self.room:
             return False
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        self._sequence += 1
         at = self._written % self._capacity
-        _FRAME.pack_into(self._data, at, len(message), self._sequence)
+        _FRAME.pack_into(self._data, at, len(message), self._sequence & 0xFFFFFFFF)
         self._put((at + _FRAME.size) % self._capacity, message)
         self._order()
         self._written += _FRAME.size + size
@@ -151,7 +156,7 @@ class RingReader(_Ring):
         if sequence != expected or length > most or _FRAME.size + _padded(length) > available:
             raise RingError(f"message {sequence} of {length} bytes where {expected} was to come, {available} are there")
         message = self._take((at + _FRAME.size) % self._capacity, length)
-        self._sequence = expected
+        self._sequence += 1
         self._read += _FRAME.size + _padded(length)
         self._order()
         self._words[_READ_OFFSET // 8] = self._read
