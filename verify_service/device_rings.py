@@ -82,7 +82,9 @@ class DeviceRings:
             self._kept.remove(free)
             free.block.close()
         block = self._memory.allocate(size)
-        self._kept.append(_Kept(block, process, DeviceRing(block, b"")))
+        nobodys = DeviceRing(block, b"")
+        nobodys.over = True
+        self._kept.append(_Kept(block, process, nobodys))
         return self._kept[-1]
 
     def _size(self, boundaries: int) -> int:

@@ -102,7 +102,12 @@ class GpuEngine:
         self._boundaries = boundaries
 
     def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
-        self._routes = routes
+        # Where a capture failed, the one before it is still in force.
+        captured = set(self._boundaries)
+        self._routes = {
+            item: tuple(span for span in spans if captured.issuperset(span.boundaries))
+            for item, spans in routes.items()
+        }
 
     def states(self, launched: GpuStep) -> StepStates | None:
         shape = launched.ticket.states_shape if launched.boundaries else None
