@@ -14,25 +14,29 @@ LEAST_MISSES = 3
 
 
 class Pulse:
-    """Of one process. What has never answered starts, and may take its time."""
+    """Of one process, from its start on."""
 
     __slots__ = ("_alive", "_misses", "_silent_since", "process")
 
-    def __init__(self, process: ServiceProcess, *, alive: bool = False) -> None:
-        """`alive`: it is known to have answered."""
+    def __init__(self, process: ServiceProcess) -> None:
         self.process = process
-        self._alive = alive
+        self._alive = False
         self._misses = 0
-        self._silent_since = 0.0
+        self._silent_since = time.monotonic()
 
-    def lost(self, seconds: float) -> bool:
-        """Look, for a quarter of `seconds` or a little less at most; whether it has not answered for so long."""
+    def lost(self, seconds: float, start_seconds: float) -> bool:
+        """Look, for a quarter of `seconds` at most; whether it has not answered for so long, or longer while it starts.
+
+        A start may take `start_seconds` more.
+        """
         asked = time.monotonic()
         if not self.process.running:
             return False
         if answers(self.process.command.address, min(PULSE_SECONDS, seconds / 4)):
             self._alive, self._misses = True, 0
-        elif self._alive:
-            self._silent_since = self._silent_since if self._misses else asked
-            self._misses += 1
-        return self._misses >= LEAST_MISSES and time.monotonic() - self._silent_since >= seconds
+            return False
+        if self._alive and not self._misses:
+            self._silent_since = asked
+        self._misses += 1
+        limit = seconds if self._alive else seconds + start_seconds
+        return self._misses >= LEAST_MISSES and time.monotonic() - self._silent_since >= limit

@@ -28,7 +28,8 @@ class RestartPolicy:
 
     A run is good that lasts `good_run_seconds` longer than the first start of all services took: loading is no run. An
     essential service is not started again after `most_failures` short runs in a row, 0 standing for any number. One
-    that has not reported its health for `hang_seconds`, when it had before, is killed; 0: never.
+    that does not report its health for `hang_seconds` is killed, later by the time of that first start where it starts
+    itself; 0: never.
     """
 
     first_seconds: float = 0.5
@@ -53,7 +54,7 @@ class _Watched:
     def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
         self.command = command
         self.process = process
-        self.pulse = Pulse(process, alive=True)  # looked at once all services have served
+        self.pulse = Pulse(process)
         self.started = time.monotonic()
         self.failures = 0
         self.due: float | None = None
@@ -139,8 +140,8 @@ class Supervisor:
             for watched in self._watched:
                 if watched.pulse.process is not watched.process:
                     watched.pulse = Pulse(watched.process)
-                if watched.pulse.lost(limit) and not self._stopping.is_set():
-                    self._sink(watched.command.name, f"has not answered for {limit:g} s and is killed")
+                if watched.pulse.lost(limit, self._start_seconds) and not self._stopping.is_set():
+                    self._sink(watched.command.name, "does not answer and is killed")
                     watched.pulse.process.signal(signal.SIGKILL)
 
     def _tend(self, watched: _Watched) -> None:

@@ -19,14 +19,16 @@ from support.mixed_requests import answers, mixed
 from support.serve_process import start
 
 TOKENS = 300
-KILLS = 2
+BLOWS = (signal.SIGKILL, signal.SIGSTOP)
+"""What hangs is killed by the launcher."""
+HANG_SECONDS = 8
 
 
 @pytest.fixture(scope="module")
 def served(tiny_model, tmp_path_factory):
     log = tmp_path_factory.mktemp("serve") / "log"
-    limits = ("--resume-seconds", "240", "--drain-seconds", "2", "--max-restarts", str(KILLS + 1))
-    served = start(tiny_model, ("ngram",), log, *limits)
+    limits = ("--resume-seconds", "240", "--drain-seconds", "2", "--max-restarts", str(len(BLOWS) + 1))
+    served = start(tiny_model, ("ngram",), log, *limits, "--hang-seconds", str(HANG_SECONDS))
     with served.process:
         yield served
         served.process.terminate()
@@ -37,7 +39,7 @@ def late_piece(text, length=4):
     return max((text[at : at + length] for at in range(len(text) * 3 // 4)), key=text.find)
 
 
-def test_killed_under_streams_it_changes_no_token(served):
+def test_killed_and_hung_under_streams_it_changes_no_token(served):
     (probe, *_) = mixed([], TOKENS)
     texts = [one[0] for one in asyncio.run(answers(served.http, served.grpc, [probe]))]
     asks = mixed([late_piece(text) for text in texts], TOKENS)
@@ -46,14 +48,14 @@ def test_killed_under_streams_it_changes_no_token(served):
 
     async def run():
         streams = asyncio.create_task(answers(served.http, served.grpc, asks))
-        for _ in range(KILLS):
+        for blow in BLOWS:
             process_id = (await asyncio.to_thread(served.wait_for, lambda facts: facts.complete)).verify.process_id
             committed = verify_state(served.verify).committed_tokens
             await asyncio.to_thread(
                 wait_until, lambda committed=committed: moved_on(served, committed + 500), "never running"
             )
             assert not streams.done(), "the streams were too short for this test"
-            os.kill(process_id, signal.SIGKILL)
+            os.kill(process_id, blow)
             await asyncio.to_thread(
                 served.wait_for, lambda facts, former=process_id: facts.verify.process_id not in (None, former)
             )

@@ -10,6 +10,7 @@ from launcher import pulse
 from launcher.pulse import LEAST_MISSES, Pulse
 
 LIMIT = 20.0
+START = 40.0
 
 
 class Service:
@@ -36,7 +37,7 @@ def look(one, service, times):
     """What each of some looks in a row says, five seconds apart."""
     said = []
     for _ in range(times):
-        said.append(one.lost(LIMIT))
+        said.append(one.lost(LIMIT, START))
         service.now += 5.0
     return said
 
@@ -57,28 +58,31 @@ def test_an_answer_in_between_starts_anew(service):
     one = Pulse(service)
     for _ in range(10):
         service.answering = True
-        assert not one.lost(LIMIT)
+        assert not one.lost(LIMIT, START)
         service.answering = False
         assert not any(look(one, service, 2))
 
 
-def test_one_that_never_answered_starts(service):
-    service.answering = False
-    assert not any(look(Pulse(service), service, 50))
+def test_one_that_never_answered_has_the_time_of_a_start_more(service):
+    service.answering, since = False, service.now
+    one = Pulse(service)
+    while not one.lost(LIMIT, START):
+        service.now += 5.0
+    assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
 
 
 def test_the_askers_own_absence_counts_as_one_miss(service):
     one = Pulse(service)
-    one.lost(LIMIT)
+    one.lost(LIMIT, START)
     service.answering = False
-    one.lost(LIMIT)
+    one.lost(LIMIT, START)
     service.now += 1000.0
     assert look(one, service, LEAST_MISSES - 2) == [False] * (LEAST_MISSES - 2)
-    assert one.lost(LIMIT)
+    assert one.lost(LIMIT, START)
 
 
 def test_one_that_has_ended_is_not_lost(service):
     one = Pulse(service)
-    one.lost(LIMIT)
+    one.lost(LIMIT, START)
     service.answering = service.running = False
     assert not any(look(one, service, 50))
