@@ -76,7 +76,7 @@ def kill(bench: Bench) -> Result:
         **traffic.compare(bench.plain),
         "kills": len(moments),
         "accepted_between_kills": accepted,
-        "fruitless": sum(count < ACCEPTED_AT_LEAST for count in accepted),
+        "fruitless": accepted.count(0),
         "tokens_per_second": {"calm": calm.tokens / calm.seconds, "killed": traffic.tokens / traffic.seconds},
         "pause_ms": {"calm": spread(calm.pauses), "killed": spread(traffic.pauses)},
         "pause_at_kill_ms": spread([pause for each in hit for pause in each]),

@@ -1,0 +1,58 @@
+"""Results of benchmarks.drafter_faults as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.report import markdown_table
+
+Content = dict[str, Any]
+
+
+def text(content: Content) -> str:
+    """Every fault's answers, the pauses about kills, and throughput beside a drafter that hangs."""
+    faults, options = content["faults"], content["options"]
+    rows: list[list[object]] = [
+        [name, found["answers"], found["failed"], found["differing"], _noted(name, found)]
+        for name, found in faults.items()
+    ]
+    parts = [markdown_table(("fault", "answers", "failed", "differing", ""), rows)]
+    if "kill" in faults:
+        parts.append(_pauses(faults["kill"]))
+    parts.append(
+        f"{options['streams']} streams of {options['tokens']} tokens, transport {options['transport']}, verify on "
+        f"{options['device']}, placement {options['placement']}."
+    )
+    return "\n\n".join(parts)
+
+
+def _noted(name: str, found: Content) -> str:
+    """What else there is to say, in a line."""
+    if name == "kill":
+        accepted = found["accepted_between_kills"]
+        return f"{found['kills']} kills; {min(accepted)} to {max(accepted)} tokens accepted before each"
+    if name == "hang":
+        return (
+            f"{found['of_plain_throughput']['median']:.3f} of plain throughput, "
+            f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['rounds']}), "
+            f"{found['waits_a_round']:g} waits a round"
+        )
+    if "attacks" in found:
+        return f"{found['attacks']} attacks, {found['malformed']} thrown out, {found['accepted']} tokens accepted"
+    if name == "swap":
+        there = [found[way]["steps_until_there"] for way in ("to_random_guesses", "back")]
+        return f"acceptance is the new drafter's after {there[0]} steps, and after {there[1]} on the way back"
+    return f"verify {found['verify']}; longest pause {found['longest_pause_ms'] / 1000:.2f} s"
+
+
+def _pauses(kill: Content) -> str:
+    """Milliseconds between two messages of a stream."""
+    kinds = {
+        "without faults": kill["pause_ms"]["calm"],
+        "with kills": kill["pause_ms"]["killed"],
+        "those that a kill fell into": kill["pause_at_kill_ms"],
+        "added at a kill to the median stream": kill["added_stall_ms"],
+    }
+    names = list(kinds["without faults"])
+    table = markdown_table(("pauses, ms", *names), [[kind, *each.values()] for kind, each in kinds.items()])
+    return f"{table}\n\nA step and the deadline are {kill['step_plus_deadline_ms']:g} ms together."
