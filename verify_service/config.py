@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, Numbers, ServiceSettings
-from slipstream_kernels.exchange.gpus import gpu_uuids
+from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 from slipstream_kernels.exchange.in_process import HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.attachments import TRANSPORTS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slipstream_kernels.exchange.gpus import gpu_uuids
+from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream_kernels.exchange.gpus import gpu_uuids
+from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 
 
 @pytest.mark.parametrize("driver", ["libno-such-driver.so.1", "libc.so.6"])
