@@ -33,7 +33,8 @@ class Attention(nn.Module):
         return rotated(self._heads(self.k_proj, x), rotation), self._heads(self.v_proj, x)
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return cast(Tensor, projection(x)).view(len(x), -1, self.shape.head_dim)
+        # Late steps may have no rows at all, of which a view infers no number of heads.
+        return cast(Tensor, projection(x)).unflatten(-1, (-1, self.shape.head_dim))
 
 
 class Rotation:

@@ -48,8 +48,11 @@ class Heldout:
 
     @classmethod
     def of(cls, source: FeatureSource, settings: FitSettings, chain: int, vocab_size: int) -> Heldout:
+        """ValueError where no sequence has anything to measure on."""
         survey = Survey.of(source, row_length=settings.row_length, steps=chain, vocab_size=vocab_size)
         useful = np.flatnonzero(survey.counts[:, 0]).tolist()
+        if not useful:
+            raise ValueError("heldout: no sequence has two tokens in a row that the target produced")
         return cls(source, survey, pack(survey.lengths.tolist(), useful, settings.row_length))
 
     @property
