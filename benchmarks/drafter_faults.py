@@ -9,7 +9,7 @@ status 1 if a request failed, a token differed, no trees were accepted between t
 or shared memory grew, the verify service did not live on where it should have, or a swap took more than 50 steps.
 
     kill     SIGKILL, --every seconds after the drafter attached; it is started again
-    hang     SIGSTOP for a whole round of the requests, against rounds without speculation, in turns
+    hang     SIGSTOP, and short rounds of the requests with and without speculation, in turns
     garbage, stale, flood, twice, silent, wrong
              a hostile drafter takes the requests over: bytes that are no records, stamps of the past, messages
              without end, two attachments and two exchanges of one, no answer at all, trees that are always wrong
@@ -23,6 +23,7 @@ Placement: cpu (the drafter on the CPU), time-slicing or mps (on verify's GPU), 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -69,11 +70,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of kill")
     parser.add_argument("--attack-seconds", type=float, default=10.0, help="of each hostile drafter's")
     parser.add_argument("--every", type=float, default=2.0)
-    parser.add_argument("--pairs", type=int, default=6, help="of hang")
+    parser.add_argument("--pairs", type=int, default=12, help="of hang's rounds")
     parser.add_argument("--deadline-ms", type=float, help="default: the verify service's")
     parser.add_argument("--verify-arg", action="append", default=[], help="passed to the verify service")
     parser.add_argument("--draft-arg", action="append", default=[], help="passed to the draft service")
-    parser.add_argument("--output", type=Path, help="JSON")
+    parser.add_argument("--output", type=Path, help="JSON; faults that it has already and were not asked for are kept")
     options = parser.parse_args()
     options.faults = options.faults.split(",")
     unknown = set(options.faults) - set(SCENARIOS)
@@ -126,13 +127,16 @@ def main() -> int:
         )
         for name in options.faults:
             results[name] = SCENARIOS[name](bench)
+            results[name]["deadline_ms"] = bench.services.state().draft_deadline_us / 1000
             wrong = failed(results[name])
             broken |= bool(wrong)
             print(f"\n{name}: {'NOT AS PROMISED: ' + ', '.join(wrong) if wrong else 'as promised'}")
             print("\n".join(f"  {key}: {_shown(value)}" for key, value in results[name].items()), flush=True)
     if options.output:
         asked = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
-        write_json(options.output, {"machine": gpu_machine(options.device), "options": asked, "faults": results})
+        kept = json.loads(options.output.read_text("utf-8"))["faults"] if options.output.exists() else {}
+        facts = {"machine": gpu_machine(options.device), "options": asked, "faults": {**kept, **results}}
+        write_json(options.output, facts)
     return int(broken)
 
 

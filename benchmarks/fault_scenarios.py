@@ -20,6 +20,8 @@ from benchmarks.runner import Job
 Result = dict[str, Any]
 
 ACCEPTED_AT_LEAST = 64
+HANG_SECONDS = 12.0
+"""Below the 20 s after which a process that does not answer at all is taken for gone, with a pair of rounds to spare."""
 SWAP_STEPS = 50
 """Within which acceptance has to be the new drafter's."""
 FLAT_BYTES = 32 << 20
@@ -87,36 +89,42 @@ def kill(bench: Bench) -> Result:
 
 
 def hang(bench: Bench) -> Result:
-    """SIGSTOP for a round of the requests, and as many rounds without speculation, in turns."""
+    """SIGSTOP, and meanwhile short rounds of the requests with and without speculation, in turns.
+
+    Before them comes a round in which steps find out that waiting is in vain.
+    """
     services = bench.services
-    ratios, work, hung_answers, attached, waits = list[float](), list[float](), Traffic(), 0, 0
-    for index in range(bench.pairs):
-        seconds, cpu = {}, {}
-        for stopped in (index % 2 == 0, index % 2 == 1):
-            if stopped:
-                services.draft.signal(signal.SIGSTOP)
-            spent, waited = services.verify_cpu_seconds(), services.state().draft_waits
-            try:
-                traffic = once(services.grpc, bench.drafted if stopped else bench.jobs)
-                attached += stopped and services.attached(services.draft.pid)
-            finally:
-                services.draft.signal(signal.SIGCONT)
-            seconds[stopped], cpu[stopped] = traffic.seconds, services.verify_cpu_seconds() - spent
-            if stopped:
-                hung_answers.answers += traffic.answers
-                hung_answers.failures += traffic.failures
-                waits += services.state().draft_waits - waited
-                services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
-        ratios.append(seconds[False] / seconds[True])
-        work.append(cpu[True] / max(cpu[False], 0.01))
+    short = max(job.max_tokens for job in bench.jobs) // 4
+    rounds = [[replace(job, max_tokens=short) for job in jobs] for jobs in (bench.jobs, bench.drafted)]
+    ratios, work, hung, waits, attached = list[float](), list[float](), Traffic(), list[int](), 0
+    while len(ratios) < bench.pairs:
+        counted, stopped = services.state().draft_waits, time.monotonic()
+        services.draft.signal(signal.SIGSTOP)
+        try:
+            hung.include(once(services.grpc, rounds[1]))
+            while len(ratios) < bench.pairs and time.monotonic() - stopped < HANG_SECONDS:
+                seconds, cpu = [0.0, 0.0], [0.0, 0.0]
+                for kind in (0, 1) if len(ratios) % 2 else (1, 0):
+                    spent = services.verify_cpu_seconds()
+                    traffic = once(services.grpc, rounds[kind])
+                    seconds[kind], cpu[kind] = traffic.seconds, services.verify_cpu_seconds() - spent
+                    hung.include(traffic)
+                ratios.append(seconds[0] / seconds[1])
+                work.append(cpu[1] / max(cpu[0], 0.01))
+            attached += services.attached(services.draft.pid)
+            waits.append(services.state().draft_waits - counted)
+        finally:
+            services.draft.signal(signal.SIGCONT)
+        services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
     after = bench.calm(bench.every)
     return {
-        **hung_answers.compare(bench.plain),
-        "rounds": bench.pairs,
-        "rounds_attached_to_the_end": attached,
-        "of_plain_throughput": {"median": round(middle(ratios), 4), "each": [round(ratio, 4) for ratio in ratios]},
-        "of_plain_processor_time": {"median": round(middle(work), 4), "each": [round(each, 4) for each in work]},
-        "waits_a_round": round(waits / bench.pairs, 1),
+        **hung.compare([tokens[:short] for tokens in bench.plain]),
+        "hangs": len(waits),
+        "attached_to_the_end": attached,
+        "pairs": len(ratios),
+        "of_plain_throughput": _spread_of(ratios),
+        "of_plain_processor_time": _spread_of(work),
+        "waits_a_hang": waits,
         "accepted_after": sum(answer.accepted for _, answer in after.answers),
     }
 
@@ -222,6 +230,10 @@ def failed(result: Result) -> list[str]:
     """What of a result breaks the promises. Times are shown and not judged: they are the machine's as well."""
     wrong = [name for name in ("failed", "differing", "fruitless", "grown", "slow") if result.get(name)]
     return wrong + [name for name in ("answers", "as_expected", "accepted_after") if result.get(name, 1) in (0, False)]
+
+
+def _spread_of(values: Sequence[float]) -> dict[str, Any]:
+    return {"median": round(middle(values), 4), "each": [round(value, 3) for value in values]}
 
 
 def _grown(before: Any, after: Any) -> Result:

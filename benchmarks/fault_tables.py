@@ -30,18 +30,24 @@ def _noted(name: str, found: Content) -> str:
     """What else there is to say, in a line."""
     if name == "kill":
         accepted = found["accepted_between_kills"]
-        return f"{found['kills']} kills; {min(accepted)} to {max(accepted)} tokens accepted before each"
+        return (
+            f"{found['kills']} kills; {min(accepted)} to {max(accepted)} tokens accepted before each; "
+            f"deadline {found['deadline_ms']:g} ms"
+        )
     if name == "hang":
         return (
             f"{found['of_plain_throughput']['median']:.3f} of plain throughput, "
-            f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['rounds']}), "
-            f"{found['waits_a_round']:g} waits a round"
+            f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['pairs']} pairs of rounds); "
+            f"waits of each hang: {', '.join(map(str, found['waits_a_hang']))}"
         )
     if "attacks" in found:
         return f"{found['attacks']} attacks, {found['malformed']} thrown out, {found['accepted']} tokens accepted"
     if name == "swap":
         there = [found[way]["steps_until_there"] for way in ("to_random_guesses", "back")]
-        return f"acceptance is the new drafter's after {there[0]} steps, and after {there[1]} on the way back"
+        return (
+            f"acceptance is the new drafter's after {there[0]} steps, and after {there[1]} on the way back; deadline "
+            f"{found['deadline_ms']:g} ms"
+        )
     return f"verify {found['verify']}; longest pause {found['longest_pause_ms'] / 1000:.2f} s"
 
 

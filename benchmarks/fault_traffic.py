@@ -42,6 +42,11 @@ class Traffic:
         """The longest pause that overlaps a span of time; 0.0 if there is none."""
         return max((to - since for since, to in self._between() if since < end and to > begin), default=0.0)
 
+    def include(self, other: Traffic) -> None:
+        """Count what came of other streams too."""
+        self.answers += other.answers
+        self.failures += other.failures
+
     def compare(self, plain: Sequence[Sequence[int]]) -> dict[str, Any]:
         """How many answers there are, and how many of them failed or differ from those of plain decoding."""
         incomplete = sum(answer.finish_reason != COMPLETE for _, answer in self.answers)
