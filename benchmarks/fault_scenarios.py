@@ -21,7 +21,7 @@ Result = dict[str, Any]
 
 ACCEPTED_AT_LEAST = 64
 HANG_SECONDS = 12.0
-"""Below the 20 s after which a process that does not answer at all is taken for gone, with room for a pair of rounds."""
+"""Below the 20 s after which a process that does not answer is taken for gone, with room for a pair of rounds."""
 SWAP_STEPS = 50
 """Within which acceptance has to be the new drafter's."""
 FLAT_BYTES = 32 << 20

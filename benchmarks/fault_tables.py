@@ -37,8 +37,8 @@ def _noted(name: str, found: Content) -> str:
     if name == "hang":
         return (
             f"{found['of_plain_throughput']['median']:.3f} of plain throughput, "
-            f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['pairs']} pairs "
-            f"of rounds); "
+            f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['pairs']} "
+            f"pairs of rounds); "
             f"waits of each hang: {', '.join(map(str, found['waits_a_hang']))}"
         )
     if "attacks" in found:
