@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from threading import Lock
 
 from draft_service import codec
 from draft_service.codec import Identity
@@ -53,6 +54,9 @@ class InProcessHost:
     def put(self, commands: Commands) -> None:
         self._feed.put(commands)
 
+    def give_way(self, seconds: float) -> None:
+        self._feed.give_way(seconds)
+
     def detach(self) -> None:
         self._worker.detach(self._epoch)
 
@@ -63,11 +67,16 @@ class InProcessHost:
 class QueueFeed:
     """Records from another thread, read when the worker asks for them. `put` and `poke` are for any thread."""
 
-    __slots__ = ("_looked_at", "_queue")
+    __slots__ = ("_looked_at", "_queue", "_woken", "asleep")
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Commands] = SimpleQueue()
         self._looked_at: Commands = ()
+        self.asleep = False
+        """Whether the worker waits for records."""
+        self._woken = Lock()
+        """Locked until the worker has woken."""
+        self._woken.acquire()
 
     def put(self, commands: Commands) -> None:
         self._queue.put(commands)
@@ -91,8 +100,22 @@ class QueueFeed:
 
     def wait(self, seconds: float) -> None:
         """Return when something has arrived, when poked, or after `seconds`."""
+        self.asleep = True
         with suppress(Empty):
             self._looked_at = self._queue.get(timeout=seconds)
+        self.asleep = False
+        if self._woken.locked():
+            self._woken.release()
+
+    def give_way(self, seconds: float) -> None:
+        """Sleep until the worker has woken to what was put, if it slept, or for so long; for the thread that puts.
+
+        By then it has the interpreter, which it would otherwise get once this thread waits for something, or has had
+        it for a while.
+        """
+        self._woken.acquire(blocking=False)
+        if self.asleep and not self._queue.empty():
+            self._woken.acquire(timeout=seconds)
 
     def poke(self) -> None:
         """End a wait."""

@@ -117,6 +117,10 @@ class DraftLink:
             for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
             self._bindings.commit(commits)
+            transports = [each.transport for each in self._bindings.live]
+        for transport in transports:
+            if transport is not None:
+                transport.give_way()
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""

@@ -26,6 +26,9 @@ from verify_service.outbox import Outbox
 
 _log = logging.getLogger(__name__)
 
+GIVE_WAY_SECONDS = 5e-4
+"""How long a step's thread lets the proposers' begin, at most, before it goes on beside them."""
+
 
 def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
     """Load proposers beside the model. SlipstreamError, CheckpointError or OSError for those that cannot be had."""
@@ -89,6 +92,9 @@ class InProcessTransport:
     def send(self, outbox: Outbox) -> None:
         while records := outbox.take():
             self._host.put([_value(record) for record in records])
+
+    def give_way(self) -> None:
+        self._host.give_way(GIVE_WAY_SECONDS)
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []

@@ -119,6 +119,9 @@ class ShmTransport:
         except RingError as error:
             self._fault = error
 
+    def give_way(self) -> None:
+        return None
+
     def receive(self) -> list[tuple[list[Reply], int]]:
         if isinstance(self._fault, ResourceExhaustedError):
             raise self._fault

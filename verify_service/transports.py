@@ -15,7 +15,7 @@ Wake = Callable[[], None]
 class Transport(Protocol):
     """One attachment's transport. Nothing here blocks or raises except as stated.
 
-    Every method but `wait` is called under the link's lock.
+    Every method but `wait` and `give_way` is called under the link's lock.
     """
 
     @property
@@ -30,6 +30,10 @@ class Transport(Protocol):
 
     def send(self, outbox: Outbox) -> None:
         """Send what waits, as far as that goes without waiting."""
+        ...
+
+    def give_way(self) -> None:
+        """Let a drafter that shares the interpreter begin with what was sent; sleeps for a moment. Without the lock."""
         ...
 
     def receive(self) -> list[tuple[list[Reply], int]]:
@@ -69,6 +73,9 @@ class StreamTransport:
 
     def send(self, outbox: Outbox) -> None:
         self._wake()
+
+    def give_way(self) -> None:
+        return None
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []

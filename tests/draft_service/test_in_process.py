@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 
-from draft_service.in_process import InProcessHost, create
+from draft_service.in_process import InProcessHost, QueueFeed, create
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
+from draft_service.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 from slipstream_kernels.exchange.in_process import CommitValue, HostLimits, Replies, TreeValue
@@ -22,6 +24,7 @@ INFO = draft_pb2.DraftLinkServiceGetInfoResponse(
 ATTACHED = draft_pb2.AttachResponse(version=1, epoch=7, transport="inproc", num_slots=4).SerializeToString()
 REFUSED = 99
 SECONDS = 30.0
+FOREVER = 1e5
 
 
 class Recorder(Proposer):
@@ -100,6 +103,34 @@ def test_it_offers_and_drafts_by_values(host: InProcessHost, proposer: Recorder)
     assert torch.equal(proposer.states[0].view(torch.int16), torch.arange(4, dtype=torch.int16).reshape(1, 4))
     host.detach()
     assert sorted(proposer.closed.get(timeout=SECONDS) for _ in range(2)) == [1, 2]
+
+
+def test_whoever_puts_gives_way_to_a_worker_that_sleeps() -> None:
+    feed, woken = QueueFeed(), SimpleQueue[list[Record]]()
+
+    def work() -> None:
+        feed.wait(SECONDS)
+        woken.put(feed.receive())
+
+    for slot in range(3):
+        worker = Thread(target=work)
+        worker.start()
+        while not feed.asleep:
+            pass
+        feed.put([CommitValue((7, slot, 1, 3, 42), (42,), 6, 3, None)])
+        feed.give_way(FOREVER)
+        assert not feed.asleep
+        feed.give_way(FOREVER)
+        worker.join(SECONDS)
+        assert [record.stamp.slot for record in woken.get(timeout=SECONDS)] == [slot]
+
+
+def test_a_worker_that_does_not_wake_is_waited_for_no_longer_than_said() -> None:
+    feed = QueueFeed()
+    feed.put([b""])
+    feed.give_way(FOREVER)
+    feed.asleep = True
+    feed.give_way(0.001)
 
 
 def test_a_refusal_comes_as_the_message_of_the_exchange(host: InProcessHost) -> None:

@@ -29,6 +29,7 @@ class PlayedHost:
     def __init__(self, **offer: object) -> None:
         self._offer = {"name": "p", "max_nodes": 8, "max_depth": 4} | offer
         self.batches: list[Commands] = []
+        self.begun = 0
         self.answer: Answer
         self.detached = 0
 
@@ -49,6 +50,9 @@ class PlayedHost:
 
     def put(self, commands: Commands) -> None:
         self.batches.append(commands)
+
+    def give_way(self, seconds: float) -> None:
+        self.begun = len(self.batches)
 
     def detach(self) -> None:
         self.detached += 1
@@ -84,6 +88,20 @@ def test_trees_are_taken_as_they_are_and_shown() -> None:
     assert (drafter.transport, drafter.requests) == ("inproc", 1)
     link.end(KEY, FinishReason.LENGTH)
     assert isinstance(host.batches[-1][0], bytes)
+
+
+def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
+    class Answering(PlayedHost):
+        def give_way(self, seconds: float) -> None:
+            super().give_way(seconds)
+            (commit,) = self.batches[-1]
+            assert isinstance(commit, CommitValue)
+            self.answer([TreeValue(commit.stamp, TREE)])
+
+    host = Answering()
+    link, _ = begun(host)
+    assert host.begun == 2
+    assert link.collect([KEY]) == [TREE]
 
 
 @pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])

@@ -69,6 +69,13 @@ class ProposerHost(Protocol):
         """Hand over records, in order. Neither waits nor raises."""
         ...
 
+    def give_way(self, seconds: float) -> None:
+        """Let the proposers' thread begin with what was put, if it slept; returns after `seconds` in any case.
+
+        For the thread that puts.
+        """
+        ...
+
     def detach(self) -> None:
         """End the exchange. Neither waits nor raises."""
         ...
