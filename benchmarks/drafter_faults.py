@@ -117,6 +117,9 @@ def started(options: argparse.Namespace, environment: dict[str, str]) -> Iterato
 def main() -> int:
     options = parse()
     results: dict[str, Any] = {}
+    if options.output and options.output.exists():
+        results = json.loads(options.output.read_text("utf-8"))["faults"]
+    asked = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
     broken = False
     with ExitStack() as stack:
         environment = stack.enter_context(mps_server()) if options.placement == "mps" else {}
@@ -126,17 +129,15 @@ def main() -> int:
             f"transport in use: {', '.join({each.transport for each in bench.services.state().drafters})}", flush=True
         )
         for name in options.faults:
-            results[name] = SCENARIOS[name](bench)
-            results[name]["deadline_ms"] = bench.services.state().draft_deadline_us / 1000
-            wrong = failed(results[name])
+            results[name] = result = SCENARIOS[name](bench)
+            result["deadline_ms"] = bench.services.state().draft_deadline_us / 1000
+            wrong = failed(result)
             broken |= bool(wrong)
             print(f"\n{name}: {'NOT AS PROMISED: ' + ', '.join(wrong) if wrong else 'as promised'}")
-            print("\n".join(f"  {key}: {_shown(value)}" for key, value in results[name].items()), flush=True)
-    if options.output:
-        asked = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
-        kept = json.loads(options.output.read_text("utf-8"))["faults"] if options.output.exists() else {}
-        facts = {"machine": gpu_machine(options.device), "options": asked, "faults": {**kept, **results}}
-        write_json(options.output, facts)
+            print("\n".join(f"  {key}: {_shown(value)}" for key, value in result.items()), flush=True)
+            if options.output:
+                facts = {"machine": gpu_machine(options.device), "options": asked, "faults": results}
+                write_json(options.output, facts)
     return int(broken)
 
 
