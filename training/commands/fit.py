@@ -59,6 +59,10 @@ def fit(
         ),
     ] = 0,
     decay: Annotated[float, typer.Option(help="Weight of each step over that of the one before.")] = 0.8,
+    argmax_weight: Annotated[
+        float,
+        typer.Option(help="Part of the loss that wants the target's most likely token alone.", min=0, max=1),
+    ] = 0.0,
     boundaries: Annotated[
         str,
         typer.Option(
@@ -73,6 +77,9 @@ def fit(
             help="Tokens scored, the most frequent.", show_default="a quarter of the target's, at least 4096", min=0
         ),
     ] = 0,
+    freeze_scores: Annotated[
+        bool, typer.Option("--freeze-scores", help="Score with the target's rows, untrained (eagle3).")
+    ] = False,
     intermediate_size: Annotated[
         int,
         typer.Option(
@@ -138,8 +145,10 @@ def fit(
             family=family,
             unroll=unroll,
             decay=decay,
+            argmax_weight=argmax_weight,
             boundaries=boundary_numbers(boundaries),
             draft_vocab=draft_vocab,
+            freeze_scores=freeze_scores,
             intermediate_size=intermediate_size,
             start=start,
             init=cast(Literal["target", "random"], init),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +32,8 @@ class Attention(nn.Module):
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         # Late steps may have no rows at all, of which a view infers no number of heads.
-        return cast(Tensor, projection(x)).unflatten(-1, (-1, self.shape.head_dim))
+        heads: Tensor = projection(x).unflatten(-1, (-1, self.shape.head_dim))
+        return heads
 
 
 class Rotation:

@@ -21,10 +21,14 @@ class FitSettings:
     unroll: int = 0
     """Steps of the training-time test; their losses weigh decay^step."""
     decay: float = 0.8
+    argmax_weight: float = 0.0
+    """Part of the loss that wants the target's most likely token; the rest wants its distribution."""
     boundaries: tuple[int, ...] = ()
     """Whose states the head reads; empty: those that the family reads by default."""
     draft_vocab: int = 0
     """Tokens that the head scores."""
+    freeze_scores: bool = False
+    """Whether an EAGLE-3 head scores with the target's own rows, which are not trained."""
     intermediate_size: int = 0
     init: Literal["target", "random"] = "target"
     """Weights to begin with: the target's last layer and scores where shapes fit, or noise."""
@@ -62,14 +66,23 @@ class FitSettings:
             raise ValueError(f"init is {self.init!r}, must be target or random")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule is {self.schedule!r}, must be cosine or constant")
-        if self.start is not None and self.family != "draft-model":
-            raise ValueError(f"start: only draft models begin with one, the family is {self.family}")
+        self._check_family()
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}, must be above 0 and at most 1")
+        if not 0 <= self.argmax_weight <= 1:
+            raise ValueError(f"argmax_weight is {self.argmax_weight}, must be from 0 to 1")
         if self.lr <= 0 or self.clip <= 0:
             raise ValueError(f"lr is {self.lr} and clip {self.clip}, both must be above 0")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is {self.warmup}, must be at least 0 and below 1")
+
+    def _check_family(self) -> None:
+        if self.freeze_scores and (self.family != "eagle3" or self.init == "random"):
+            raise ValueError(
+                "freeze_scores: only EAGLE-3 heads have rows of their own, which then begin as the target's"
+            )
+        if self.start is not None and self.family != "draft-model":
+            raise ValueError(f"start: only draft models begin with one, the family is {self.family}")
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -57,15 +57,22 @@ class Target:
         return F.linear(states, self.head).float()
 
     @torch.no_grad()
-    def judge(self, states: Tensor, ids: Tensor | None) -> Verdict:
-        """The distribution over the tokens `ids` (None: all) at states after the final norm [n, hidden]."""
+    def judge(self, states: Tensor, ids: Tensor | None, argmax_weight: float = 0.0) -> Verdict:
+        """The distribution over the tokens `ids` (None: all) at states after the final norm [n, hidden].
+
+        `argmax_weight` of it is moved to the most likely of them, which is what temperature 0 asks for.
+        """
         chunk = max(1, _CHUNK_BYTES.get(states.device.type, 1 << 25) // (4 * len(self.head)))
         probabilities, best = [], []
         for part in states.split(chunk):
             logits = self.logits(part)
             best.append(logits.argmax(dim=-1))
             scored = logits if ids is None else logits.index_select(1, ids)
-            probabilities.append(scored.softmax(dim=-1).to(states.dtype))
+            wanted = scored.softmax(dim=-1)
+            if argmax_weight:
+                moved = wanted.new_tensor(argmax_weight).expand(len(wanted), 1)
+                wanted = (wanted * (1 - argmax_weight)).scatter_add_(1, scored.argmax(dim=-1, keepdim=True), moved)
+            probabilities.append(wanted.to(states.dtype))
         return Verdict(torch.cat(probabilities), torch.cat(best))
 
 

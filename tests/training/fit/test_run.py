@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 
 from draft_service.heads.loading import load_eagle
 from support.fit_sources import InMemory, answered, small_target
@@ -56,6 +58,18 @@ def test_it_learns_and_its_head_is_served(whole: Path, source: InMemory) -> None
     summary = json.loads((whole / "metrics.json").read_bytes())
     assert summary["simulated_acceptance_length"] == heldout[-1]["acceptance_length"] >= 1
     assert len(list((whole / CHECKPOINTS).glob("*.pt"))) == 2
+
+
+def test_frozen_scores_stay_the_targets(source: InMemory, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, freeze_scores=True, draft_vocab=0, max_steps=2)
+    fit(source, tmp_path, settings, QUIET, ALONE)
+    head, target = (load_file(folder / "model.safetensors") for folder in (tmp_path / "head", source.model))
+    assert torch.equal(head["lm_head.weight"], target["model.embed_tokens.weight"]) and "d2t" not in head
+    assert not torch.equal(head["norm.weight"], target["model.norm.weight"])
+    with pytest.raises(ValueError, match="freeze_scores"):
+        replace(settings, init="random")
+    with pytest.raises(ValueError, match="freeze_scores"):
+        replace(settings, family="mtp")
 
 
 def test_a_run_that_fails_goes_on_to_the_same_bits(whole: Path, source: InMemory, tmp_path: Path) -> None:

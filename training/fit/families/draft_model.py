@@ -54,6 +54,7 @@ class DraftModelHead:
         if config.max_context < settings.row_length:
             raise ValueError(f"row_length is {settings.row_length}, start has a context of {config.max_context}")
         self._target, self._final, self._start = target, final, settings.start
+        self._argmax_weight = settings.argmax_weight
         self.model = CausalLM(_shape(config), target.embedding.dtype)
         if settings.init == "random":
             initialise(self.model, settings.seed)
@@ -75,7 +76,7 @@ class DraftModelHead:
         flat = (reach > 0).nonzero().flatten()
         hidden = _hidden(self.model, batch).index_select(0, flat + 1)
         truth = batch.states.flatten(0, 1).index_select(0, flat + 1)[:, self._final]
-        verdict = self._target.judge(truth, None)
+        verdict = self._target.judge(truth, None, self._argmax_weight)
         weights = counts[0].clamp(min=1).reciprocal().expand(len(flat))
         places = torch.arange(len(flat), device=flat.device)
         loss, losses, best = soft_cross_entropy(

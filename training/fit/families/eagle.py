@@ -59,7 +59,7 @@ class Eagle1Head(UnrolledHead):
 
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
         shape = shape_of(target.config, settings.intermediate_size)
-        super().__init__(target, shape, DraftVocabulary.whole(target.config.vocab_size), final, settings.decay)
+        super().__init__(target, settings, shape, DraftVocabulary.whole(target.config.vocab_size), final)
         self.weights = Eagle1Weights(shape)
         initialise(self.weights, settings.seed)
         self._layer: Any = self.weights.layers[0]

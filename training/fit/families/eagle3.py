@@ -93,12 +93,13 @@ class Eagle3Head(UnrolledHead):
     ) -> None:
         config = target.config
         shape = shape_of(config, settings.intermediate_size)
-        super().__init__(target, shape, vocabulary, columns[config.num_layers + 1], settings.decay)
+        super().__init__(target, settings, shape, vocabulary, columns[config.num_layers + 1])
         self._read, self._columns = tuple(read), [columns[boundary] for boundary in read]
         self.weights = Eagle3Weights(shape, len(read) * config.hidden_size, len(vocabulary.ids))
         initialise(self.weights, settings.seed)
         if settings.init == "target":
             self._begin_as_target()
+        self.weights.lm_head.weight.requires_grad_(not settings.freeze_scores)
         self.weights.to(target.embedding.device)
 
     @property

@@ -13,6 +13,7 @@ from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy
 from training.fit.family import Findings
 from training.fit.plan import Survey
+from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary, coverage_by_size
 
@@ -35,9 +36,10 @@ class Drafted:
 class JudgedHead(ABC):
     """What all families share. `_decay` weighs each step over the one before."""
 
-    def __init__(self, target: Target, vocabulary: DraftVocabulary, final: slice, decay: float) -> None:
+    def __init__(self, target: Target, settings: FitSettings, vocabulary: DraftVocabulary, final: slice) -> None:
         """final: columns of the states that hold the target's last one, after its norm."""
-        self._target, self._vocabulary, self._final, self._decay = target, vocabulary, final, decay
+        self._target, self._vocabulary, self._final = target, vocabulary, final
+        self._decay, self._argmax_weight = settings.decay, settings.argmax_weight
         device = target.embedding.device
         self._ids = vocabulary.ids.to(device)
         self._scored_ids = None if vocabulary.is_whole else self._ids
@@ -72,7 +74,7 @@ class JudgedHead(ABC):
         drafted = self.draft(batch, steps, noise)
         judged = (batch.reach.flatten() > 0).nonzero().flatten() + 1
         truth = batch.states.flatten(0, 1).index_select(0, judged)[:, self._final]
-        verdict = self._target.judge(truth, self._scored_ids)
+        verdict = self._target.judge(truth, self._scored_ids, self._argmax_weight)
         places = torch.searchsorted(judged, drafted.flat + 1 + drafted.step)
         wanted = verdict.best[places]
         known = self._known[wanted]

@@ -53,7 +53,7 @@ class MedusaHead(JudgedHead):
 
     def __init__(self, target: Target, settings: FitSettings, final: slice, heads: int) -> None:
         config = target.config
-        super().__init__(target, DraftVocabulary.whole(config.vocab_size), final, settings.decay)
+        super().__init__(target, settings, DraftVocabulary.whole(config.vocab_size), final)
         self._heads = [ResidualBlock(config.hidden_size) for _ in range(heads)]
         self.blocks = nn.ModuleList(nn.ModuleList([head]) for head in self._heads)
         initialise(self.blocks, settings.seed)

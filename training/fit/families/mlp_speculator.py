@@ -74,7 +74,7 @@ class MlpSpeculatorHead(JudgedHead):
 
     def __init__(self, target: Target, settings: FitSettings, final: slice, stages: int) -> None:
         config = target.config
-        super().__init__(target, DraftVocabulary.whole(config.vocab_size), final, settings.decay)
+        super().__init__(target, settings, DraftVocabulary.whole(config.vocab_size), final)
         inner = settings.intermediate_size or config.hidden_size
         self._inner, self._stages = inner, stages
         state_weight = 0.5 ** (0.5 / stages)

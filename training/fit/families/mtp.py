@@ -54,7 +54,7 @@ class MtpHead(UnrolledHead):
 
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
         shape = shape_of(target.config, settings.intermediate_size)
-        super().__init__(target, shape, DraftVocabulary.whole(target.config.vocab_size), final, settings.decay)
+        super().__init__(target, settings, shape, DraftVocabulary.whole(target.config.vocab_size), final)
         self.layer = MtpLayer(shape)
         initialise(self.layer, settings.seed)
         if settings.init == "target":

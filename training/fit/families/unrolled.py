@@ -13,6 +13,7 @@ from training.fit.attention import KeysValues, UnrolledAttention
 from training.fit.batch import Batch
 from training.fit.families.judged import Drafted, JudgedHead
 from training.fit.layers import Attention, Rotation
+from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
 from training.settings import ModelShape
@@ -26,10 +27,10 @@ class UnrolledHead(JudgedHead):
     """
 
     def __init__(
-        self, target: Target, shape: ModelShape, vocabulary: DraftVocabulary, final: slice, decay: float
+        self, target: Target, settings: FitSettings, shape: ModelShape, vocabulary: DraftVocabulary, final: slice
     ) -> None:
         """final: columns of the states that hold the target's last one, after its norm."""
-        super().__init__(target, vocabulary, final, decay)
+        super().__init__(target, settings, vocabulary, final)
         self._shape = shape
         self._rotation = Rotation(shape, target.embedding.device)
 

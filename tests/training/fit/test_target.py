@@ -1,0 +1,32 @@
+"""What the target is asked for: its distribution, or more of its most likely token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.fit_sources import SHAPE, small_target
+from training.fit.settings import FitSettings
+from training.fit.target import Target
+
+
+@pytest.mark.parametrize("scored", [None, torch.arange(0, SHAPE.vocab_size, 3)])
+def test_part_of_the_distribution_moves_to_its_most_likely_token(scored: torch.Tensor | None, tmp_path: Path) -> None:
+    model = small_target(tmp_path)
+    target = Target(tmp_path, torch.device("cpu"), torch.float32)
+    states = torch.randn(9, SHAPE.hidden_size, generator=torch.Generator().manual_seed(0))
+    logits = states @ model.model.embed_tokens.weight.T
+    wanted = (logits if scored is None else logits[:, scored]).softmax(dim=-1)
+    hard = torch.nn.functional.one_hot(wanted.argmax(dim=-1), wanted.shape[1])
+    for weight in (0.0, 0.3, 1.0):
+        verdict = target.judge(states, scored, weight)
+        assert torch.allclose(verdict.probabilities, (1 - weight) * wanted + weight * hard, atol=1e-6)
+        assert torch.equal(verdict.best, logits.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5])
+def test_a_weight_that_is_no_part_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="argmax_weight"):
+        FitSettings(argmax_weight=weight)
