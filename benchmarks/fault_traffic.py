@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import grpc
@@ -68,11 +71,30 @@ def once(address: str, jobs: Sequence[Job]) -> Traffic:
 
 
 def while_doing(address: str, jobs: Sequence[Job], act: Callable[[], None]) -> Traffic:
-    """Each job again and again, all at the same time, until `act` has returned; what has begun then is finished."""
-    return _run(address, jobs, act)
+    """Each job again and again, all at the same time, until `act` has returned; what has begun then is finished.
+
+    The streams are read in another process: starting services holds this one up, which is no pause of theirs.
+    """
+    context = multiprocessing.get_context("spawn")
+    over = context.Event()
+    receiver, sender = context.Pipe(duplex=False)
+    client = context.Process(target=_client, args=(address, jobs, over, sender))
+    client.start()
+    sender.close()
+    try:
+        act()
+    finally:
+        over.set()
+    traffic: Traffic = receiver.recv()
+    client.join()
+    return traffic
 
 
-def _run(address: str, jobs: Sequence[Job], act: Callable[[], None] | None) -> Traffic:
+def _client(address: str, jobs: Sequence[Job], over: Event, sender: Connection) -> None:
+    sender.send(_run(address, jobs, lambda: bool(over.wait())))
+
+
+def _run(address: str, jobs: Sequence[Job], act: Callable[[], object] | None) -> Traffic:
     traffic = Traffic()
 
     async def run() -> None:
