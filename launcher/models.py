@@ -10,7 +10,9 @@ from slipstream.speculation.config import PARAMETERS, SpeculativeConfig
 
 DEMO_MODEL = "slipstream-demo"
 DEMO_DRAFT = "slipstream-demo-draft"
+DEMO_HEAD = "slipstream-demo-eagle3"
 DRAFT_MODEL = "draft-model"
+EAGLE3 = "eagle3"
 NGRAM = "ngram"
 
 
@@ -91,6 +93,8 @@ def _resolve_spec(spec: str, *, demo: bool, target: Path | None) -> str:
         if not demo:
             raise ValueError("--draft draft-model needs a folder: --draft draft-model:DIR")
         return f"{name}:{demo_folder(DEMO_DRAFT)}"
+    if spec == EAGLE3 and demo:
+        spec = f"{name}:{demo_folder(DEMO_HEAD)}"
     return _with_target(spec, target) if "target" in PARAMETERS.get(name, ()) else spec
 
 

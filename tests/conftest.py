@@ -69,6 +69,12 @@ def demo_draft_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def demo_head() -> Path:
+    """The demo model's EAGLE-3 head."""
+    return _shipped("slipstream-demo-eagle3")
+
+
+@pytest.fixture(scope="session")
 def tiny_cluster(tiny_model: Path, tiny_draft_model: Path) -> Iterator[Cluster]:
     """All three services on the tiny model, both proposers attached. Shared: leave it as it was."""
     with Cluster(tiny_model, draft=(f"draft-model:{tiny_draft_model}", "ngram")) as cluster:

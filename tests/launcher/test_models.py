@@ -81,6 +81,13 @@ def test_the_demo_model_brings_its_own_draft_model(demo_model, demo_draft_model)
     assert resolve_draft(("draft-model",), demo=True) == (f"draft-model:{demo_draft_model}",)
 
 
+def test_the_demo_model_brings_its_own_head(demo_model, demo_head):
+    specs = resolve_draft(("eagle3", "inproc:ngram"), demo=True, target=demo_model)
+    assert specs == (f"eagle3:{demo_head}:target={demo_model}", "inproc:ngram")
+    with pytest.raises(ValueError, match="eagle3 needs a folder"):
+        resolve_draft(("eagle3",), demo=False, target=demo_model)
+
+
 def test_a_configuration_becomes_proposers_of_the_served_model(tiny_model, tiny_draft_model, monkeypatch):
     monkeypatch.chdir(tiny_draft_model.parent)
     configs = read(
