@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import boundary_settings, boundary_tables, proposer_tables, speculation_report
+from benchmarks import boundary_settings, boundary_tables, fault_tables, proposer_tables, speculation_report
 from benchmarks.report import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -181,6 +181,13 @@ def speculation(content: Content) -> str:
     return speculation_report.text(content["sections"], _gpu)
 
 
+def drafter_faults(content: Content) -> str:
+    """Every fault, on the transport and the place of its file."""
+    facts = content["machine"]
+    load = "" if "gpu" in facts else f" Other processes kept it busy (load average {facts['load_average']} at the end)."
+    return f"{fault_tables.text(content)} Measured {_gpu(facts)}.{load}"
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
     "boundary": boundary,
     "engine": engine,
@@ -195,6 +202,8 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "speculation": speculation,
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
+    "drafter_faults_shm": drafter_faults,
+    "drafter_faults_grpc": drafter_faults,
 }
 
 
