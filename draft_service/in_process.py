@@ -8,29 +8,38 @@ from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
+from time import perf_counter
 
 from draft_service import codec
 from draft_service.codec import Identity
-from draft_service.proposers.base import Proposer
+from draft_service.proposers.base import CPU, Proposer
 from draft_service.proposers.registry import ProposerSpec, load_proposers
 from draft_service.records import Commit, Record, Reply, Stamp, TreeReply
 from draft_service.tensors import bfloat16_copy
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
+from slipstream_kernels.exchange.bell import Bell
 from slipstream_kernels.exchange.in_process import IN_PROCESS, Answer, Commands, CommitValue, HostLimits, TreeValue
 
 _log = logging.getLogger(__name__)
+
+AWAKE_SECONDS = 0.01
+"""How long both sides look for each other's records where proposers compute on a GPU: longer than a verify step."""
+AWAKE_CPUS = 4
+"""So many must the process have for that: two threads keep one each, and others have work to do."""
 
 
 class InProcessHost:
     """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
 
-    def __init__(self, proposers: Sequence[Proposer]) -> None:
+    def __init__(self, proposers: Sequence[Proposer], awake: float = 0.0) -> None:
+        """For `awake` seconds after a record the worker looks for the next one without sleeping."""
+        self.awake = awake
         self._worker = Worker(proposers)
         self._proposers = tuple(proposers)
         self._epoch = 0
-        self._feed = QueueFeed()
+        self._feed = QueueFeed(awake)
         self._worker.start()
 
     def offer(self, link_info: bytes) -> bytes:
@@ -48,7 +57,7 @@ class InProcessHost:
         def send(replies: list[Reply]) -> None:
             answer([_value(reply) for reply in replies])
 
-        self._epoch, self._feed = attachment.epoch, QueueFeed()
+        self._epoch, self._feed = attachment.epoch, QueueFeed(self.awake)
         self._worker.attach(attachment, self._proposers, send, self._feed)
 
     def put(self, commands: Commands) -> None:
@@ -67,9 +76,12 @@ class InProcessHost:
 class QueueFeed:
     """Records from another thread, read when the worker asks for them. `put` and `poke` are for any thread."""
 
-    __slots__ = ("_looked_at", "_queue", "_woken", "asleep")
+    __slots__ = ("_awake", "_bell", "_looked_at", "_queue", "_sleeps_at", "_woken", "asleep")
 
-    def __init__(self) -> None:
+    def __init__(self, awake: float = 0.0) -> None:
+        """For `awake` seconds after something was received `wait` does not sleep."""
+        self._awake, self._sleeps_at = awake, 0.0
+        self._bell = Bell() if awake else None
         self._queue: SimpleQueue[Commands] = SimpleQueue()
         self._looked_at: Commands = ()
         self.asleep = False
@@ -79,7 +91,10 @@ class QueueFeed:
         self._woken.acquire()
 
     def put(self, commands: Commands) -> None:
+        """Those of a step wake a worker that is awake as `give_way` is called."""
         self._queue.put(commands)
+        if self._bell is not None and not any(isinstance(command, CommitValue) for command in commands):
+            self._bell.ring(give_way=False)
 
     def receive(self) -> list[Record]:
         """What has arrived, in order."""
@@ -96,11 +111,14 @@ class QueueFeed:
                     records.extend(codec.decode_command_bytes(command))
             except UnavailableError:  # one of ours: verify made it
                 _log.exception("a record within this process is lost")
+        if records and self._awake:
+            self._sleeps_at = perf_counter() + self._awake
         return records
 
     def wait(self, seconds: float) -> None:
         """Return when something has arrived, when poked, or after `seconds`."""
         self.asleep = True
+        self._look_out(min(self._sleeps_at, perf_counter() + seconds))
         with suppress(Empty):
             self._looked_at = self._queue.get(timeout=seconds)
         self.asleep = False
@@ -114,20 +132,34 @@ class QueueFeed:
         it for a while.
         """
         self._woken.acquire(blocking=False)
-        if self.asleep and not self._queue.empty():
+        if not self.asleep or self._queue.empty():
+            return
+        awaited = self._bell is not None and self._bell.awaited
+        if self._bell is not None:
+            self._bell.ring(give_way=True)
+        if not awaited:
             self._woken.acquire(timeout=seconds)
 
     def poke(self) -> None:
         """End a wait."""
-        self._queue.put(())
+        self.put(())
 
     def close(self) -> None:
         """Nothing is held."""
 
+    def _look_out(self, until: float) -> None:
+        """Stay awake until something is there, or to that time."""
+        if self._bell is not None and (left := until - perf_counter()) > 0:
+            rung = self._bell.rung
+            if self._queue.empty():
+                self._bell.listen(rung, left)
+
 
 def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
     """Load proposers, named as on this service's command line. Raises SlipstreamError as `load_proposers` does."""
-    return InProcessHost(load_proposers([ProposerSpec.parse(spec) for spec in specs], **limits._asdict()))
+    proposers = load_proposers([ProposerSpec.parse(spec) for spec in specs], **limits._asdict())
+    stays_awake = limits.device != CPU and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
+    return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0)
 
 
 def _commit(value: CommitValue) -> Commit:

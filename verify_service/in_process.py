@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
+from threading import Lock
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError
+from slipstream_kernels.exchange.bell import Bell
 from slipstream_kernels.exchange.in_process import (
     HOST_ENTRY_POINTS,
     IN_PROCESS,
@@ -65,15 +68,18 @@ def attach_host(link: DraftLink, host: ProposerHost) -> Attachment:
 class InProcessTransport:
     """`inproc`: commits and trees as values, whatever comes once a request as a message."""
 
-    __slots__ = ("_attachment", "_host", "_link")
+    __slots__ = ("_answered", "_attachment", "_bell", "_host", "_link")
 
     name = IN_PROCESS
-    polled = False
 
     def __init__(self, link: DraftLink, attachment: Attachment, host: ProposerHost) -> None:
         self._link = link
         self._attachment = attachment
         self._host = host
+        self._bell = Bell() if host.awake else None
+        self._answered = Lock()
+        """Locked until whoever sleeps in `wait` is to wake."""
+        self._answered.acquire()
 
     def take(self, replies: Replies) -> None:
         """Hand replies to the link, on the host's thread. What no correct host sends ends the attachment."""
@@ -85,6 +91,7 @@ class InProcessTransport:
                 else:
                     taken.extend(decode_replies(reply, self._attachment.slots.size))
             self._link.receive(self._attachment, taken, 0)
+            self._wake()
         except InvalidArgumentError as error:
             _log.error("the proposers of this process are detached: %s", error.message)
             self._link.drop(self._attachment, error)
@@ -100,14 +107,34 @@ class InProcessTransport:
         return []
 
     @property
+    def polled(self) -> bool:
+        """Whether answers are looked out for: they are with the link already when they are seen."""
+        return self._bell is not None
+
+    @property
     def position(self) -> int:
-        return 0
+        return 0 if self._bell is None else self._bell.rung
 
     def wait(self, seconds: float, position: int) -> None:
-        return None
+        bell = self._bell
+        if bell is None:
+            return
+        awake = min(seconds, self._host.awake)
+        bell.listen(position, awake)
+        self._answered.acquire(blocking=False)
+        if bell.rung == position and seconds > awake:
+            self._answered.acquire(timeout=seconds - awake)
 
     def close(self) -> None:
         self._host.detach()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._bell is not None:
+            self._bell.ring(give_way=True)
+            if self._answered.locked():
+                with suppress(RuntimeError):  # another thread was quicker
+                    self._answered.release()
 
 
 def _value(record: Command) -> CommitValue | bytes:

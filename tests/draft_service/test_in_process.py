@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -105,8 +106,11 @@ def test_it_offers_and_drafts_by_values(host: InProcessHost, proposer: Recorder)
     assert sorted(proposer.closed.get(timeout=SECONDS) for _ in range(2)) == [1, 2]
 
 
-def test_whoever_puts_gives_way_to_a_worker_that_sleeps() -> None:
-    feed, woken = QueueFeed(), SimpleQueue[list[Record]]()
+@pytest.mark.parametrize("awake", [0.0, 0.001, SECONDS])
+def test_whoever_puts_gives_way_to_a_worker_that_waits(awake: float) -> None:
+    feed, woken = QueueFeed(awake), SimpleQueue[list[Record]]()
+    feed.put([opened(0, (5, 6))])
+    feed.receive()
 
     def work() -> None:
         feed.wait(SECONDS)
@@ -116,13 +120,31 @@ def test_whoever_puts_gives_way_to_a_worker_that_sleeps() -> None:
         worker = Thread(target=work)
         worker.start()
         while not feed.asleep:
-            pass
+            sleep(0.0001)
         feed.put([CommitValue((7, slot, 1, 3, 42), (42,), 6, 3, None)])
-        feed.give_way(FOREVER)
-        assert not feed.asleep
-        feed.give_way(FOREVER)
+        feed.give_way(SECONDS)
         worker.join(SECONDS)
         assert [record.stamp.slot for record in woken.get(timeout=SECONDS)] == [slot]
+
+
+@pytest.mark.parametrize("awake", [0.0, SECONDS])
+def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(awake: float) -> None:
+    feed, ended = QueueFeed(awake), SimpleQueue[int]()
+    feed.put([opened(0, (5, 6))])
+
+    def work() -> None:
+        while len(feed.receive()) < 1:
+            feed.wait(SECONDS)
+        ended.put(0)
+        feed.wait(SECONDS)
+        ended.put(1)
+
+    worker = Thread(target=work)
+    worker.start()
+    assert ended.get(timeout=SECONDS) == 0
+    feed.poke()
+    assert ended.get(timeout=SECONDS) == 1
+    worker.join(SECONDS)
 
 
 def test_a_worker_that_does_not_wake_is_waited_for_no_longer_than_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Timer
 
 import pytest
 
@@ -26,7 +27,8 @@ FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64, feature_boundaries
 class PlayedHost:
     """Does nothing by itself; the test answers."""
 
-    def __init__(self, **offer: object) -> None:
+    def __init__(self, *, awake: float = 0.0, **offer: object) -> None:
+        self.awake = awake
         self._offer = {"name": "p", "max_nodes": 8, "max_depth": 4} | offer
         self.batches: list[Commands] = []
         self.begun = 0
@@ -102,6 +104,28 @@ def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
     link, _ = begun(host)
     assert host.begun == 2
     assert link.collect([KEY]) == [TREE]
+
+
+@pytest.mark.parametrize("awake", [0.001, 30.0])
+def test_a_step_that_waits_awake_sees_the_answer_and_the_end(awake: float) -> None:
+    host = PlayedHost(awake=awake)
+    link, commit = begun(host, deadline=30.0, deadline_share=None)
+    later = Timer(0.05, host.answer, ([TreeValue(commit.stamp, TREE)],))
+    later.start()
+    assert link.collect([KEY]) == [TREE]
+    link.commit([Committed(KEY, (9,), 5, 6, 3)])
+    leaving = Timer(0.05, link.close)
+    leaving.start()
+    assert link.collect([KEY]) == [None]
+    assert host.detached == 1
+    later.join()
+    leaving.join()
+
+
+def test_a_step_that_waits_awake_goes_on_at_its_deadline() -> None:
+    link, _ = begun(PlayedHost(awake=0.001), deadline=0.01)
+    assert link.collect([KEY]) == [None]
+    assert link.state().misses == 1
 
 
 @pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])

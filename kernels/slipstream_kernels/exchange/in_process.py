@@ -54,6 +54,11 @@ Answer = Callable[[Replies], None]
 class ProposerHost(Protocol):
     """Proposers on a thread of their own. All methods are called from threads of the verify service."""
 
+    @property
+    def awake(self) -> float:
+        """How many seconds either side looks for what the other says before it sleeps; 0 where it sleeps at once."""
+        ...
+
     def offer(self, link_info: bytes) -> bytes:
         """An AttachRequest for the target of a DraftLinkServiceGetInfoResponse.
 
