@@ -63,8 +63,8 @@ class InProcessHost:
     def put(self, commands: Commands) -> None:
         self._feed.put(commands)
 
-    def give_way(self, seconds: float) -> None:
-        self._feed.give_way(seconds)
+    def give_way(self, seconds: float) -> bool:
+        return self._feed.give_way(seconds)
 
     def detach(self) -> None:
         self._worker.detach(self._epoch)
@@ -125,20 +125,20 @@ class QueueFeed:
         if self._woken.locked():
             self._woken.release()
 
-    def give_way(self, seconds: float) -> None:
-        """Sleep until the worker has woken to what was put, if it slept, or for so long; for the thread that puts.
+    def give_way(self, seconds: float) -> bool:
+        """Wait until the worker has woken to what was put, if it slept, or for so long; returns whether it has.
 
-        By then it has the interpreter, which it would otherwise get once this thread waits for something, or has had
-        it for a while.
+        For the thread that puts. The worker has the interpreter then, which it would otherwise get once this thread
+        waits for something, or has had it for a while.
         """
         self._woken.acquire(blocking=False)
         if not self.asleep or self._queue.empty():
-            return
-        awaited = self._bell is not None and self._bell.awaited
+            return False
         if self._bell is not None:
             self._bell.ring(give_way=True)
-        if not awaited:
+        if self.asleep:
             self._woken.acquire(timeout=seconds)
+        return not self.asleep
 
     def poke(self) -> None:
         """End a wait."""

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 GIVE_WAY_SECONDS = 5e-4
 """How long a step's thread lets the proposers' begin, at most, before it goes on beside them."""
+QUEUE_SECONDS = 2e-4
+"""How long it then leaves the interpreter to proposers on a GPU, which let go of it now and then as they queue work."""
 
 
 def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
@@ -68,7 +70,7 @@ def attach_host(link: DraftLink, host: ProposerHost) -> Attachment:
 class InProcessTransport:
     """`inproc`: commits and trees as values, whatever comes once a request as a message."""
 
-    __slots__ = ("_answered", "_attachment", "_bell", "_host", "_link")
+    __slots__ = ("_answered", "_asked", "_attachment", "_bell", "_host", "_link")
 
     name = IN_PROCESS
 
@@ -77,6 +79,8 @@ class InProcessTransport:
         self._attachment = attachment
         self._host = host
         self._bell = Bell() if host.awake else None
+        self._asked = False
+        """Whether what was sent since the last `give_way` asks for a tree."""
         self._answered = Lock()
         """Locked until whoever sleeps in `wait` is to wake."""
         self._answered.acquire()
@@ -98,10 +102,13 @@ class InProcessTransport:
 
     def send(self, outbox: Outbox) -> None:
         while records := outbox.take():
+            self._asked |= any(isinstance(record, Commit) and record.max_nodes > 1 for record in records)
             self._host.put([_value(record) for record in records])
 
     def give_way(self) -> None:
-        self._host.give_way(GIVE_WAY_SECONDS)
+        asked, self._asked, position = self._asked, False, self.position
+        if self._host.give_way(GIVE_WAY_SECONDS) and asked and self._bell is not None:
+            self._bell.listen(position, QUEUE_SECONDS)
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []

@@ -122,7 +122,7 @@ def test_whoever_puts_gives_way_to_a_worker_that_waits(awake: float) -> None:
         while not feed.asleep:
             sleep(0.0001)
         feed.put([CommitValue((7, slot, 1, 3, 42), (42,), 6, 3, None)])
-        feed.give_way(SECONDS)
+        assert feed.give_way(SECONDS)
         worker.join(SECONDS)
         assert [record.stamp.slot for record in woken.get(timeout=SECONDS)] == [slot]
 
@@ -150,9 +150,9 @@ def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(awake: float) -> Non
 def test_a_worker_that_does_not_wake_is_waited_for_no_longer_than_said() -> None:
     feed = QueueFeed()
     feed.put([b""])
-    feed.give_way(FOREVER)
+    assert not feed.give_way(FOREVER)
     feed.asleep = True
-    feed.give_way(0.001)
+    assert not feed.give_way(0.001)
 
 
 def test_a_refusal_comes_as_the_message_of_the_exchange(host: InProcessHost) -> None:

@@ -53,8 +53,9 @@ class PlayedHost:
     def put(self, commands: Commands) -> None:
         self.batches.append(commands)
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float) -> bool:
         self.begun = len(self.batches)
+        return True
 
     def detach(self) -> None:
         self.detached += 1
@@ -94,11 +95,11 @@ def test_trees_are_taken_as_they_are_and_shown() -> None:
 
 def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
     class Answering(PlayedHost):
-        def give_way(self, seconds: float) -> None:
-            super().give_way(seconds)
+        def give_way(self, seconds: float) -> bool:
             (commit,) = self.batches[-1]
             assert isinstance(commit, CommitValue)
             self.answer([TreeValue(commit.stamp, TREE)])
+            return super().give_way(seconds)
 
     host = Answering()
     link, _ = begun(host)

@@ -74,10 +74,10 @@ class ProposerHost(Protocol):
         """Hand over records, in order. Neither waits nor raises."""
         ...
 
-    def give_way(self, seconds: float) -> None:
-        """Let the proposers' thread begin with what was put, if it slept; returns after `seconds` in any case.
+    def give_way(self, seconds: float) -> bool:
+        """Let the proposers' thread begin with what was put, if it waited for it; returns whether it has begun.
 
-        For the thread that puts.
+        Waits up to `seconds`, but not for a thread that is at work. For the thread that puts.
         """
         ...
 
