@@ -66,6 +66,7 @@ def test_frozen_scores_stay_the_targets(source: InMemory, tmp_path: Path) -> Non
     head, target = (load_file(folder / "model.safetensors") for folder in (tmp_path / "head", source.model))
     assert torch.equal(head["lm_head.weight"], target["model.embed_tokens.weight"]) and "d2t" not in head
     assert not torch.equal(head["norm.weight"], target["model.norm.weight"])
+    assert load_eagle(tmp_path / "head", source.model).vocabulary.ids is None
     with pytest.raises(ValueError, match="freeze_scores"):
         replace(settings, init="random")
     with pytest.raises(ValueError, match="freeze_scores"):
