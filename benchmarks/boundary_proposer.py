@@ -58,6 +58,7 @@ class BoundaryProposer(Proposer):
         self.max_depth = plan.depth
         self._plan = plan
         self.feature_boundaries = plan.boundaries
+        self.state_device = options.device
         columns = len(plan.boundaries) * plan.hidden_size
         self._reader = DeviceReader(plan.size, plan.depth, options.device, columns)
         self._continuations: dict[str, tuple[int, ...]] = {}

@@ -81,9 +81,9 @@ def gpu_machine(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the source tree, or the environment's SLIPSTREAM_COMMIT where git is not there to ask."""
-    described = _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
-    return described or os.environ.get("SLIPSTREAM_COMMIT", "")
+    """The environment's SLIPSTREAM_COMMIT, which a tree that was unpacked without git has; else what git says."""
+    given = os.environ.get("SLIPSTREAM_COMMIT", "")
+    return given or _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _driver() -> str:
