@@ -25,4 +25,3 @@ def test_steps_are_counted_until_the_moving_acceptance_is_the_new_drafters():
 def test_steps_that_were_not_seen_one_by_one_do_not_matter():
     samples = samples_of([5] * 100 + [15] * 100)[::2]
     assert figures(samples, asked=90, moved=100)["steps_until_there"] == 10 + WINDOW_STEPS
-
