@@ -61,5 +61,5 @@ class DraftReport:
     @classmethod
     def read(cls, path: Path) -> DraftReport:
         content = json.loads(path.read_text(encoding="utf-8"))
-        times = {name: tuple(tuple(each) for each in content.pop(name)) for name in ("trees", "looks")}
-        return cls(**times, **content)
+        trees, looks = (tuple(tuple(each) for each in content.pop(name)) for name in ("trees", "looks"))
+        return cls(trees=trees, looks=looks, **content)

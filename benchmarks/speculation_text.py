@@ -133,20 +133,19 @@ class Text:
                     timed = Timed()
                     for prompts in self._categories.values():
                         timed.add(self._timed(loop, prompts[:1], self._sizes.trial_tokens, name, budget))
-                    yield "trees", {"drafter": name, "rows": budget} | _short(timed)
+                    yield "trees", {"drafter": name, "rows": budget, **_short(timed)}
                     if timed.speed > best:
                         best, self.chosen = timed.speed, (name, budget)
             name, budget = self.chosen
             every, plainly = Timed(), Timed()
             for category, prompts in self._categories.items():
                 timed = self._timed(loop, prompts, self._sizes.tokens, name, budget)
-                yield (
-                    "categories",
-                    {"category": category} | self._figures(timed, self._plain[category], shapes[name], states, entries),
-                )
+                figures = self._figures(timed, self._plain[category], shapes[name], states, entries)
+                yield "categories", {"category": category, **figures}
                 every.add(timed)
                 plainly.add(self._plain[category])
-            yield "categories", {"category": ALL} | self._figures(every, plainly, shapes[name], states, entries)
+            figures = self._figures(every, plainly, shapes[name], states, entries)
+            yield "categories", {"category": ALL, **figures}
             measured.link.chosen = name
             for concurrency in self._sizes.concurrency:
                 yield "concurrency", self._sweep(loop, concurrency, "on", adaptive=True)
