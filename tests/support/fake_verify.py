@@ -12,11 +12,18 @@ from typing import Any, Self
 
 import grpc
 
-from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError, SlipstreamError, codes_of
+from slipstream.rpc.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SlipstreamError,
+    UnavailableError,
+    codes_of,
+)
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 
 EOS_ID = 2
+_PORT_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -165,7 +172,15 @@ class FakeVerify:
                 services=["slipstream.v1.VerifyService"],
                 register=lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(_Servicer(self), server),
             )
-            return await self._server.start()
+            limit = time.monotonic() + _PORT_SECONDS
+            while True:
+                try:
+                    return await self._server.start()
+                except UnavailableError:
+                    # Whoever dials a port on which nobody listens may be given it for its own end.
+                    if time.monotonic() > limit:
+                        raise
+                    await asyncio.sleep(0.05)
 
         self.port = self._run(start)
 
