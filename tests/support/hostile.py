@@ -93,10 +93,11 @@ class HostileDrafter:
             self.rings = shake_hands(attached)
         self._call = self.exchange_again()
         self._thread.start()
-        deadline = time.monotonic() + 60
-        while not self._attached():
-            assert time.monotonic() < deadline, "never attached"
-            time.sleep(0.01)
+        try:
+            self._wait_attached(time.monotonic() + 30)
+        except AssertionError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -122,6 +123,12 @@ class HostileDrafter:
         """The status that ended the exchange, None if it goes on."""
         self._thread.join(timeout)
         return self.status
+
+    def _wait_attached(self, deadline: float) -> None:
+        while not self._attached():
+            assert not self._over.is_set(), f"the exchange ended: {self.status} {self.details}"
+            assert time.monotonic() < deadline, "never attached"
+            time.sleep(0.01)
 
     def _attached(self) -> bool:
         info = self._verify.GetInfo(verify_pb2.GetInfoRequest(), timeout=60)
