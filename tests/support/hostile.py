@@ -27,6 +27,11 @@ class Wanted:
     def tree(self, token_ids, parents, **fields):
         return tree_pb2.TokenTree(**{"stamp": self.stamp, "token_ids": token_ids, "parents": parents, **fields})
 
+    def chain(self, token_ids):
+        """As much of a chain as fits what is wanted."""
+        length = min(len(token_ids), self.max_nodes - 1, self.max_depth)
+        return self.tree(token_ids[:length], range(-1, length - 1))
+
     def stamped(self, **changes):
         """The stamp with some fields replaced."""
         stamp = tree_pb2.Stamp()
@@ -94,7 +99,7 @@ class HostileDrafter:
         self._call = self.exchange_again()
         self._thread.start()
         try:
-            self._wait_attached(time.monotonic() + 30)
+            self._wait_attached(time.monotonic() + 60)
         except AssertionError:
             self.__exit__()
             raise

@@ -30,8 +30,7 @@ def answer(attack: str, wanted: Wanted) -> list | bytes:
         return [wanted.tree([5], [-1], stamp=wanted.stamped(base_length=1))] * 60
     if attack == "silent":
         return []
-    length = min(2, wanted.max_nodes - 1, wanted.max_depth)
-    return [wanted.tree([7, 8][:length], [-1, 0][:length])]
+    return [wanted.chain([7, 8])]
 
 
 def main() -> int:

@@ -55,38 +55,6 @@ def lay_chains(items: Int32, prefix_lengths: Int32, parents: Int32, root_rows: I
 
 
 @kernel
-def lay_segments(
-    spans: Int32,
-    segment_rows: int,
-    splits: Int32,
-    block: int,
-    decode_rows: Int32,
-    segments: Int32,
-    item_offsets: Int32,
-) -> None:
-    """`segments` of at most `segment_rows` rows of spans (first row, rows, line, prefix length).
-
-    `splits[n]`: splits of n full blocks of `block` positions. See `prefix_attention` for what is written.
-    """
-    decode_rows[:] = -1
-    segments[:] = 0
-    item_offsets[0] = 0
-    count = 0
-    for span in range(len(spans)):
-        first, rows, line, prefix = spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 3]
-        for row in range(first, first + rows):
-            decode_rows[row] = row
-        while rows > 0:
-            part = min(rows, segment_rows)
-            segments[count, 0], segments[count, 1], segments[count, 2], segments[count, 3] = first, part, line, prefix
-            item_offsets[count + 1] = item_offsets[count] + splits[max(prefix - 1, 0) // block]
-            count += 1
-            first += part
-            rows -= part
-    item_offsets[count + 1 :] = item_offsets[count]
-
-
-@kernel
 def lay_roots(items: Int32, shift: int, root_rows: Int32, lines: Int32, positions: Int32, limits: Int32) -> None:
     """Where trees begin: padding is row -1 and has no nodes. A position is that of the last token of the text."""
     for item in range(len(root_rows)):

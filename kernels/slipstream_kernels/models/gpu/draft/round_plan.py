@@ -14,6 +14,7 @@ from slipstream_kernels.models.gpu.draft import plan_rows
 from slipstream_kernels.models.gpu.draft.draft_forward import DraftShape
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket
+from slipstream_kernels.models.gpu.plan_kernels import pack_segments
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
@@ -143,7 +144,7 @@ class RoundLayout:
             self._lay_segments(spans, host.node_decode_rows, host.node_segments, host.node_item_offsets)
 
     def _lay_segments(self, spans: Int32, decode_rows: Int32, segments: Int32, item_offsets: Int32) -> None:
-        plan_rows.lay_segments(spans, self._segment_rows, self._splits, BLOCK, decode_rows, segments, item_offsets)
+        pack_segments(spans, self._segment_rows, self._splits, BLOCK, decode_rows, segments, item_offsets)
 
     def _lay_tiles(self, table: Int32, target: Int32) -> None:
         tiles: list[tuple[int, int, int, int]] = []
