@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.auth import ApiKeys
-from gateway.chat_template import ChatTemplate, Message
 from gateway.config import GatewaySettings
 from gateway.generation import Backend, FieldNames, Generation, Running
 from gateway.limits import (
@@ -25,6 +24,7 @@ from gateway.metrics import Metrics
 from gateway.request import Order, VerifyInfo
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
+from slipstream.chat_template import ChatTemplate, Message
 from slipstream.rpc.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
 _LONG_TEXT: Final = 8192

@@ -1,4 +1,7 @@
-"""The model's own chat template, rendered in a sandbox as Hugging Face's tokenizers render it."""
+"""The model's own chat template, rendered in a sandbox as Hugging Face's tokenizers render it. Needs jinja2.
+
+Whoever writes prompts, to serve them or to train on them, writes them here, so that they are the same.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,19 @@ class ChatTemplate:
         tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
-    def render(self, messages: Sequence[Message], *, field: str = "messages") -> str:
-        """The prompt that ends where the assistant's turn begins.
+    def render(
+        self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt that ends where the assistant's turn begins, or where the last message ends.
 
         InvalidArgumentError, naming `field`, if the template refuses or there is none.
         """
         if self._template is None:
             raise InvalidArgumentError("the model has no chat template; use a plain prompt", field=field)
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
         except TemplateError as error:
             raise InvalidArgumentError(f"the chat template refuses the messages: {error}", field=field) from error
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:

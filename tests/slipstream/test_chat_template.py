@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gateway.chat_template import ChatTemplate
+from slipstream.chat_template import ChatTemplate
 from slipstream.rpc.errors import InvalidArgumentError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n{{ 1 }} <b>&</b>"}]
@@ -27,13 +27,13 @@ U {{ ns.x }} {{ {'a': 'ü<'} | tojson }}
 
 
 @pytest.mark.parametrize("template", [None, RICH])
-def test_renders_as_transformers_does(tokenizer_folder: Path, template: str | None) -> None:
-    reference = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
+def test_renders_as_transformers_does(demo_model: Path, template: str | None) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(demo_model)
     rendered = reference.apply_chat_template(
         MESSAGES, chat_template=template, tokenize=False, add_generation_prompt=True
     )
     if template is None:
-        ours = ChatTemplate.from_folder(tokenizer_folder)
+        ours = ChatTemplate.from_folder(demo_model)
     else:
         ours = ChatTemplate(template, {"bos_token": "<|begin|>"})
     assert ours.render(MESSAGES) == rendered
