@@ -51,8 +51,16 @@ def prompts(
     field: Annotated[
         str | None, typer.Option(help="Field that holds the text or messages.", show_default="found")
     ] = None,
+    keep_answers: Annotated[
+        bool,
+        typer.Option(
+            "--keep-answers", help="Clean and keep what assistants said as well, and plain texts, for `recorded`."
+        ),
+    ] = False,
     min_tokens: Annotated[int, typer.Option(help="Shortest prompt, without its template.", min=0)] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Longest prompt, without its template.", min=1)] = 2048,
+    max_tokens: Annotated[
+        int, typer.Option(help="Longest prompt (with --keep-answers, conversation), without its template.", min=1)
+    ] = 2048,
     max_characters: Annotated[int, typer.Option(help="Longest prompt, with or without --model.", min=1)] = 200_000,
     languages: Annotated[
         str, typer.Option(metavar="CODES", help="Languages to keep, as in en,de.", show_default="all")
@@ -109,6 +117,7 @@ def prompts(
     settings = PromptSettings(
         model=model,
         field=field,
+        keep_answers=keep_answers,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         max_characters=max_characters,

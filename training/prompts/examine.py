@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import parent_process
 from typing import Final
 
 from training.prompts.duplicates import Signer
 from training.prompts.language import LanguageDetector
 from training.prompts.personal import PersonalDataFinder
-from training.prompts.records import Prompt, Turn
+from training.prompts.records import Prompt, Turn, said
 from training.prompts.scrub import samples, scrub
 from training.prompts.settings import PromptSettings
+from training.workers import follow_parent
 
 TOO_SHORT: Final = "too short"
 TOO_LONG: Final = "too long"
@@ -58,7 +56,7 @@ class Examiner:
         if shown:
             turns = tuple(scrub(turn, findings) for turn, findings in found)
             tokens = self._count(turns)
-        signature = self._signer.sign("\n".join(turn.content for turn in turns if turn.role == "user"))
+        signature = self._signer.sign(said(turns))
         return Verdict(turns, tokens=tokens, signature=signature, found=shown)
 
     def _length_reason(self, turns: Sequence[Turn], tokens: int | None) -> tuple[str, str] | None:
@@ -74,7 +72,7 @@ class Examiner:
     def _language_reason(self, turns: Sequence[Turn]) -> tuple[str, str] | None:
         if self._detector is None:
             return None
-        detected = self._detector.detect("\n".join(turn.content for turn in turns if turn.role == "user"))
+        detected = self._detector.detect(said(turns))
         if detected is None or detected[0] in self._settings.languages:
             return None
         code, probability = detected
@@ -114,15 +112,7 @@ def examiner(settings: PromptSettings) -> Examiner:
 
 def begin_worker(settings: PromptSettings) -> None:
     """Prepare a worker process, which ends when the process that started it does, however that ends."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    parent = parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    follow_parent()
     examiner(settings)
 
 

@@ -22,7 +22,17 @@ from tqdm import tqdm
 from training.durable import described, sole_user
 from training.prompts.examine import Verdict, begin_worker, examine_all
 from training.prompts.personal import load_pipeline
-from training.prompts.records import Prompt, RecordError, Turn, conversation_key, read_lines, read_prompt
+from training.prompts.records import (
+    TEXT,
+    Prompt,
+    RecordError,
+    Turn,
+    conversation_key,
+    read_lines,
+    read_prompt,
+    read_recording,
+    said,
+)
 from training.prompts.report import render
 from training.prompts.settings import PromptSettings
 from training.prompts.store import Position, Store, read_manifest, remove_state
@@ -91,7 +101,7 @@ def _clean(inputs: Sequence[Path], store: Store, settings: PromptSettings, worke
         ExitStack() as stack,
     ):
         submit = _submitter(stack, settings, workers)
-        for chunk in _chunks(inputs, store, settings.field, pending):
+        for chunk in _chunks(inputs, store, settings, pending):
             chunk.verdicts = submit([each.prompt for each in chunk.entries if each.prompt and not each.duplicate])
             waiting.append(chunk)
             if len(waiting) > 2 * workers:
@@ -100,13 +110,13 @@ def _clean(inputs: Sequence[Path], store: Store, settings: PromptSettings, worke
             bar.update(_settle(waiting.popleft(), store, settings, pending))
 
 
-def _chunks(inputs: Sequence[Path], store: Store, text_field: str | None, pending: set[bytes]) -> Iterator[_Chunk]:
+def _chunks(inputs: Sequence[Path], store: Store, settings: PromptSettings, pending: set[bytes]) -> Iterator[_Chunk]:
     """Lines from the store's position on; texts that have been seen or are under way are marked as duplicates."""
     start = store.position
     for index, path in enumerate(inputs[start.file :], start.file):
         lines = read_lines(path, start.line if index == start.file else 0)
         while group := list(islice(lines, CHUNK)):
-            entries = [_read(path, number, line, text_field) for number, line in group]
+            entries = [_read(path, number, line, settings) for number, line in group]
             for entry in entries:
                 if entry.prompt is not None:
                     digest = _digest(entry.prompt.turns)
@@ -115,10 +125,11 @@ def _chunks(inputs: Sequence[Path], store: Store, text_field: str | None, pendin
             yield _Chunk(entries, Position(index, group[-1][0]))
 
 
-def _read(path: Path, number: int, line: bytes, text_field: str | None) -> _Entry:
+def _read(path: Path, number: int, line: bytes, settings: PromptSettings) -> _Entry:
     origin = f"{path.name}:{number}"
     try:
-        return _Entry(origin, read_prompt(line, origin, text_field))
+        read = read_recording if settings.keep_answers else read_prompt
+        return _Entry(origin, read(line, origin, settings.field))
     except RecordError as error:
         return _Entry(origin, error=str(error))
 
@@ -177,15 +188,17 @@ def _decide(store: Store, settings: PromptSettings, prompt: Prompt, verdict: Ver
     key = conversation_key(verdict.turns)
     store.near.add(key, verdict.signature)
     split = "heldout" if is_heldout(verdict.turns, settings.heldout) else "train"
-    record: dict[str, Any] = {
-        "id": key,
-        "messages": [{"role": turn.role, "content": turn.content} for turn in verdict.turns],
-        "origin": prompt.origin,
-    }
+    record: dict[str, Any] = {"id": key, **_content(verdict.turns), "origin": prompt.origin}
     record |= {"category": prompt.category} if prompt.category else {}
     record |= {"tokens": verdict.tokens} if verdict.tokens is not None else {}
     store.write(f"{split}.jsonl", record)
     store.tally.keep(split, verdict.tokens, cleaned=bool(verdict.found))
+
+
+def _content(turns: Sequence[Turn]) -> dict[str, Any]:
+    if turns[0].role == TEXT:
+        return {"text": turns[0].content}
+    return {"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}
 
 
 def _drop(store: Store, reason: str, origin: str, detail: str) -> None:
@@ -195,5 +208,5 @@ def _drop(store: Store, reason: str, origin: str, detail: str) -> None:
 
 def is_heldout(turns: Sequence[Turn], share: float) -> bool:
     """Whether a text is kept from training: a function of what its users say alone, so it never changes sides."""
-    said = "\n".join(turn.content for turn in turns if turn.role == "user").encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.sha256(said).digest()[:8], "little") < share * 2.0**64
+    digest = hashlib.sha256(said(turns).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "little") < share * 2.0**64

@@ -20,6 +20,8 @@ class PromptSettings:
     model: Path | None = None
     """Folder whose tokenizer.json counts tokens; None: lengths are not filtered."""
     field: str | None = None
+    keep_answers: bool = False
+    """Whether what assistants said is cleaned and kept, for `recorded`, and plain texts are taken as such."""
     min_tokens: int = 1
     max_tokens: int = 2048
     max_characters: int = 200_000

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 
 import pytest
 
-from training.prompts.records import RecordError, Turn, conversation_key, input_files, read_lines, read_prompt
+from training.prompts.records import (
+    RecordError,
+    Turn,
+    conversation_key,
+    input_files,
+    read_lines,
+    read_prompt,
+    read_recording,
+)
 
 
 def read(record, field=None):
@@ -105,3 +114,53 @@ def test_folders_are_searched_and_lines_split_on_the_newline_byte_alone(tmp_path
     assert [number for number, _ in read_lines(files[1], skip=1)] == [2]
     with pytest.raises(ValueError, match="no such file"):
         input_files([tmp_path / "missing"])
+
+
+def recorded(record, field=None):
+    return [(turn.role[0], turn.content) for turn in read_recording(json.dumps(record).encode(), "file:1", field).turns]
+
+
+@pytest.mark.parametrize(
+    ("record", "turns"),
+    [
+        ({"text": " As it is.\n"}, [("t", " As it is.\n")]),
+        ({"question": "2+2?", "answer": "4"}, [("u", "2+2?"), ("a", "4")]),
+        ({"instruction": "Add.", "input": "2 2", "output": " 4 "}, [("u", "Add.\n\n2 2"), ("a", "4")]),
+        (
+            {
+                "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}],
+                "system": "Be brief.",
+            },
+            [("s", "Be brief."), ("u", "Hi"), ("a", "Ho")],
+        ),
+    ],
+)
+def test_recordings_keep_what_assistants_said(record, turns):
+    assert recorded(record) == turns
+
+
+def test_a_recording_ends_with_its_last_answer_and_before_an_empty_one():
+    said = [("user", "One"), ("assistant", "1"), ("assistant", "!"), ("user", "Two"), ("user", "and?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    whole = [("u", "One"), ("a", "1\n\n!")]
+    assert recorded({"messages": messages}) == whole
+    more = [
+        {"role": "assistant", "content": " "},
+        {"role": "user", "content": "3"},
+        {"role": "assistant", "content": "3"},
+    ]
+    assert recorded({"messages": messages + more}) == whole
+    assert recorded({"messages": messages + more[2:]}) == [*whole, ("u", "Two\n\nand?"), ("a", "3")]
+
+
+@pytest.mark.parametrize(
+    "record", [{"prompt": "Hi"}, {"messages": [{"role": "assistant", "content": "Hi"}]}, {"turns": ["One", "Two"]}]
+)
+def test_without_an_answer_there_is_no_recording(record):
+    with pytest.raises(RecordError, match="no assistant's message"):
+        recorded(record)
+
+
+def test_files_are_read_compressed(tmp_path):
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(b"1\n\n2\n"))
+    assert list(read_lines(*input_files([tmp_path]))) == [(1, b"1\n"), (3, b"2\n")]

@@ -77,6 +77,21 @@ def test_each_line_is_kept_or_dropped_for_a_reason(tmp_path, demo_model):
     assert "ann.lee" not in report + (tmp_path / "out" / MANIFEST).read_text()
 
 
+def test_answers_and_texts_are_cleaned_too_where_they_are_kept(tmp_path):
+    lines = [
+        {"question": "What is their address?", "answer": "Write to ann.lee@example.com, please."},
+        {"question": "What is their address?", "answer": "I do not know."},
+        {"text": "Write to bob.ray@example.com about the weather."},
+        {"text": "Another text altogether."},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = PromptSettings(kinds=("email",), keep_answers=True, heldout=0.0)
+    clean([tmp_path / "in.jsonl"], tmp_path / "out", settings)
+    kept = records(tmp_path / "out" / "train.jsonl")
+    assert [each["content"] for each in kept[0]["messages"]] == ["What is their address?", "Write to [EMAIL], please."]
+    assert [each["text"] for each in kept[1:]] == ["Write to [EMAIL] about the weather.", "Another text altogether."]
+
+
 def test_personal_data_can_cost_the_prompt(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "password = \'hunter22x!\'"}\n{"prompt": "Something else."}\n')
     manifest = clean([tmp_path / "in.jsonl"], tmp_path / "out", PromptSettings(kinds=("secret",), personal="drop"))
