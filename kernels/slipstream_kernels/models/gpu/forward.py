@@ -86,15 +86,17 @@ class GpuForward:
         ops, config = self._ops, self._config
         keys, values = self._kv.keys[index], self._kv.values[index]
         ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
-        ops.linear(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias)
-        ops.rotary_write(
-            b.qkv,
+        ops.rotary_linear(
+            b.normed,
+            layer.qkv,
             plan.positions,
             plan.write_slots,
             self._rotary_table,
+            b.qkv,
             b.q,
             keys,
             values,
+            bias=layer.qkv_bias,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,

@@ -18,6 +18,7 @@ from slipstream_kernels.ops.gpu import (
     rank_sum,
     rms_norm,
     rotary,
+    rotary_linear,
     sampling,
     state_rows,
     tail_attention,
@@ -46,6 +47,7 @@ class Ops:
     prefix_attention: Op
     rank_sum: Op
     rms_norm: Op
+    rotary_linear: Op
     rotary_write: Op
     sample: Op
     tail_attention: Op
@@ -67,6 +69,7 @@ def kernels() -> Ops:
         prefix_attention=prefix_attention.prefix_attention,
         rank_sum=rank_sum.rank_sum,
         rms_norm=rms_norm.rms_norm,
+        rotary_linear=rotary_linear.rotary_linear,
         rotary_write=rotary.rotary_write,
         sample=sampling.sample,
         tail_attention=tail_attention.tail_attention,
@@ -89,6 +92,7 @@ def twins() -> Ops:
         prefix_attention=prefix_attention.prefix_attention_reference,
         rank_sum=rank_sum.rank_sum_reference,
         rms_norm=rms_norm.rms_norm_reference,
+        rotary_linear=rotary_linear.rotary_linear_reference,
         rotary_write=rotary.rotary_write_reference,
         sample=sampling.sample_reference,
         tail_attention=tail_attention.tail_attention_reference,
@@ -109,4 +113,9 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
     ops = kernels() if device.type == "cuda" else twins()
     if mode == "exact":
         return ops
-    return replace(ops, linear=library_linear, gated_linear=LibraryGatedLinear(gate_up))
+    return replace(
+        ops,
+        linear=library_linear,
+        gated_linear=LibraryGatedLinear(gate_up),
+        rotary_linear=rotary_linear.in_two_steps(library_linear, ops.rotary_write),
+    )

@@ -15,7 +15,8 @@ from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.tuning import best_tile
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+def check_operands(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Fail where tensors are not laid out as the kernels read them."""
     assert x.stride(1) == out.stride(1) == 1
     assert weight.is_contiguous()
     assert x.shape[1] == weight.shape[1]
@@ -36,7 +37,7 @@ def linear(
     bfloat16 x [rows, K], weight [N, K], bias [N], residual [rows, N] (may be `out`); out [rows, N] bfloat16 or float32.
     Rows of x lie a multiple of 8 elements apart, K is a multiple of 16. `tile` overrules the table of measured tiles.
     """
-    _check(x, weight, out)
+    check_operands(x, weight, out)
     assert out.shape == (len(x), len(weight))
     if tile is None:
         tile = best_tile(len(weight), x.shape[1], len(x), gated=False, device=x.device)
@@ -49,7 +50,7 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, ti
 
     bfloat16 x [rows, K], weight [2 N, K] in the order of `gate_up.interleave_gate_up`, out [rows, N]; else as `linear`.
     """
-    _check(x, weight, out)
+    check_operands(x, weight, out)
     assert (len(out), 2 * out.shape[1]) == (len(x), len(weight))
     if tile is None:
         tile = best_tile(out.shape[1], x.shape[1], len(x), gated=True, device=x.device)

@@ -20,7 +20,7 @@ from slipstream_kernels.ops.gpu.prefetch import prefetch_rows
 
 
 @triton.jit
-def _sums(
+def chained_sums(
     x_at: tl.tensor,
     rows_at: tl.tensor,
     present: tl.tensor,
@@ -89,7 +89,7 @@ def _linear_stream(
     wait_for_previous()
     x_at = x + tokens.to(tl.int64)[:, None] * x_stride
     present = (tokens < rows)[:, None]
-    sums = _sums(x_at, rows_at, present, own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    sums = chained_sums(x_at, rows_at, present, own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
     if PRODUCTS == 2:
         sums = gated_sums(sums)
     store_outputs(sums, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL)
