@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Cluster
+from support.forked import Forks
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -72,6 +73,13 @@ def demo_draft_model() -> Path:
 def demo_head() -> Path:
     """The demo model's EAGLE-3 head."""
     return _shipped("slipstream-demo-eagle3")
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Runs commands of the services that end by themselves, without the time that their imports take."""
+    with Forks() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -108,11 +107,8 @@ def unused_port() -> int:
         (["--max-nodes", "65"], 2, "--max-nodes"),
     ],
 )
-def test_bad_settings_end_the_process_with_one_line(flags, status, said) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "draft_service", "--port", "0", *flags],
-        check=False, stderr=subprocess.PIPE, text=True, timeout=120, env=os.environ,
-    )  # fmt: skip
-    assert done.returncode == status
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_settings_end_the_process_with_one_line(forks, flags, status, said) -> None:
+    ended = forks.run("draft_service", "--port", "0", *flags)
+    assert ended.status == status
+    assert said in ended.output
+    assert "Traceback" not in ended.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,9 +115,8 @@ def test_a_third_partys_proposer_is_found_by_its_entry_point(tiny_model, tmp_pat
         ("mine=no_such_module:create", "No module named 'no_such_module'"),
     ],
 )
-def test_what_cannot_be_run_is_said_at_the_start(tiny_model, spec, reason):
-    command = (sys.executable, "-m", "verify_service", "--model", str(tiny_model), "--port", "0", "--inproc", spec)
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 1
-    assert reason in run.stdout + run.stderr
-    assert "Traceback" not in run.stderr
+def test_what_cannot_be_run_is_said_at_the_start(tiny_model, forks, spec, reason):
+    ended = forks.run("verify_service", "--model", str(tiny_model), "--port", "0", "--inproc", spec)
+    assert ended.status == 1
+    assert reason in ended.output
+    assert "Traceback" not in ended.output

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.runner import connect
 from support.ask import jobs, state, wait_until
-from support.cluster import Cluster, StartupError
+from support.cluster import Cluster
 from support.models import make_tiny_model
 
 SHARED = ("--tensor-parallel-size", "2", "--max-running", "4", "--max-nodes", "1", "--step-nodes", "0",
@@ -62,6 +62,7 @@ def test_a_follower_does_not_outlive_a_killed_service(model):
         ("8", "num_key_value_heads is 2, which does not divide among 8 ranks"),
     ],
 )
-def test_a_size_that_does_not_divide_the_model_is_refused(model, size, reason):
-    with pytest.raises(StartupError, match=reason):
-        Cluster(model, gateway=False, verify_args=("--tensor-parallel-size", size)).__enter__()
+def test_a_size_that_does_not_divide_the_model_is_refused(model, forks, size, reason):
+    ended = forks.run("verify_service", "--model", str(model), "--port", "0", "--tensor-parallel-size", size)
+    assert ended.status == 1
+    assert reason in ended.output

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
 from support.cluster import free_ports
+from support.forked import Forks
 
 COMMAND = (sys.executable, "-m", "verify_service")
 
@@ -64,35 +65,31 @@ def test_it_serves_and_ends_on_sigterm(tiny_model: Path) -> None:
         assert process.wait(timeout=60) == 0
 
 
-def refused(*flags: str) -> tuple[int, str]:
-    command = [*COMMAND, "--port", "0", *flags]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+def assert_refused(forks: Forks, reason: str, *flags: str) -> None:
+    ended = forks.run("verify_service", "--port", "0", *flags)
+    assert ended.status == 1
+    assert re.search(reason, ended.output), ended.output
+    assert "Traceback" not in ended.output
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    status, log = refused("--model", str(tmp_path))
-    assert status == 1
-    assert "config.json" in log
+def test_a_folder_without_a_model_is_refused(forks: Forks, tmp_path: Path) -> None:
+    assert_refused(forks, r"config\.json", "--model", str(tmp_path))
 
 
-def test_memory_that_does_not_fit_is_refused_with_figures(tiny_model: Path) -> None:
-    status, log = refused("--model", str(tiny_model), "--num-pages", "10000000")
-    assert status == 1
-    assert re.search(r"out of memory: 10000000 KV pages of .* MiB available", log)
+def test_memory_that_does_not_fit_is_refused_with_figures(forks: Forks, tiny_model: Path) -> None:
+    reason = r"out of memory: 10000000 KV pages of .* MiB available"
+    assert_refused(forks, reason, "--model", str(tiny_model), "--num-pages", "10000000")
 
 
-def test_a_taken_port_is_refused(tiny_model: Path) -> None:
+def test_a_taken_port_is_refused(forks: Forks, tiny_model: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        status, log = refused("--model", str(tiny_model), "--port", str(port))
+        reason = rf"cannot listen on 127\.0\.0\.1:{port}"
+        assert_refused(forks, reason, "--model", str(tiny_model), "--port", str(port))
     finally:
         server.stop(0).wait()
-    assert status == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in log
 
 
 def test_help_lists_every_setting() -> None:

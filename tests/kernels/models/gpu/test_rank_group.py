@@ -1,26 +1,30 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from slipstream_kernels.models.gpu.rank_group import FIRST_BLOCK
+from support.forked import Ended, Forks
 
 PRELUDE = f"""
 import os, sys, time
+from pathlib import Path
 import torch
 from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.models.gpu.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
 
 FIRST_BLOCK = {FIRST_BLOCK}
-rank, size = int(sys.argv[1]), int(sys.argv[2])
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+rank, size, port, timeout = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
 if rank == 0:
     store = open_rendezvous(size, timeout=100)
-    print(store.port, flush=True)
+    port.with_suffix(".new").write_text(str(store.port))
+    port.with_suffix(".new").rename(port)
 else:
-    store = join_rendezvous(int(sys.argv[3]), size, timeout=float(sys.argv[4]))
+    while not port.exists():
+        time.sleep(0.01)
+    store = join_rendezvous(int(port.read_text()), size, timeout=timeout)
 """
 SECONDS = 100
 """What ranks on a busy machine may take to start."""
@@ -30,29 +34,14 @@ group = DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, t
 """
 
 
-def start(program: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def ranks(forks: Forks, port: Path, program: str, size: int = 2) -> list[Ended]:
+    """Run `program` in every rank; returns when all of them have ended. `port`: the file that tells it."""
+    return forks.together(
+        *(("-c", PRELUDE + program, str(rank), str(size), str(port), str(SECONDS)) for rank in range(size))
     )
 
 
-def ranks(program: str, size: int = 2) -> list[subprocess.CompletedProcess[str]]:
-    """Run `program` in every rank; returns when all of them have ended."""
-    leader = start(program, 0, size)
-    assert leader.stdout is not None
-    port = leader.stdout.readline().strip()
-    ended = []
-    for process in [leader, *(start(program, rank, size, port, SECONDS) for rank in range(1, size))]:
-        out, err = process.communicate(timeout=250)
-        ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return ended
-
-
-def test_tensors_and_messages_reach_every_rank() -> None:
+def test_tensors_and_messages_reach_every_rank(forks: Forks, tmp_path: Path) -> None:
     program = """
 assert (group.rank, group.size) == (rank, 3)
 for dtype in (torch.bfloat16, torch.float32, torch.int32):
@@ -68,13 +57,15 @@ group.wait_for_all()
 print("done", rank)
 group.close()
 """
-    ended = ranks(JOIN + program, size=3)
-    assert [process.stdout.strip() for process in ended] == ["done 0", "done 1", "done 2"], ended
+    ended = ranks(forks, tmp_path / "port", JOIN + program, size=3)
+    assert [(each.status, each.output.splitlines()[-1:]) for each in ended] == [
+        (0, [f"done {rank}"]) for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize("dying", [0, 1])
 @pytest.mark.parametrize("call", ["broadcast", "all_gather"])
-def test_a_rank_that_dies_ends_the_others(dying: int, call: str) -> None:
+def test_a_rank_that_dies_ends_the_others(forks: Forks, tmp_path: Path, dying: int, call: str) -> None:
     program = f"""
 group.wait_for_all()
 if rank == {dying}:
@@ -89,23 +80,23 @@ except RankError as error:
     print(error, flush=True)
 os._exit(0)
 """
-    ended = ranks(JOIN + program)
-    assert ended[dying].returncode == 9
+    ended = ranks(forks, tmp_path / "port", JOIN + program)
+    assert ended[dying].status == 9
     survivor = ended[1 - dying]
-    assert survivor.returncode == 0, survivor
-    assert f"rank {1 - dying} of 2" in survivor.stdout
+    assert survivor.status == 0, survivor
+    assert f"rank {1 - dying} of 2" in survivor.output
 
 
-def test_a_rank_that_does_not_come_is_reported() -> None:
+def test_a_rank_that_does_not_come_is_reported(forks: Forks, tmp_path: Path) -> None:
     program = 'DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=1)'
-    alone = start(program, 0, 2)
-    _, err = alone.communicate(timeout=250)
-    assert alone.returncode == 1
-    assert "RankError: rank 0 of 2 could not join the others" in err
+    (alone,) = forks.together(("-c", PRELUDE + program, "0", "2", str(tmp_path / "port"), str(SECONDS)))
+    assert alone.status == 1
+    assert "RankError: rank 0 of 2 could not join the others" in alone.output
 
 
-def test_a_rendezvous_that_is_not_open_is_reported() -> None:
-    alone = start("", 1, 2, 1, 1)
-    _, err = alone.communicate(timeout=250)
-    assert alone.returncode == 1
-    assert "RankError: rank 0 does not answer at port 1" in err
+def test_a_rendezvous_that_is_not_open_is_reported(forks: Forks, tmp_path: Path) -> None:
+    port = tmp_path / "port"
+    port.write_text("1")
+    (alone,) = forks.together(("-c", PRELUDE, "1", "2", str(port), "1"))
+    assert alone.status == 1
+    assert "RankError: rank 0 does not answer at port 1" in alone.output

@@ -1,0 +1,121 @@
+"""Command lines of services that end by themselves, each in a fork of one process that has imported what they need.
+
+What the libraries of a device cost to import is paid once; in all else a command is a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Self
+
+NEEDED = (
+    "draft_service.proposers.draft_model",
+    "slipstream_kernels.models.gpu.rank_group",
+    "verify_service.loading",
+    "verify_service.serving",
+)
+SECONDS = 120
+"""A command that takes longer is killed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit status of a command, negative for a signal, and all that it wrote."""
+
+    status: int
+    output: str
+
+
+class Forks:
+    """The process that forks; used by the fixture `forks`."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "support.forked"]
+        here = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": here}
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def run(self, module: str, *arguments: str) -> Ended:
+        """What becomes of `python -m module arguments...`."""
+        (ended,) = self.together([module, *arguments])
+        return ended
+
+    def together(self, *commands: Sequence[str]) -> list[Ended]:
+        """What becomes of several commands that run at once. After "-c" comes a program, else a module is named."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(commands) + "\n")
+        self._process.stdin.flush()
+        return [Ended(**ended) for ended in json.loads(self._process.stdout.readline())]
+
+
+def fork(command: list[str]) -> tuple[int, int]:
+    """Start a command; its process id and where its output can be read."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        become(command, writing)
+    os.close(writing)
+    return child, reading
+
+
+def end_of(child: int, reading: int) -> Ended:
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
+        text = output.read()
+    _, status = os.waitpid(child, 0)
+    return Ended(os.waitstatus_to_exitcode(status), text)
+
+
+def become(command: list[str], output: int) -> None:
+    """Run the command in this process, as the interpreter would, and end."""
+    signal.alarm(SECONDS)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in enumerate((nothing, output, output)):
+        os.dup2(source, target)
+    status = 1
+    try:
+        sys.argv = command
+        if command[0] == "-c":
+            sys.argv = ["-c", *command[2:]]
+            exec(command[1], {"__name__": "__main__"})
+        else:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    for module in NEEDED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        running = [fork(command) for command in json.loads(line)]
+        print(json.dumps([asdict(end_of(*each)) for each in running]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
