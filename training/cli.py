@@ -13,6 +13,7 @@ from training.commands.evaluate import evaluate
 from training.commands.export import export
 from training.commands.features import features
 from training.commands.fit import fit
+from training.commands.recorded import recorded
 
 app = typer.Typer(
     name="slipstream train",
@@ -212,6 +213,7 @@ def answers(
     raise typer.Exit(0 if outcome.index["summary"]["answers"] else 1)
 
 
+app.command()(recorded)
 app.command()(features)
 app.command()(fit)
 app.command()(evaluate)

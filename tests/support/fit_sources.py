@@ -98,7 +98,7 @@ class InMemory:
 
     def tokens(self, index: int) -> TokenSequence:
         each = self.sequences[index]
-        return TokenSequence(each.id, 0, each.category, each.token_ids, each.produced)
+        return TokenSequence(each.id, 0, each.category, each.token_ids, each.produced, each.recorded)
 
     def __getitem__(self, index: int) -> FeatureSequence:
         return self.sequences[index]

@@ -3,6 +3,9 @@
 A line holds `id` and `part` (a conversation is one sequence, or several that cannot be one: `training.answering.
 sequences`), `token_ids`, `produced` (half-open spans of `token_ids` that the target produced), `turns`, `messages`,
 `origin` and `category`. Ids are those the gateway gave: nothing here, and nobody who reads this, tokenises text.
+
+Recorded conversations (`training.recording`) are kept likewise, without `turns` and `messages`; their index says
+`recorded`, as what they call produced was written by others than the target.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from training.durable import AppendFile, DamagedError, sha256_of, sync_folder, write_whole
 
@@ -28,13 +31,25 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class AnswerSequence:
-    """token_ids int32 [T]; produced bool [T]: whether the target produced token i, given those before it."""
+    """token_ids int32 [T]; produced bool [T]: whether the target produced token i, given those before it.
+
+    recorded: whether others did, in its place.
+    """
 
     id: str
     part: int
     category: str
     token_ids: npt.NDArray[np.int32]
     produced: npt.NDArray[np.bool_]
+    recorded: bool = False
+
+
+class Line(NamedTuple):
+    """One sequence as it is written, and how many tokens it has in all and produced ones."""
+
+    data: bytes
+    tokens: int
+    produced: int
 
 
 class AnswerSet:
@@ -51,6 +66,11 @@ class AnswerSet:
 
     def __len__(self) -> int:
         return sum(shard["sequences"] for shard in self.index["shards"])
+
+    @property
+    def recorded(self) -> bool:
+        """Whether others than the target wrote the answers."""
+        return bool(self.index.get("recorded", False))
 
     def check(self) -> None:
         """Compare all shards with their checksums."""
@@ -78,7 +98,7 @@ class AnswerSet:
             produced = np.zeros(len(token_ids), dtype=np.bool_)
             for start, end in record["produced"]:
                 produced[start:end] = True
-            yield AnswerSequence(record["id"], record["part"], record["category"], token_ids, produced)
+            yield AnswerSequence(record["id"], record["part"], record["category"], token_ids, produced, self.recorded)
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:
@@ -90,19 +110,26 @@ def read_index(folder: Path) -> dict[str, Any] | None:
 def write_set(
     folder: Path, records: Iterable[dict[str, Any]], facts: dict[str, Any], shard_sequences: int
 ) -> dict[str, Any]:
-    """Write what became of conversations, in order, without those that failed; gives the index, to which `facts` go.
+    """Write what became of conversations, in order, without those that failed; gives the index, to which `facts` go."""
+    lines = (_line(line) for record in records for line in _lines(record))
+    return write_lines(folder, lines, lambda: facts, shard_sequences)
+
+
+def write_lines(
+    folder: Path, lines: Iterator[Line], facts: Callable[[], dict[str, Any]], shard_sequences: int
+) -> dict[str, Any]:
+    """Write sequences in order; gives the index, to which go what `facts` tells after the last one.
 
     The index comes last, so that what a killed run leaves is taken for incomplete.
     """
     (folder / INDEX).unlink(missing_ok=True)
     for leftover in folder.glob("answers-*.jsonl*"):
         leftover.unlink()
-    lines = (line for record in records for line in _lines(record))
     shards: list[dict[str, Any]] = []
     while shard := _write_shard(folder / f"answers-{len(shards):05d}.jsonl", lines, shard_sequences):
         shards.append(shard)
     sync_folder(folder)
-    index = {"format": FORMAT, "version": VERSION, **facts, "shards": shards}
+    index = {"format": FORMAT, "version": VERSION, **facts(), "shards": shards}
     write_whole(folder / INDEX, json.dumps(index, indent=1, ensure_ascii=False).encode("utf-8") + b"\n")
     return index
 
@@ -113,7 +140,12 @@ def _lines(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield facts | sequence
 
 
-def _write_shard(path: Path, lines: Iterator[dict[str, Any]], count: int) -> dict[str, Any]:
+def _line(line: dict[str, Any]) -> Line:
+    data = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return Line(data, len(line["token_ids"]), sum(end - start for start, end in line["produced"]))
+
+
+def _write_shard(path: Path, lines: Iterator[Line], count: int) -> dict[str, Any]:
     """The next `count` lines in a file; what the index says of it, nothing if no line is left."""
     digest = hashlib.sha256()
     facts = Counter({"sequences": 0, "tokens": 0, "produced": 0, "bytes": 0})
@@ -121,13 +153,12 @@ def _write_shard(path: Path, lines: Iterator[dict[str, Any]], count: int) -> dic
     try:
         for line in lines:
             file = file or AppendFile(path, 0)
-            data = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-            file.append(data)
-            digest.update(data)
+            file.append(line.data)
+            digest.update(line.data)
             facts["sequences"] += 1
-            facts["tokens"] += len(line["token_ids"])
-            facts["produced"] += sum(end - start for start, end in line["produced"])
-            facts["bytes"] += len(data)
+            facts["tokens"] += line.tokens
+            facts["produced"] += line.produced
+            facts["bytes"] += len(line.data)
             if facts["sequences"] == count:
                 break
         if file is None:

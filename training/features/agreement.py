@@ -79,9 +79,9 @@ def _check(answers: Path, model: Path, reader: StateReader, head: torch.Tensor, 
 
 
 def _answers(folder: Path, longest: int) -> Iterator[_Answer]:
-    """First answers of sequences."""
+    """First answers of sequences; none of recordings, which nobody asked the target for."""
     answers = AnswerSet(folder)
-    if "settings" not in answers.index:
+    if answers.recorded or "settings" not in answers.index:
         return
     for record in answers.records():
         if record["produced"] and record["turns"]:

@@ -18,7 +18,7 @@ from training.features.texts import checked_index
 
 INDEX: Final = "index.json"
 FORMAT: Final = "slipstream-features"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class FeatureSet:
@@ -58,10 +58,7 @@ class FeatureSet:
     def __getitem__(self, index: int) -> FeatureSequence:
         """See FeatureSource. The states lie in the file, which is read as they are used."""
         shard, place = self._find(index)
-        known = shard.tokens(place)
-        return FeatureSequence(
-            known.id, known.category, known.token_ids, known.produced, shard.states(place), known.part
-        )
+        return shard.tokens(place).with_states(shard.states(place))
 
     def batch(self, indices: Sequence[int]) -> list[FeatureSequence]:
         """See FeatureSource."""
@@ -92,7 +89,9 @@ class _ShardReader:
             raise DamagedError(f"{path} is not what was written")
         try:
             self._file = _opened(path)
-            self._names: list[tuple[str, int, str]] = json.loads(self._file.metadata()["sequences"])
+            metadata = self._file.metadata()
+            self._names: list[tuple[str, int, str]] = json.loads(metadata["sequences"])
+            self._recorded = frozenset[int](json.loads(metadata["recorded"]))
             self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
         except (SafetensorError, KeyError, ValueError) as error:
             raise DamagedError(f"{path}: {error}") from error
@@ -102,9 +101,8 @@ class _ShardReader:
         return [end - start for start, end in zip(self._offsets, self._offsets[1:], strict=False)]
 
     def tokens(self, place: int) -> TokenSequence:
-        return TokenSequence(
-            *self._names[place], self._rows("token_ids", place).long(), self._rows("produced", place).clone()
-        )
+        token_ids, produced = self._rows("token_ids", place).long(), self._rows("produced", place).clone()
+        return TokenSequence(*self._names[place], token_ids, produced, place in self._recorded)
 
     def states(self, place: int) -> torch.Tensor:
         return self._rows("states", place)

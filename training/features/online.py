@@ -31,7 +31,7 @@ class OnlineFeatures:
         """
         config = ModelConfig.from_folder(model)
         resolved = settings.resolved(config)
-        self._texts = read_texts(answers, config, resolved)
+        self._texts = read_texts(answers, model, config, resolved)
         self.model = model
         self.boundaries = resolved.boundaries
         self.hidden_size = config.hidden_size
@@ -62,5 +62,5 @@ class OnlineFeatures:
         for known in map(self.tokens, indices):
             start, end = end, end + len(known.token_ids)
             rows = states[start:end]
-            found.append(FeatureSequence(known.id, known.category, known.token_ids, known.produced, rows, known.part))
+            found.append(known.with_states(rows))
         return found

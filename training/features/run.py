@@ -76,7 +76,7 @@ def plan_features(
     """
     config = ModelConfig.from_folder(model)
     resolved = settings.resolved(config)
-    texts = read_texts(answers, config, resolved)
+    texts = read_texts(answers, model, config, resolved)
     shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
     return Plan(tuple(answers), model, config, resolved, texts, shard_bytes, shards)
 
@@ -178,6 +178,7 @@ def _index(plan: Plan, task: dict[str, Any], marks: list[Mark]) -> dict[str, Any
             "sequences": len(texts),
             "tokens": len(texts.token_ids),
             "produced": int(texts.produced.sum()),
+            "recorded": int(texts.recorded.sum()),
             "omitted": texts.omitted,
         },
         "shards": [

@@ -21,6 +21,12 @@ class TokenSequence:
     """int64 [n]"""
     produced: torch.Tensor
     """bool [n], True where the target produced the token, given those before it"""
+    recorded: bool = False
+    """Whether others produced these tokens, in the target's place"""
+
+    def with_states(self, states: torch.Tensor) -> FeatureSequence:
+        """The same with its states, bfloat16 [n, boundaries * hidden_size]."""
+        return FeatureSequence(self.id, self.category, self.token_ids, self.produced, states, self.part, self.recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class FeatureSequence:
     states: torch.Tensor
     """bfloat16 [n, boundaries * hidden_size], boundaries side by side in the order of `FeatureSource.boundaries`"""
     part: int = 0
+    recorded: bool = False
+    """Whether others produced these tokens, in the target's place"""
 
 
 class FeatureSource(Protocol):

@@ -18,6 +18,7 @@ from training.answering.dataset import AnswerSequence, AnswerSet
 from training.durable import MismatchError
 from training.features.settings import DROP, FeatureSettings
 from training.features.source import TokenSequence
+from training.recording.rendering import Rendering, check_rendering
 
 Int32 = npt.NDArray[np.int32]
 
@@ -34,6 +35,8 @@ class Texts:
     """[tokens]"""
     produced: npt.NDArray[np.bool_]
     """[tokens]"""
+    recorded: npt.NDArray[np.bool_]
+    """[sequences]: whether others than the target wrote what counts as produced"""
     omitted: dict[str, int]
     """How many sequences were left out, by reason, and how many were cut."""
 
@@ -54,12 +57,13 @@ class Texts:
         checked_index(index, len(self))
         span = slice(self.offsets[index], self.offsets[index + 1])
         token_ids, produced = self.token_ids[span].astype(np.int64), self.produced[span].copy()
-        return TokenSequence(*self.names[index], torch.from_numpy(token_ids), torch.from_numpy(produced))
+        tensors = torch.from_numpy(token_ids), torch.from_numpy(produced)
+        return TokenSequence(*self.names[index], *tensors, bool(self.recorded[index]))
 
     def digest(self) -> str:
         """SHA-256 of everything that training sees of them, in hexadecimal."""
         digest = hashlib.sha256(json.dumps(self.names, ensure_ascii=True).encode())
-        for array in (self.offsets, self.token_ids, self.produced):
+        for array in (self.offsets, self.token_ids, self.produced, self.recorded):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
@@ -70,16 +74,19 @@ def checked_index(index: int, count: int) -> None:
         raise IndexError(f"sequence {index}, there are {count}")
 
 
-def read_texts(folders: Sequence[Path], config: ModelConfig, settings: FeatureSettings) -> Texts:
+def read_texts(folders: Sequence[Path], model: Path, config: ModelConfig, settings: FeatureSettings) -> Texts:
     """Those of folders of answers, one folder after the other; `settings` are resolved.
 
     Sequences of which the target produced nothing are left out, as there is nothing to learn from them. Raises
-    DamagedError, MismatchError where another model has answered, ValueError where nothing is left.
+    DamagedError, MismatchError where another model has answered or recordings were written for one that is prompted
+    otherwise than `model` is, ValueError where nothing is left.
     """
     gathered = _Gathered(settings)
     for folder in folders:
         answers = AnswerSet(folder)
         _check_vocabulary(answers, config)
+        if answers.recorded:
+            check_rendering(answers.index["model"], Rendering(model, config.eos_token_ids), folder)
         for sequence in answers.sequences():
             gathered.add(sequence)
     texts = gathered.texts()
@@ -109,6 +116,7 @@ class _Gathered:
         self._names: list[tuple[str, int, str]] = []
         self._ids: list[Int32] = []
         self._produced: list[npt.NDArray[np.bool_]] = []
+        self._recorded: list[bool] = []
 
     def add(self, sequence: AnswerSequence) -> None:
         most = self._settings.max_tokens
@@ -124,6 +132,7 @@ class _Gathered:
         self._names.append((sequence.id, sequence.part, sequence.category))
         self._ids.append(sequence.token_ids[:most])
         self._produced.append(produced)
+        self._recorded.append(sequence.recorded)
 
     def texts(self) -> Texts:
         lengths = [0, *map(len, self._ids)]
@@ -132,5 +141,6 @@ class _Gathered:
             np.cumsum(lengths, dtype=np.int64),
             np.concatenate([np.zeros(0, np.int32), *self._ids]),
             np.concatenate([np.zeros(0, np.bool_), *self._produced]),
+            np.array(self._recorded, np.bool_),
             dict(sorted(self.omitted.items())),
         )

@@ -22,18 +22,21 @@ class Survey:
     """What a pass over all tokens finds.
 
     lengths int64 [n]: tokens of each sequence that are used. counts int64 [n, steps]: positions that count at each
-    unroll step. frequencies int64 [vocabulary]: how often the target produced each token.
+    unroll step. frequencies int64 [vocabulary]: how often the target produced each token. recorded bool [n]: which
+    sequences others than the target wrote.
     """
 
     lengths: np.ndarray
     counts: np.ndarray
     frequencies: np.ndarray
+    recorded: np.ndarray
 
     @classmethod
     def of(cls, source: FeatureSource, *, row_length: int, steps: int, vocab_size: int) -> Survey:
         """Read the tokens of all sequences, not their states. ValueError for a token outside the vocabulary."""
         lengths = np.zeros(len(source), np.int64)
         counts = np.zeros((len(source), steps), np.int64)
+        recorded = np.zeros(len(source), np.bool_)
         frequencies = torch.zeros(vocab_size, dtype=torch.int64)
         for index in range(len(source)):
             sequence = source.tokens(index)
@@ -42,9 +45,10 @@ class Survey:
                 raise ValueError(f"sequence {sequence.id} holds tokens outside the target's vocabulary of {vocab_size}")
             reached = reach(produced)
             lengths[index] = len(ids)
+            recorded[index] = sequence.recorded
             counts[index] = [int((reached > step).sum()) for step in range(steps)]
             frequencies += torch.bincount(ids[produced], minlength=vocab_size)
-        return cls(lengths, counts, frequencies.numpy())
+        return cls(lengths, counts, frequencies.numpy(), recorded)
 
 
 def pack(lengths: Sequence[int], order: Sequence[int], row_length: int) -> list[list[int]]:

@@ -216,9 +216,10 @@ def _prepare(
     plan = Plan(survey, settings)
     labels: dict[str, float] = {}
     if options.check_labels:
-        report = examine(source, target, columns[target.config.num_layers + 1], target.config.eos_token_ids)
-        report.demand()
-        labels = report.document()
+        last = columns[target.config.num_layers + 1]
+        for report in examine(source, target, last, target.config.eos_token_ids, survey.recorded):
+            report.demand()
+            labels |= report.document()
     head = family.build(target, columns, survey)
     held = None if heldout is None else Heldout.of(heldout, settings, family.chain, vocab_size)
     return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps)

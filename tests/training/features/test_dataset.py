@@ -98,7 +98,7 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="features-00001"):
         FeatureSet(copy)
     (copy / "index.json").write_text(json.dumps({"format": "slipstream-features", "version": 9}))
-    with pytest.raises(DamagedError, match="version 1"):
+    with pytest.raises(DamagedError, match="version 2"):
         FeatureSet(copy)
     (copy / "index.json").unlink()
     with pytest.raises(DamagedError, match="not complete"):

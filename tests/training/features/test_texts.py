@@ -13,6 +13,7 @@ from training.answering.dataset import write_set
 from training.durable import DamagedError, MismatchError
 from training.features.settings import FeatureSettings
 from training.features.texts import read_texts
+from training.recording.rendering import Rendering
 
 RECORDS = [
     conversation(1, [5, 6, 7, 8], [5, 6, 9], produced=2),
@@ -34,7 +35,7 @@ def answers(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, config: ModelConfig, **settings):
-    return read_texts([folder], config, FeatureSettings((1,), **settings).resolved(config))
+    return read_texts([folder], folder, config, FeatureSettings((1,), **settings).resolved(config))
 
 
 def test_sequences_without_the_targets_tokens_are_left_out(answers: Path, config: ModelConfig) -> None:
@@ -51,7 +52,7 @@ def test_sequences_without_the_targets_tokens_are_left_out(answers: Path, config
 
 
 def test_folders_follow_one_another(answers: Path, config: ModelConfig) -> None:
-    texts = read_texts([answers, answers], config, FeatureSettings((1,)).resolved(config))
+    texts = read_texts([answers, answers], answers, config, FeatureSettings((1,)).resolved(config))
     assert texts.lengths == 2 * [4, 3, 30, 30]
     assert texts.omitted == {"nothing_produced": 2}
     assert texts.digest() != read(answers, config).digest()
@@ -78,8 +79,9 @@ def test_everything_that_training_sees_is_in_the_digest(answers: Path, config: M
         replace(texts, token_ids=texts.token_ids[::-1]),
         replace(texts, produced=~texts.produced),
         replace(texts, offsets=texts.offsets.clip(max=36)),
+        replace(texts, recorded=~texts.recorded),
     ]
-    assert len({each.digest() for each in (texts, *changed)}) == 5
+    assert len({each.digest() for each in (texts, *changed)}) == 6
 
 
 def test_answers_of_another_model_are_refused(answers: Path, config: ModelConfig, tmp_path: Path) -> None:
@@ -88,6 +90,21 @@ def test_answers_of_another_model_are_refused(answers: Path, config: ModelConfig
     write_set(tmp_path, [conversation(1, [5, 512])], {"summary": {}}, 10)
     with pytest.raises(MismatchError, match="has token 512, the model's vocabulary has 512"):
         read(tmp_path, config)
+
+
+def test_recordings_stand_beside_answers_if_they_were_written_for_this_model(
+    answers: Path, config: ModelConfig, tmp_path: Path
+) -> None:
+    recorded = tmp_path / "recorded"
+    recorded.mkdir()
+    written = Rendering(answers, config.eos_token_ids).document()
+    write_set(recorded, [conversation(5, [5, 6])], {"recorded": True, "model": {"vocab_size": 512} | written}, 10)
+    texts = read_texts([answers, recorded], answers, config, FeatureSettings((1,)).resolved(config))
+    assert texts.recorded.tolist() == [False] * 4 + [True]
+    assert [texts.tokens(index).recorded for index in (0, 4)] == [False, True]
+    (answers / "tokenizer.json").write_text("another")
+    with pytest.raises(MismatchError, match="another tokenizer, chat template"):
+        read_texts([answers, recorded], answers, config, FeatureSettings((1,)).resolved(config))
 
 
 def test_without_anything_to_learn_from_there_is_no_run(tmp_path: Path, config: ModelConfig) -> None:

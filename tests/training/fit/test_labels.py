@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +36,14 @@ def changed(source: InMemory, change: Callable[[FeatureSequence], FeatureSequenc
     return InMemory(source.model, [change(each) for each in source.sequences])
 
 
+def looks(source: InMemory):
+    recorded = np.array([each.recorded for each in source.sequences])
+    return examine(source, Target(source.model, torch.device("cpu"), torch.float32), FINAL, (END,), recorded)
+
+
 def look(source: InMemory):
-    return examine(source, Target(source.model, torch.device("cpu"), torch.float32), FINAL, (END,))
+    (report,) = looks(source)
+    return report
 
 
 def test_the_targets_own_tokens_pass(right: InMemory) -> None:
@@ -95,3 +103,55 @@ def test_another_template_is_refused(right: InMemory, model: tuple[CausalLM, Pat
 
     with pytest.raises(LabelError, match=r"would hardly have written.*\d nats where \d+\.\d\d are expected"):
         look(changed(right, elsewhere)).demand()
+
+
+@pytest.fixture(scope="module")
+def recorded(model: tuple[CausalLM, Path]) -> InMemory:
+    """Behind one and the same token another author, who likes other tokens; as the target's own they are refused."""
+    return InMemory(model[1], [written_by_another(model[0], number) for number in range(10)])
+
+
+def written_by_another(model: CausalLM, number: int) -> FeatureSequence:
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.cat((torch.randint(4, 128, (9,), generator=generator), torch.tensor([7])))
+    for _ in range(20):
+        liked = model(ids[None])[0, -1].div(1.5).softmax(-1)
+        ids = torch.cat((ids, torch.multinomial(liked, 1, generator=generator)))
+    ids = torch.cat((ids, torch.tensor([END, 9, 8])))
+    produced = (torch.arange(33) >= 10) & (torch.arange(33) < 31)
+    return FeatureSequence(str(number), "test", ids, produced, states_of(model, ids), recorded=True)
+
+
+def test_what_others_wrote_may_surprise(recorded: InMemory) -> None:
+    report = look(recorded)
+    report.demand()
+    assert report.document()["recorded_nats"] < report.document()["recorded_nats_shifted"] - 1
+    with pytest.raises(LabelError, match="would hardly have written"):
+        look(changed(recorded, lambda each: replace(each, recorded=False))).demand()
+
+
+def test_recordings_and_answers_are_looked_at_apart(right: InMemory, recorded: InMemory) -> None:
+    both = [each for pair in zip_longest(right.sequences, recorded.sequences) for each in pair if each]
+    own, others = looks(InMemory(right.model, both))
+    assert (own.recorded, others.recorded) == (False, True)
+    assert own.produced == look(right).produced and others.produced == look(recorded).produced
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_shifted_states_and_masks_of_recordings_are_refused(recorded: InMemory, shift: int) -> None:
+    wrong = changed(recorded, lambda each: replace(each, states=each.states.roll(shift, 0)))
+    with pytest.raises(LabelError, match="shifted against each other"):
+        look(wrong).demand()
+    wrong = changed(recorded, lambda each: replace(each, produced=rolled(each.produced, shift)))
+    with pytest.raises(LabelError, match="the mask is shifted"):
+        look(wrong).demand()
+
+
+def test_a_mask_that_begins_late_and_another_models_states_are_refused(recorded: InMemory, tmp_path: Path) -> None:
+    late = changed(recorded, lambda each: replace(each, produced=each.produced & each.produced.roll(1)))
+    with pytest.raises(LabelError, match="begin behind the same token"):
+        look(late).demand()
+    other = small_target(tmp_path, seed=1)
+    foreign = changed(recorded, lambda each: replace(each, states=states_of(other, each.token_ids)))
+    with pytest.raises(LabelError, match="another model's"):
+        look(foreign).demand()
