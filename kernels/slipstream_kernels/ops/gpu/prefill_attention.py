@@ -59,47 +59,43 @@ def _prefill_attention(
     SCALE: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One tile's heads of one KV head a program."""
-    wait_for_previous()
-    release_next()
+    """One tile's heads of one KV head a program. The own block is the last of the loop, so that it is fetched ahead."""
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
-    first_row = tl.load(tile)
-    rows = tl.load(tile + 1)
+    first_row = tl.load(tile, cache_modifier=".cg")
+    rows = tl.load(tile + 1, cache_modifier=".cg")
+    line = tl.load(tile + 2, cache_modifier=".cg")
+    first_position = tl.load(tile + 3, cache_modifier=".cg")
+    wait_for_previous()
+    release_next()
     if rows == 0:
         return
-    pages = page_table + tl.load(tile + 2).to(tl.int64) * pages_stride
-    first_position = tl.load(tile + 3)
+    pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
     m, l, o = empty_state(COLUMNS, HEAD_DIM)
     total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
     full = first_position // _BLOCK * _BLOCK
-    for start in tl.range(0, full, _BLOCK, num_stages=STAGES):
-        slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
+    last = first_position + rows - 1
+    own = first_position + tl.arange(0, COLUMNS) // GROUP
+    for start in tl.range(0, full + _BLOCK, _BLOCK, num_stages=STAGES):
+        position = start + tl.arange(0, _BLOCK)
+        # Positions behind the tile's last are read as that one: no weight is given to them.
+        slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
         products = block_products(query, key)
+        if start == full:
+            products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
         peak = block_peak(products, SCALE)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
-        if is_split_bound(start):
+        if is_split_bound(start) | (start == full):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
             m, l, o = peak, tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, peak))
         l, o = add_block(m, l, o, products, value, SCALE)
-    if full > 0:
-        total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-    position = full + tl.arange(0, _BLOCK)
-    seen = position < first_position + rows
-    slots = paged_slots(pages, position, PAGE_SIZE, seen)
-    key = load_rows(keys, slots, HEAD_DIM, seen)
-    value = load_rows(values, slots, HEAD_DIM, seen)
-    own = first_position + tl.arange(0, COLUMNS) // GROUP
-    products = tl.where(position[None, :] <= own[:, None], block_products(query, key), float("-inf"))
-    m, l, o = empty_state(COLUMNS, HEAD_DIM)
-    m, l, o = absorb_block(m, l, o, products, value, SCALE)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
     elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
@@ -141,7 +137,8 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128.
+    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128. No kernel of
+    the same pass writes tiles: they are read while those may still run.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
