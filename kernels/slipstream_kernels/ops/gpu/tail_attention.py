@@ -32,9 +32,15 @@ from slipstream_kernels.ops.gpu.rounding import rounded
 
 _BLOCK = tl.constexpr(BLOCK)
 _COLUMNS = tl.constexpr(64)
-"""Columns of a product: the heads of the row's group, over and over."""
+"""Columns of a product: each head of the row's group as often as there is room."""
 _TOGETHER = tl.constexpr(2 if INTERPRETED else 16)
 """Splits whose states are read side by side; any number gives the same sums."""
+_COMPARED = tl.constexpr(INTERPRETED)
+"""Whether one of equal numbers is found as the largest: the interpreter is slow at reductions of one's own."""
+_PROGRAMS = 132 * 2
+"""Programs that an H200 runs at a time when a thread has all the registers it asks for."""
+_ALL_REGISTERS, _FEW_REGISTERS = 255, 128
+"""Registers of a thread: with the few twice as many programs run, and what does not fit lies in memory."""
 
 
 @triton.jit
@@ -56,13 +62,26 @@ def _row_slots(
 
 
 @triton.jit
+def _first(one: tl.tensor, other: tl.tensor) -> tl.tensor:
+    """One of two equal numbers."""
+    return one
+
+
+@triton.jit
 def _distinct(
     m: tl.tensor, l: tl.tensor, o: tl.tensor, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """States [HEADS] and [HEADS, head_dim] of columns that hold the heads over and over."""
-    m = tl.max(tl.reshape(m, (_COLUMNS // HEADS, HEADS)), 0)
-    l = tl.max(tl.reshape(l, (_COLUMNS // HEADS, HEADS)), 0)
-    return m, l, tl.max(tl.reshape(o, (_COLUMNS // HEADS, HEADS, HEAD_DIM)), 0)
+    """States [HEADS] and [HEADS, head_dim] of columns that hold each head several times in a row.
+
+    All copies have the same bits: where any of them is taken, threads need not compare theirs.
+    """
+    copies: tl.constexpr = _COLUMNS // HEADS
+    m = tl.reshape(m, (HEADS, copies))
+    l = tl.reshape(l, (HEADS, copies))
+    o = tl.reshape(o, (HEADS, copies, HEAD_DIM))
+    if _COMPARED:
+        return tl.max(m, 1), tl.max(l, 1), tl.max(o, 1)
+    return tl.reduce(m, 1, _first), tl.reduce(l, 1, _first), tl.reduce(o, 1, _first)
 
 
 @triton.jit
@@ -148,7 +167,7 @@ def _tail_attention(
     begin = start_of_own_block(prefix_length)
     own_begin = start_of_own_block(end)
     first = (row * KV_HEADS + kv_head) * GROUP
-    copied = tl.minimum(tl.arange(0, _COLUMNS) % HEADS, GROUP - 1)
+    copied = tl.minimum(tl.arange(0, _COLUMNS) // (_COLUMNS // HEADS), GROUP - 1)
     dims = tl.arange(0, HEAD_DIM)
     query = tl.load(q + (first + copied)[:, None] * HEAD_DIM + dims[None, :], cache_modifier=".cg")
 
@@ -204,6 +223,8 @@ def tail_attention(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
+    *,
+    registers: int | None = None,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own blocks.
 
@@ -213,6 +234,7 @@ def tail_attention(
     at the positions from the prefix length on; depth 0 for committed rows) and the slots written; decode_rows [n] the
     rows to serve, -1 for padding. `partials` are what `prefix_attention` wrote for the same rows and prefix lengths: it
     is the kernel launched in front of this one, and writes none of the other inputs, which are read while it runs.
+    `registers` of a thread change no bit; by default they are few where the rows are many.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -221,6 +243,8 @@ def tail_attention(
     assert paths.is_contiguous()
     assert paths.shape[1] <= BLOCK
     assert partials.l.shape[:2] == (rows, heads)
+    if registers is None:
+        registers = _FEW_REGISTERS if len(decode_rows) * kv_heads > _PROGRAMS else _ALL_REGISTERS
     launch(
         _tail_attention,
         (len(decode_rows), kv_heads),
@@ -249,6 +273,7 @@ def tail_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim),
         warps=warps_of(_COLUMNS.value),
+        registers=registers,
     )
 
 
@@ -266,6 +291,8 @@ def tail_attention_reference(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
+    *,
+    registers: int | None = None,  # noqa: ARG001  a twin takes what its kernel takes
 ) -> None:
     """The same in torch, in float64. It reads all positions itself: a row's bits are those of any other twin's."""
     assert partials.l.shape[:2] == out.shape[:2]
