@@ -40,9 +40,9 @@ def philox_kernel(counters: tl.tensor, keys: tl.tensor, out: tl.tensor, count: t
 
 
 @triton.jit
-def noise_kernel(ids: tl.tensor, positions: tl.tensor, params: tl.tensor, out: tl.tensor) -> None:
+def noise_kernel(ids: tl.tensor, positions: tl.tensor, table: tl.tensor, out: tl.tensor) -> None:
     row = tl.program_id(0)
-    bits = noise_bits(tl.load(ids + row + tl.arange(0, 1)), tl.load(positions + row), params, row)
+    bits = noise_bits(tl.load(ids + row + tl.arange(0, 1)), tl.load(positions + row), table, row)
     tl.store(out + row + tl.arange(0, 1), noise_of(bits))
 
 
