@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.continuations import continuation_key, read_continuations
 from benchmarks.speculation_profile import OraclePlan, Profile, Shape, best_shape, placed
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
+from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer, ProposerOptions, Target
 from draft_service.proposers.registry import ProposerSpec, find_factory
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
@@ -32,6 +32,21 @@ class _Session:
     truth: tuple[int, ...]
     ranks: list[int]
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Overwriting:
+    """What the other proposer has begun."""
+
+    oracle: Oracle
+    requests: Sequence[DraftRequest]
+    begun: Begun
+
+    def wait(self, seconds: float) -> bool:
+        return self.begun.wait(seconds)
+
+    def trees(self) -> list[TokenTree | None]:
+        return self.oracle.overwritten(self.requests, self.begun.trees())
 
 
 class Oracle(Proposer):
@@ -76,9 +91,18 @@ class Oracle(Proposer):
         self._sessions.pop(session, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        return self.begin(requests).trees()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> _Overwriting:
+        return _Overwriting(self, requests, self._inner.begin(requests))
+
+    def overwritten(
+        self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree | None]
+    ) -> list[TokenTree | None]:
+        """What stands for the other proposer's trees."""
         return [
             None if tree is None else self._overwritten(request, len(tree))
-            for request, tree in zip(requests, self._inner.propose(requests), strict=True)
+            for request, tree in zip(requests, trees, strict=True)
         ]
 
     def advance(self) -> bool:
@@ -101,6 +125,7 @@ class Oracle(Proposer):
     def _take_facts(self) -> None:
         self.max_nodes, self.max_depth = self._inner.max_nodes, self._inner.max_depth
         self.feature_boundaries = self._inner.feature_boundaries
+        self.shares_thread, self.state_device = self._inner.shares_thread, self._inner.state_device
         self.tokenizer_fingerprint, self.vocab_size = self._inner.tokenizer_fingerprint, self._inner.vocab_size
 
 

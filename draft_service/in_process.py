@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Event, Lock
 from time import perf_counter
 
 from draft_service import codec
@@ -20,7 +21,15 @@ from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.exchange.bell import Bell
-from slipstream_kernels.exchange.in_process import IN_PROCESS, Answer, Commands, CommitValue, HostLimits, TreeValue
+from slipstream_kernels.exchange.in_process import (
+    IN_PROCESS,
+    Answer,
+    Commands,
+    CommitValue,
+    HostLimits,
+    Replies,
+    TreeValue,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +43,16 @@ class InProcessHost:
     """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
 
     def __init__(self, proposers: Sequence[Proposer], awake: float = 0.0) -> None:
-        """For `awake` seconds after a record the worker looks for the next one without sleeping."""
+        """For `awake` seconds after a record the worker looks for the next one without sleeping.
+
+        Where all proposers allow it, the thread that puts records drafts.
+        """
         self.awake = awake
         self._worker = Worker(proposers)
         self._proposers = tuple(proposers)
         self._epoch = 0
-        self._feed = QueueFeed(awake)
+        self._shares = all(proposer.shares_thread for proposer in proposers)
+        self._feed: QueueFeed | SharedFeed = self._new_feed()
         self._worker.start()
 
     def offer(self, link_info: bytes) -> bytes:
@@ -57,7 +70,7 @@ class InProcessHost:
         def send(replies: list[Reply]) -> None:
             answer([_value(reply) for reply in replies])
 
-        self._epoch, self._feed = attachment.epoch, QueueFeed(self.awake)
+        self._epoch, self._feed = attachment.epoch, self._new_feed()
         self._worker.attach(attachment, self._proposers, send, self._feed)
 
     def put(self, commands: Commands) -> None:
@@ -66,11 +79,71 @@ class InProcessHost:
     def give_way(self, seconds: float) -> bool:
         return self._feed.give_way(seconds)
 
+    def begin(self) -> bool:
+        try:
+            return self._shares and self._worker.begin()
+        except Exception:  # noqa: BLE001 - a step goes on
+            _log.exception("a round was not begun")
+            return False
+
+    def finish(self, seconds: float) -> Replies | None:
+        if not self._shares:
+            return None
+        try:
+            replies = self._worker.finish(seconds)
+        except Exception:  # noqa: BLE001 - a step goes on
+            _log.exception("a round was not finished")
+            return None
+        return None if replies is None else [_value(reply) for reply in replies]
+
     def detach(self) -> None:
         self._worker.detach(self._epoch)
 
     def stop(self, seconds: float) -> None:
         self._worker.stop(seconds)
+
+    def _new_feed(self) -> QueueFeed | SharedFeed:
+        return SharedFeed() if self._shares else QueueFeed(self.awake)
+
+
+class SharedFeed:
+    """Records that are read by the worker, or on the thread that puts them. `put` and `poke` are for any thread."""
+
+    __slots__ = ("_commands", "_woken")
+
+    def __init__(self) -> None:
+        self._commands: deque[Commands] = deque()
+        self._woken = Event()
+
+    def put(self, commands: Commands) -> None:
+        """Those of a step wake nobody before `give_way` is called."""
+        self._commands.append(commands)
+        if not all(isinstance(command, CommitValue) for command in commands):
+            self._woken.set()
+
+    def receive(self) -> list[Record]:
+        """What has arrived, in order."""
+        records: list[Record] = []
+        while self._commands:
+            records += _records(self._commands.popleft())
+        return records
+
+    def wait(self, seconds: float) -> None:
+        """Return when poked, or when something has arrived that is no step's, or after `seconds`."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def give_way(self, seconds: float) -> bool:
+        """Wake the worker to what was put. Does not wait for that."""
+        self._woken.set()
+        return False
+
+    def poke(self) -> None:
+        """End a wait."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class QueueFeed:
@@ -102,15 +175,7 @@ class QueueFeed:
         with suppress(Empty):
             while True:
                 commands.extend(self._queue.get_nowait())
-        records: list[Record] = []
-        for command in commands:
-            try:
-                if isinstance(command, CommitValue):
-                    records.append(_commit(command))
-                else:
-                    records.extend(codec.decode_command_bytes(command))
-            except UnavailableError:  # one of ours: verify made it
-                _log.exception("a record within this process is lost")
+        records = _records(commands)
         if records and self._awake:
             self._sleeps_at = perf_counter() + self._awake
         return records
@@ -160,6 +225,19 @@ def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
     proposers = load_proposers([ProposerSpec.parse(spec) for spec in specs], **limits._asdict())
     stays_awake = limits.device != CPU and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
     return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0)
+
+
+def _records(commands: Commands) -> list[Record]:
+    records: list[Record] = []
+    for command in commands:
+        try:
+            if isinstance(command, CommitValue):
+                records.append(_commit(command))
+            else:
+                records.extend(codec.decode_command_bytes(command))
+        except UnavailableError:  # one of ours: verify made it
+            _log.exception("a record within this process is lost")
+    return records
 
 
 def _commit(value: CommitValue) -> Commit:

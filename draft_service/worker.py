@@ -12,49 +12,30 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from operator import index
 from queue import SimpleQueue
-from typing import Protocol
+from time import perf_counter
+from typing import NamedTuple
 
 from draft_service.ahead import Foresight
 from draft_service.codec import Attachment
 from draft_service.device_fault import end_if_device_lost
+from draft_service.feed import Feed
 from draft_service.proposers.base import DraftRequest, Proposer, Target
+from draft_service.question import Question
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.sessions import SessionTable, Slot
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
+from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
 
-MAX_LOG_PROB = 1e30
-"""Magnitude below which a path's log-probability survives the wire's float32."""
-
 TURN_SECONDS = 0.1
 """How long the worker waits at a feed before it looks elsewhere, should it have missed a poke."""
+_LOOK_SECONDS = 1e-4
+"""How often a thread that waits for its turn looks whether it still has to."""
 
 Send = Callable[[list[Reply]], None]
 """Takes the replies of one pass; called on the worker's thread and must not block."""
-
-
-class Feed(Protocol):
-    """Where the worker picks up records itself. Nothing raises; all but `poke` are called on the worker's thread."""
-
-    def receive(self) -> Sequence[Record]:
-        """What has arrived, in order."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, when poked, or after `seconds`."""
-        ...
-
-    def poke(self) -> None:
-        """End a wait. For any thread."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what is held; the attachment is over."""
-        ...
 
 
 @dataclass(slots=True)
@@ -104,9 +85,27 @@ class _Stop:
 _Item = Sequence[Record] | _Attach | _Detach | _Bind | _Say | _Stop
 
 
+class _Asked(NamedTuple):
+    """Slots that wait for what one proposer is asked."""
+
+    question: Question
+    slots: list[Slot]
+
+
+class _Round(NamedTuple):
+    """What a pass has to answer: replies that are there, and trees that are not yet."""
+
+    replies: list[Reply]
+    asked: list[_Asked]
+
+
 @dataclass(slots=True)
 class Worker:
-    """Owns the proposers. All public methods may be called from any thread."""
+    """Owns the proposers. All public methods may be called from any thread.
+
+    Passes are made by a thread of its own. Where the proposers allow it, one other thread may make some by `begin` and
+    `finish`, while nobody else is at one.
+    """
 
     proposers: Sequence[Proposer]
     stats: WorkerStats = field(default_factory=WorkerStats)
@@ -117,6 +116,10 @@ class Worker:
     _send: Send | None = None
     _feed: Feed | None = None
     _arrived: list[_Item] = field(default_factory=list)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever makes a pass, or a part of one."""
+    _begun: _Round | None = None
+    """The pass that was begun and not finished; the proposers must not be called before."""
     _vocab_size: int = 0
     _hidden_size: int = 0
     _numbers: count[int] = field(default_factory=lambda: count(1))
@@ -160,39 +163,78 @@ class Worker:
         self._note(records)
         self._post(records)
 
-    def _run(self) -> None:
-        more_work = False
-        while True:
-            replies: list[Reply] = []
-            for item in self._take(wait=not more_work):
-                if isinstance(item, _Stop):
-                    self._shut_down()
-                    return
-                replies.extend(self._handle(item))
-            if self._table is not None:
-                replies.extend(self._draft(self._table))
-                self.stats.sessions = len(self._table)
-                self.stats.partial += self._table.partial
-                self._table.partial = 0
-            if replies and self._send is not None:
-                self._send(replies)
-            if self._table is not None and self._table.max_ahead:
-                self._draft_ahead(self._table)
-            more_work = self._advance()
+    def begin(self) -> bool:
+        """Begin a pass over the feed's records on the calling thread; waits for nothing.
 
-    def _take(self, *, wait: bool) -> list[_Item]:
-        """All that has arrived; with `wait` at least one item."""
-        items, self._arrived = self._arrived, []
+        False where somebody else is at one or has something else to do first: the worker's own thread then makes it,
+        once it is poked.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._begun is not None or self._table is None or not self._inbox.empty():
+                return False
+            self._begun = self._ask([reply for item in self._take(inbox=False) for reply in self._handle(item)])
+            return True
+        finally:
+            self._turn.release()
+
+    def finish(self, seconds: float) -> list[Reply] | None:
+        """What the pass that was begun answers, for which this waits so long at most; None where there is nothing.
+
+        Then either nothing was begun, or it is not done, or the worker's own thread has sent what it answers.
+        """
+        until = perf_counter() + seconds
+        while self._begun is not None:
+            if self._turn.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
+                try:
+                    return self._answers() if self._is_done(until) else None
+                finally:
+                    self._turn.release()
+            if perf_counter() >= until:
+                break
+        return None
+
+    def _run(self) -> None:
         while True:
-            items.extend(self._pick_up())
-            while not self._inbox.empty():  # which nobody else takes from
-                items.append(self._inbox.get_nowait())
-            if items or not wait:
-                return items
-            if self._feed is None:
-                items.append(self._inbox.get())
-            else:
-                self._feed.wait(TURN_SECONDS)
+            with self._turn:
+                self._reply(self._answers())
+                items = self._take(inbox=True)
+                replies: list[Reply] = []
+                for item in items:
+                    if isinstance(item, _Stop):
+                        self._shut_down()
+                        return
+                    replies.extend(self._handle(item))
+                self._begun = self._ask(replies)
+                self._reply(self._answers())
+                if self._table is not None:
+                    self.stats.partial += self._table.partial
+                    self._table.partial = 0
+                    if self._table.max_ahead:
+                        self._draft_ahead(self._table)
+                more_work = self._advance()
+            if not (items or more_work):
+                self._rest()
+
+    def _rest(self) -> None:
+        """Until something has arrived, or for a while."""
+        if self._feed is not None:
+            self._feed.wait(TURN_SECONDS)
+        else:
+            self._arrived.append(self._inbox.get())
+
+    def _take(self, *, inbox: bool) -> list[_Item]:
+        """All that has arrived."""
+        items, self._arrived = self._arrived, []
+        items.extend(self._pick_up())
+        while inbox and not self._inbox.empty():  # which nobody else takes from
+            items.append(self._inbox.get_nowait())
+        return items
+
+    def _reply(self, replies: list[Reply]) -> None:
+        if replies and self._send is not None:
+            self._send(replies)
 
     def _pick_up(self) -> list[_Item]:
         """The records that the feed holds, as one item; none without a feed."""
@@ -244,29 +286,51 @@ class Worker:
                 pass
         return []
 
-    def _draft(self, table: SessionTable) -> list[Reply]:
-        replies: list[Reply] = []
-        for proposer, wanted in table.wanted().items():
-            trees = self._propose(proposer, [request for _, request in wanted])
+    def _ask(self, replies: list[Reply]) -> _Round:
+        """Ask the proposers for trees of the states that want one, beside what is answered already."""
+        asked: list[_Asked] = []
+        if self._table is not None:
+            for proposer, wanted in self._table.wanted().items():
+                question = Question(proposer, [request for _, request in wanted], self._vocab_size)
+                asked.append(_Asked(question, [slot for slot, _ in wanted]))
+            self.stats.sessions = len(self._table)
+        return _Round(replies, asked)
+
+    def _answers(self) -> list[Reply]:
+        """Finish the pass that was begun, if one was."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return []
+        replies = begun.replies
+        for question, slots in begun.asked:
+            trees = question.trees()
             self._look()
-            for (slot, _), tree in zip(wanted, trees, strict=True):
-                slot.wants_tree = False
-                if tree is None:
-                    self.stats.failures += 1
-                    replies.append(table.refuse(slot, f"proposer {proposer.name} failed"))
-                elif self._is_current(slot):
-                    self.stats.trees_sent += 1
-                    self.stats.nodes_sent += len(tree)
-                    tree_id = 0
-                    if slot.outlook is not None:
-                        tree_id = slot.outlook.tree_id = next(self._numbers)
-                        slot.outlook.tree = tree
-                    replies.append(TreeReply(slot.stamp, tree, tree_id, sources=table.sources_of(slot, tree)))
-                else:
-                    # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
-                    self.stats.superseded += 1
-                    replies.append(TreeReply(slot.stamp, EMPTY_TREE))
+            assert self._table is not None  # attachments change between passes
+            replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
         return replies
+
+    def _is_done(self, until: float) -> bool:
+        """Whether the proposers have what the pass asks them for; waits for it till then."""
+        return self._begun is not None and all(one.question.wait(until - perf_counter()) for one in self._begun.asked)
+
+    def _reply_of(self, table: SessionTable, slot: Slot, tree: TokenTree | None) -> Reply:
+        """What is sent of a slot's tree, None for one that its proposer failed to make."""
+        slot.wants_tree = False
+        if tree is None:
+            assert slot.proposer is not None
+            self.stats.failures += 1
+            return table.refuse(slot, f"proposer {slot.proposer.name} failed")
+        if not self._is_current(slot):
+            # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
+            self.stats.superseded += 1
+            return TreeReply(slot.stamp, EMPTY_TREE)
+        self.stats.trees_sent += 1
+        self.stats.nodes_sent += len(tree)
+        tree_id = 0
+        if slot.outlook is not None:
+            tree_id = slot.outlook.tree_id = next(self._numbers)
+            slot.outlook.tree = tree
+        return TreeReply(slot.stamp, tree, tree_id, sources=table.sources_of(slot, tree))
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""
@@ -281,47 +345,7 @@ class Worker:
         self._arrived.extend(self._pick_up())
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
-        """One tree a request, empty where the proposer has no guess, None where it failed."""
-        trees = self._attempt(proposer, requests)
-        if trees is None and len(requests) > 1:
-            # The requests that fail alone lose their trees, not the others.
-            return [self._propose(proposer, [request])[0] for request in requests]
-        if trees is None:
-            return [None]
-        return [
-            self._checked(proposer, request, EMPTY_TREE if tree is None else tree)
-            for request, tree in zip(requests, trees, strict=True)
-        ]
-
-    def _attempt(self, proposer: Proposer, requests: list[DraftRequest]) -> list[object] | None:
-        try:
-            trees: list[object] = list(proposer.propose(requests))
-        except Exception:  # noqa: BLE001 (a third party's code)
-            _log.exception("proposer %s failed", proposer.name)
-            end_if_device_lost()
-            return None
-        if len(trees) != len(requests):
-            _log.error("proposer %s made %d trees for %d requests", proposer.name, len(trees), len(requests))
-            return None
-        return trees
-
-    def _checked(self, proposer: Proposer, request: DraftRequest, tree: object) -> TokenTree | None:
-        """The tree in plain integers and floats, None if it is not one that verify would take."""
-        try:
-            if not isinstance(tree, TokenTree):
-                raise InvalidTreeError(f"{type(tree).__name__} is no TokenTree")
-            tree.validate(vocab_size=self._vocab_size, max_nodes=request.max_nodes - 1, max_depth=request.max_depth)
-            if not all(-MAX_LOG_PROB < log_prob < MAX_LOG_PROB for log_prob in tree.log_probs or ()):
-                raise InvalidTreeError("log_probs must be finite float32 numbers")
-            return TokenTree(
-                tuple(map(index, tree.token_ids)),
-                tuple(map(index, tree.parents)),
-                None if tree.log_probs is None else tuple(map(float, tree.log_probs)),
-                None if tree.sources is None else tuple(map(str, tree.sources)),
-            )
-        except Exception as error:  # noqa: BLE001 (a third party's objects may fail in any way)
-            _log.error("proposer %s made a malformed tree: %.200s", proposer.name, error)
-            return None
+        return Question(proposer, requests, self._vocab_size).trees()
 
     def _is_current(self, slot: Slot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from threading import Lock
+from time import perf_counter
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError
 from slipstream_kernels.exchange.bell import Bell
@@ -33,6 +34,8 @@ GIVE_WAY_SECONDS = 5e-4
 """How long a step's thread lets the proposers' begin, at most, before it goes on beside them."""
 QUEUE_SECONDS = 2e-4
 """How long it then leaves the interpreter to proposers on a GPU, which let go of it now and then as they queue work."""
+LOOK_SECONDS = 1e-3
+"""How long a step sleeps at most before it looks whether the proposers' thread answers what it had begun itself."""
 
 
 def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
@@ -70,7 +73,7 @@ def attach_host(link: DraftLink, host: ProposerHost) -> Attachment:
 class InProcessTransport:
     """`inproc`: commits and trees as values, whatever comes once a request as a message."""
 
-    __slots__ = ("_answered", "_asked", "_attachment", "_bell", "_host", "_link")
+    __slots__ = ("_answered", "_asked", "_attachment", "_begun", "_bell", "_host", "_link", "_replies")
 
     name = IN_PROCESS
 
@@ -81,6 +84,10 @@ class InProcessTransport:
         self._bell = Bell() if host.awake else None
         self._asked = False
         """Whether what was sent since the last `give_way` asks for a tree."""
+        self._begun = False
+        """Whether the step's thread has begun with it itself."""
+        self._replies: Replies = ()
+        """What it got, to be received."""
         self._answered = Lock()
         """Locked until whoever sleeps in `wait` is to wake."""
         self._answered.acquire()
@@ -88,13 +95,7 @@ class InProcessTransport:
     def take(self, replies: Replies) -> None:
         """Hand replies to the link, on the host's thread. What no correct host sends ends the attachment."""
         try:
-            taken: list[Reply] = []
-            for reply in replies:
-                if isinstance(reply, TreeValue):
-                    taken.append(TreeReply(Stamp(*reply.stamp), reply.tree, reply.sources))
-                else:
-                    taken.extend(decode_replies(reply, self._attachment.slots.size))
-            self._link.receive(self._attachment, taken, 0)
+            self._link.receive(self._attachment, self._decoded(replies), 0)
             self._wake()
         except InvalidArgumentError as error:
             _log.error("the proposers of this process are detached: %s", error.message)
@@ -107,24 +108,36 @@ class InProcessTransport:
 
     def give_way(self) -> None:
         asked, self._asked, position = self._asked, False, self.position
+        if asked and self._host.begin():
+            self._begun = True
+            return
         if self._host.give_way(GIVE_WAY_SECONDS) and asked and self._bell is not None:
             self._bell.listen(position, QUEUE_SECONDS)
 
     def receive(self) -> list[tuple[list[Reply], int]]:
-        return []
+        if self._begun and not self._replies:
+            self._finish(0.0)
+        replies, self._replies = self._replies, ()
+        return [(self._decoded(replies), 0)] if replies else []
 
     @property
     def polled(self) -> bool:
-        """Whether answers are looked out for: they are with the link already when they are seen."""
-        return self._bell is not None
+        """Whether answers are looked out for: those of the host's own thread are with the link already then."""
+        return self._bell is not None or self._begun
 
     @property
     def position(self) -> int:
         return 0 if self._bell is None else self._bell.rung
 
     def wait(self, seconds: float, position: int) -> None:
-        bell = self._bell
+        begun = perf_counter()
+        if self._begun and self._finish(seconds):
+            return
+        bell, seconds = self._bell, seconds - (perf_counter() - begun)
+        if seconds <= 0:
+            return
         if bell is None:
+            self._answered.acquire(timeout=min(seconds, LOOK_SECONDS))
             return
         awake = min(seconds, self._host.awake)
         bell.listen(position, awake)
@@ -136,12 +149,30 @@ class InProcessTransport:
         self._host.detach()
         self._wake()
 
+    def _finish(self, seconds: float) -> bool:
+        """Keep what the host answers to what was begun; False where it is not there, or its own thread answers."""
+        replies = self._host.finish(seconds)
+        if replies is None:
+            return False
+        self._begun, self._replies = False, replies
+        return True
+
+    def _decoded(self, replies: Replies) -> list[Reply]:
+        """InvalidArgumentError for what no correct host sends."""
+        taken: list[Reply] = []
+        for reply in replies:
+            if isinstance(reply, TreeValue):
+                taken.append(TreeReply(Stamp(*reply.stamp), reply.tree, reply.sources))
+            else:
+                taken.extend(decode_replies(reply, self._attachment.slots.size))
+        return taken
+
     def _wake(self) -> None:
         if self._bell is not None:
             self._bell.ring(give_way=True)
-            if self._answered.locked():
-                with suppress(RuntimeError):  # another thread was quicker
-                    self._answered.release()
+        if self._answered.locked():
+            with suppress(RuntimeError):  # another thread was quicker
+                self._answered.release()
 
 
 def _value(record: Command) -> CommitValue | bytes:

@@ -16,6 +16,7 @@ from typing import Self
 
 import torch
 
+from draft_service.gpu.begun_rounds import BegunRounds
 from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
 from draft_service.gpu.supported_shapes import check_room, check_shapes
 from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
@@ -25,7 +26,7 @@ from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.causal_forward import CausalForward
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound, RoundTicket
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import GpuWeights, weight_bytes
@@ -54,6 +55,7 @@ class GpuDraftModelProposer(DraftModelBase):
     """Drafts with a causal language model on one device; on `cpu` with the kernels' twins, slowly."""
 
     drafts_ahead = False
+    shares_thread = True
 
     def __init__(
         self, name: str, weights: GpuWeights, config: DraftModelConfig, tokenizer_fingerprint: str = ""
@@ -116,12 +118,10 @@ class GpuDraftModelProposer(DraftModelBase):
             running.free_lines.append(line)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        ready = self._ready(requests)
-        trees: dict[int, TokenTree] = {}
-        most = self._running.draft.max_sessions
-        for begin in range(0, len(ready), most):
-            trees |= self._draft(ready[begin : begin + most])
-        return [trees.get(request.session) for request in requests]
+        return self.begin(requests).trees()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, DraftSession]]:
+        return BegunRounds(requests, self._ready(requests), self._running.draft.max_sessions, self._draft)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of sessions that are behind, all but their last token."""
@@ -179,7 +179,7 @@ class GpuDraftModelProposer(DraftModelBase):
         for session, rows in batch:
             session.cached += rows
 
-    def _draft(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> dict[int, TokenTree]:
+    def _draft(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> tuple[list[int], RoundTicket | None]:
         items: list[RoundItem] = []
         for request, session in ready:
             length = len(session.tokens)
@@ -187,11 +187,9 @@ class GpuDraftModelProposer(DraftModelBase):
             depth = min(request.max_depth, self.max_depth, nodes, self._max_context - length + 1)
             items.append(self._item(session, length - session.pending, length, nodes, depth))
             session.cached = length
-        if not items:
-            return {}
         filtered = any(is_filtered(session.sampling) for _, session in ready)
-        trees = self._running.draft.draft(items, [], filtered=filtered)
-        return {session.number: tree for (_, session), tree in zip(ready, trees, strict=True)}
+        numbers = [session.number for _, session in ready]
+        return numbers, self._running.draft.begin(items, [], filtered=filtered) if items else None
 
     def _item(self, session: DraftSession, begin: int, end: int, nodes: int = 0, depth: int = 0) -> RoundItem:
         line = self._running.lines[session.number]

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from draft_service.gpu.begun_rounds import BegunRounds
 from draft_service.gpu.head_weights import head_weights
 from draft_service.gpu.paged_sessions import PagedSession, PagedSessions
 from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
@@ -23,7 +24,7 @@ from draft_service.proposers.eagle_base import EagleBase, EagleConfig
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.draft_limits import DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound, RoundTicket
 from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
@@ -37,6 +38,8 @@ _CHUNK = 512
 
 class GpuEagleProposer(EagleBase):
     """Drafts with an EAGLE head on one device; on `cpu` with the kernels' twins, slowly."""
+
+    shares_thread = True
 
     def __init__(
         self,
@@ -96,12 +99,10 @@ class GpuEagleProposer(EagleBase):
         self._running[1].remove(session)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        ready = self._ready(requests)
-        trees: dict[int, TokenTree] = {}
-        most = self._round.max_sessions
-        for begin in range(0, len(ready), most):
-            trees |= self._draft(ready[begin : begin + most])
-        return [trees.get(request.session) for request in requests]
+        return self.begin(requests).trees()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
+        return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of text."""
@@ -147,7 +148,7 @@ class GpuEagleProposer(EagleBase):
         for session, _ in batch:
             self._settle(session)
 
-    def _draft(self, ready: Sequence[tuple[DraftRequest, PagedSession]]) -> dict[int, TokenTree]:
+    def _draft(self, ready: Sequence[tuple[DraftRequest, PagedSession]]) -> tuple[list[int], RoundTicket | None]:
         numbers: list[int] = []
         items: list[RoundItem] = []
         features: list[torch.Tensor] = []
@@ -164,9 +165,7 @@ class GpuEagleProposer(EagleBase):
             numbers.append(session.number)
             features.extend(states)
             filtered |= is_filtered(session.sampling)
-        if not items:
-            return {}
-        return dict(zip(numbers, self._round.draft(items, features, filtered=filtered), strict=True))
+        return numbers, self._round.begin(items, features, filtered=filtered) if items else None
 
     def _take(self, session: PagedSession, rows: int) -> tuple[RoundItem, list[torch.Tensor]] | None:
         draft, sessions, _ = self._running

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
 
@@ -118,6 +118,31 @@ class Target:
     """Boundaries whose states can be had; empty: none."""
 
 
+class Begun(Protocol):
+    """What a proposer was asked for and has begun. It is called no further until `trees` has returned or raised."""
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `trees` would not wait for a device, after so many seconds at most."""
+        ...
+
+    def trees(self) -> Sequence[TokenTree | None]:
+        """What `propose` returns. Called once at most."""
+        ...
+
+
+class AtOnce(NamedTuple):
+    """The answer of a proposer that begins with nothing before it is asked for it."""
+
+    proposer: Proposer
+    requests: Sequence[DraftRequest]
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def trees(self) -> Sequence[TokenTree | None]:
+        return self.proposer.propose(self.requests)
+
+
 class Proposer(ABC):
     """Guesses token trees for many sessions at once.
 
@@ -145,6 +170,12 @@ class Proposer(ABC):
     """Entries of its vocabulary; 0: works with any."""
     target_folder: Path | None = None
     """Folder of the model that it was made for, where it is known: then its draft service checks its boundaries."""
+    shares_thread: bool = False
+    """Whether a verify service that runs it in its own process may call it on the thread of its steps.
+
+    For one that computes on a GPU, and whose calls are no longer than those that queue work there: what hangs on that
+    thread ends serving.
+    """
     drafts_ahead: bool = True
     """Whether `fork` may be called. It never is where hidden states are wanted: tokens yet undecided have none."""
 
@@ -196,6 +227,14 @@ class Proposer(ABC):
         milliseconds at most, so a session that needs long preparation gets None now and its preparation in `advance`.
         `log_probs`, where known, are those of the paths under the proposer's own distribution.
         """
+
+    def begin(self, requests: Sequence[DraftRequest]) -> Begun:
+        """Begin with `propose`, for whoever has something else to do while a device computes.
+
+        Override it together with `propose` where work is queued there. Until the result has given its trees nothing
+        else is called.
+        """
+        return AtOnce(self, requests)
 
     def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
         """Up to `width` likely next tokens of each session, with the natural logarithm of each one's probability.

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, sys, types
-from draft_service.proposers.base import Proposer
+from draft_service.proposers.base import DraftRequest, Proposer
 from draft_service.codec import Attachment
 from draft_service.worker import Worker
 
@@ -38,7 +38,7 @@ worker = Worker([Broken()])
 {act}
 print("goes on")
 """
-FAILS = "worker._attempt(worker.proposers[0], [])"
+FAILS = "worker._propose(worker.proposers[0], [DraftRequest(1, 4, 2)])"
 LEAVES = "worker._leave()"
 
 

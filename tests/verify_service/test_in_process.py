@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, HostLimits, TreeValue
+from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, HostLimits, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from verify_service import in_process
 from verify_service.draft_link import DraftLink
@@ -56,6 +56,12 @@ class PlayedHost:
     def give_way(self, seconds: float) -> bool:
         self.begun = len(self.batches)
         return True
+
+    def begin(self) -> bool:
+        return False
+
+    def finish(self, seconds: float) -> Replies | None:
+        return None
 
     def detach(self) -> None:
         self.detached += 1
@@ -171,3 +177,43 @@ def test_without_the_entry_point_the_package_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(in_process, "HOST_ENTRY_POINTS", "slipstream.nobody_has_these")
     with pytest.raises(FailedPreconditionError, match=r"entry point inproc in group slipstream\.nobody_has_these"):
         load_host(["ngram"], HostLimits())
+
+
+class SharedHost(PlayedHost):
+    """Is called on the step's thread: `replies` answer what was begun, None as long as they are not there."""
+
+    replies: Replies | None = None
+
+    def begin(self) -> bool:
+        self.begun = len(self.batches)
+        return True
+
+    def finish(self, seconds: float) -> Replies | None:
+        replies, self.replies = self.replies, None
+        return replies
+
+
+def test_what_a_steps_thread_begins_it_finishes() -> None:
+    host = SharedHost()
+    link, commit = begun(host, deadline=30.0)
+    assert host.begun == 2
+    host.replies = [TreeValue(commit.stamp, TREE, (0, 0))]
+    assert link.collect([KEY]) == [replace(TREE, sources=("p", "p"))]
+    host.answer([])
+
+
+def test_what_is_not_there_at_the_deadline_is_taken_from_whoever_answers() -> None:
+    host = SharedHost()
+    link, commit = begun(host, deadline=0.01)
+    assert link.collect([KEY]) == [None]
+    assert link.state().misses == 1
+    host.answer([TreeValue(commit.stamp, TREE)])
+    assert link.collect([KEY]) == [TREE]
+
+
+def test_a_malformed_tree_that_a_steps_thread_has_made_ends_the_attachment_alone() -> None:
+    host = SharedHost()
+    link, commit = begun(host)
+    host.replies = [TreeValue(commit.stamp, TokenTree((4, 4), (1, 0)))]
+    assert link.collect([KEY]) == [None]
+    assert (link.state().malformed, host.detached) == (1, 1)

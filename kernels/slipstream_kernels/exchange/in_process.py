@@ -52,7 +52,10 @@ Answer = Callable[[Replies], None]
 
 
 class ProposerHost(Protocol):
-    """Proposers on a thread of their own. All methods are called from threads of the verify service."""
+    """Proposers on a thread of their own. All methods are called from threads of the verify service.
+
+    Those that say so are called on the thread of its steps too, so that none has to wait for the other's.
+    """
 
     @property
     def awake(self) -> float:
@@ -78,6 +81,20 @@ class ProposerHost(Protocol):
         """Let the proposers' thread begin with what was put, if it waited for it; returns whether it has begun.
 
         Waits up to `seconds`, but not for a thread that is at work. For the thread that puts.
+        """
+        ...
+
+    def begin(self) -> bool:
+        """Begin to draft with what was put, on the calling thread, which is that of `put`; waits for nothing.
+
+        False where the proposers are called by their own thread alone, or by it just now; then `give_way` is due.
+        """
+        ...
+
+    def finish(self, seconds: float) -> Replies | None:
+        """What answers that, which the calling thread waits for that long at most: `Answer` is not called for it.
+
+        None where it is not there, nothing was begun, or the proposers' own thread went on with it and answers.
         """
         ...
 

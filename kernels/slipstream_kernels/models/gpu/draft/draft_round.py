@@ -9,8 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter, sleep
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
@@ -109,20 +111,25 @@ class DraftRound:
         """
         rows = sum(len(item.token_ids) for item in items)
         self._launch(self._buckets.find(0, rows, 0, filtered=False), items, features)
+        self._wait()
 
     def draft(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> list[TokenTree]:
-        """A round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
+        """The trees of a round; see `begin`."""
+        return self.begin(items, features, filtered=filtered).trees()
+
+    def begin(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> RoundTicket:
+        """Queue a round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
 
         features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
-        values are in their pages afterwards.
+        values are in their pages once the trees are there. Nothing else may be queued before they are.
         """
         rows = sum(len(item.token_ids) for item in items)
         levels = max(item.max_depth for item in items)
         self._launch(self._buckets.find(len(items), rows, levels, filtered=filtered), items, features)
-        return [_tree(words) for words in self._result_words[: len(items)].tolist()]
+        return RoundTicket(self._result_words[: len(items)], self._done)
 
     def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
-        """Queue a round or a pass over text, and wait until it is done and its trees, if any, are here."""
+        """Queue a round or a pass over text, and the copy of its trees, if any."""
         if self._stream is not None and any(part.is_cuda for part in features):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where they come from
         with self._on_stream():
@@ -133,11 +140,11 @@ class DraftRound:
             if bucket.levels:
                 trees = self._buffers.trees(bucket.sessions).trees.result
                 self._result[: bucket.sessions].copy_(trees, non_blocking=True)
-        self._wait()
-
-    def _wait(self) -> None:
         if self._stream is not None and self._done is not None:
             self._done.record(self._stream)
+
+    def _wait(self) -> None:
+        if self._done is not None:
             self._done.synchronize()
 
     def _send(self, bucket: RoundBucket, items: Sequence[RoundItem]) -> None:
@@ -151,7 +158,8 @@ class DraftRound:
 
     def _prepare(self, bucket: RoundBucket) -> None:
         """Put a plan of nothing but padding on the device; the one before it has been read."""
-        self._wait()
+        if self._stream is not None:
+            self._stream.synchronize()
         self._send(bucket, [])
 
     def _run(self, bucket: RoundBucket) -> None:
@@ -278,6 +286,35 @@ class DraftRound:
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else self._own_stream
+
+
+class RoundTicket:
+    """A round under way."""
+
+    __slots__ = ("_done", "_words")
+
+    def __init__(self, words: npt.NDArray[np.int32], done: torch.cuda.Event | None) -> None:
+        """words: int32 [sessions, TREE_WIDTH], the trees once `done` has come; None where they are there."""
+        self._words = words
+        self._done = done
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `trees` would not wait, after so many seconds at most."""
+        done = self._done
+        if done is None or done.query():
+            return True
+        until = perf_counter() + seconds
+        while perf_counter() < until:
+            sleep(0)  # lets other threads have the interpreter
+            if done.query():
+                return True
+        return False
+
+    def trees(self) -> list[TokenTree]:
+        """A tree a session. To be called before anything else is queued."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [_tree(words) for words in self._words.tolist()]
 
 
 def _tree(words: list[int]) -> TokenTree:

@@ -1,0 +1,45 @@
+"""Trees of sessions that may take several rounds, the first of which is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from draft_service.proposers.base import DraftRequest
+from slipstream_kernels.models.gpu.draft.draft_round import RoundTicket
+from slipstream_kernels.token_tree import TokenTree
+
+S = TypeVar("S")
+"""A session that is ready for a round."""
+
+Launch = Callable[[Sequence[S]], tuple[list[int], RoundTicket | None]]
+"""Begins a round; returns the numbers of its sessions, and the round unless it has none."""
+
+
+class BegunRounds(Generic[S]):
+    """A `Begun`."""
+
+    __slots__ = ("_launch", "_left", "_most", "_requests", "_under_way")
+
+    def __init__(self, requests: Sequence[DraftRequest], ready: Sequence[S], most: int, launch: Launch[S]) -> None:
+        """Launch the first round of those that are ready, `most` of them a round."""
+        self._requests = requests
+        self._most = most
+        self._launch = launch
+        self._left = ready[most:]
+        self._under_way = launch(ready[:most])
+
+    def wait(self, seconds: float) -> bool:
+        ticket = self._under_way[1]
+        return ticket is None or ticket.wait(seconds)
+
+    def trees(self) -> list[TokenTree | None]:
+        made: dict[int, TokenTree] = {}
+        numbers, ticket = self._under_way
+        while True:
+            if ticket is not None:
+                made |= zip(numbers, ticket.trees(), strict=True)
+            if not self._left:
+                return [made.get(request.session) for request in self._requests]
+            numbers, ticket = self._launch(self._left[: self._most])
+            self._left = self._left[self._most :]

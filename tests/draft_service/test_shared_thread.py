@@ -1,0 +1,174 @@
+"""Rounds of proposers that the verify service's own thread makes, and what becomes of those that it does not finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from threading import Event, current_thread
+
+import pytest
+
+from draft_service.in_process import InProcessHost
+from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer
+from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
+from slipstream_kernels.exchange.in_process import CommitValue, Replies, TreeValue
+from slipstream_kernels.token_tree import TokenTree
+
+INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()
+ATTACHED = draft_pb2.AttachResponse(version=1, epoch=7, transport="inproc", num_slots=4).SerializeToString()
+SECONDS = 30.0
+
+
+class Device(Proposer):
+    """Guesses that the last token comes again, as soon as `done` is set; keeps which threads asked."""
+
+    name, max_nodes, max_depth, shares_thread = "device", 8, 4, True
+
+    def __init__(self) -> None:
+        self.done, self.rests = Event(), Event()
+        self.done.set()
+        self.rests.set()
+        self.threads: list[str] = []
+        self.last: dict[int, int] = {}
+
+    def open(self, session: int, opening: Opening) -> None:
+        self.last[session] = opening.token_ids[-1]
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        self.last[session] = token_ids[-1]
+
+    def close(self, session: int) -> None:
+        del self.last[session]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        return self.begin(requests).trees()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> UnderWay:
+        self.threads.append(current_thread().name)
+        return UnderWay(self.done, [TokenTree.chain([self.last[request.session]] * 2) for request in requests])
+
+    def advance(self) -> bool:
+        self.rests.wait(SECONDS)
+        return False
+
+
+class UnderWay(Begun):
+    def __init__(self, done: Event, trees: list[TokenTree | None]) -> None:
+        self.done, self.made = done, trees
+
+    def wait(self, seconds: float) -> bool:
+        return self.done.wait(max(0.0, seconds))
+
+    def trees(self) -> list[TokenTree | None]:
+        self.done.wait(SECONDS)
+        return self.made
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def answers() -> SimpleQueue[Replies]:
+    """What the worker's own thread says."""
+    return SimpleQueue()
+
+
+@pytest.fixture
+def host(device: Device, answers: SimpleQueue[Replies]) -> Iterator[InProcessHost]:
+    host = InProcessHost([device])
+    host.offer(INFO)
+    host.attach(ATTACHED, answers.put)
+    host.put([opened(0)])
+    yield host
+    device.done.set()
+    device.rests.set()
+    host.stop(SECONDS)
+
+
+def opened(slot: int) -> bytes:
+    stamp = tree_pb2.Stamp(epoch=7, slot=slot, generation=1, base_length=1, root_token=5)
+    sampling = sampling_pb2.SamplingParams(temperature=0.0)
+    record = draft_pb2.Open(stamp=stamp, token_ids=[5], prompt_length=1, sampling=sampling, max_nodes=1)
+    commands = [draft_pb2.DraftCommand(open=record)]
+    return draft_pb2.ExchangeResponse(commands=commands).SerializeToString()
+
+
+def committed(length: int, token: int) -> CommitValue:
+    return CommitValue((7, 0, 1, length, token), (token,), 8, 4, None)
+
+
+def tree_of(length: int, token: int) -> list[TreeValue]:
+    return [TreeValue((7, 0, 1, length, token), TokenTree.chain([token] * 2))]
+
+
+def begin(host: InProcessHost) -> None:
+    """Begin once the worker's thread rests."""
+    for _ in range(3000):
+        if host.begin():
+            return
+        Event().wait(0.01)
+    pytest.fail("it was never this thread's turn")
+
+
+def test_a_round_is_begun_and_finished_on_the_calling_thread(host, device, answers) -> None:
+    assert host.finish(0.0) is None
+    host.put([committed(2, 8)])
+    begin(host)
+    assert host.finish(SECONDS) == tree_of(2, 8)
+    assert host.finish(0.0) is None
+    host.put([committed(3, 9)])
+    begin(host)
+    assert host.finish(SECONDS) == tree_of(3, 9)
+    assert device.threads == [current_thread().name] * 2
+    assert answers.empty()
+
+
+def test_one_that_is_not_done_in_time_is_finished_by_the_workers_thread(host, device, answers) -> None:
+    host.put([committed(2, 8)])
+    device.done.clear()
+    begin(host)
+    assert host.finish(0.001) is None
+    host.put([committed(3, 9)])
+    assert not host.begin()
+    assert not host.give_way(0.0)
+    assert host.finish(0.001) is None
+    device.done.set()
+    replies = [*answers.get(timeout=SECONDS), *answers.get(timeout=SECONDS)]
+    assert [reply.stamp for reply in replies] == [(7, 0, 1, 2, 8), (7, 0, 1, 3, 9)]
+    assert replies[1:] == tree_of(3, 9)
+    host.put([committed(4, 7)])
+    begin(host)
+    assert host.finish(SECONDS) == tree_of(4, 7)
+    assert device.threads == [current_thread().name, "draft-worker", current_thread().name]
+
+
+def test_while_the_workers_thread_is_busy_the_round_is_its_own(host, device, answers) -> None:
+    begin(host)
+    assert host.finish(SECONDS) == []
+    device.rests.clear()
+    host.put([opened(1)])
+    host.put([committed(2, 8)])
+    while host.begin():
+        assert host.finish(SECONDS) in ([], tree_of(2, 8))
+    assert host.finish(0.001) is None
+    host.put([committed(3, 9)])
+    assert not host.begin()
+    device.rests.set()
+    host.give_way(0.0)
+    while (replies := answers.get(timeout=SECONDS)) != tree_of(3, 9):
+        assert replies == tree_of(2, 8)
+
+
+def test_proposers_that_do_not_allow_it_keep_their_thread(device, answers) -> None:
+    device.shares_thread = False
+    host = InProcessHost([device])
+    host.offer(INFO)
+    host.attach(ATTACHED, answers.put)
+    host.put([opened(0), committed(2, 8)])
+    assert not host.begin()
+    assert host.finish(0.0) is None
+    assert answers.get(timeout=SECONDS) == tree_of(2, 8)
+    assert device.threads == ["draft-worker"]
+    host.stop(SECONDS)
