@@ -19,6 +19,7 @@ from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer
 from slipstream_kernels.models.gpu.ops_namespace import twins
 from slipstream_kernels.models.gpu.pass_plan import Int32
+from slipstream_kernels.models.gpu.plan_buckets import bucket_of
 from slipstream_kernels.models.gpu.weights import GpuWeights
 
 KINDS = ("folder", "inflated", "random")
@@ -99,9 +100,7 @@ class MeasuredModel(GpuModel):
 
     def replay(self, plan: PassPlan, repeats: int) -> float:
         """Milliseconds of a plan's graph, run `repeats` times with nothing in between. No loop may be busy."""
-        bucket = self._buckets.find(
-            plan.rows, len(plan.logit_rows), has_trees=plan.has_trees, has_prefill=len(plan.prefills) > 0
-        )
+        bucket = bucket_of(self._buckets, plan, self._weights.shard)
         self.launch(plan).results()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self._on_stream():

@@ -15,7 +15,8 @@ _FEW_LOGITS, _SOME_LOGITS = 16, 128
 class Bucket(NamedTuple):
     """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode.
 
-    Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.boundaries`).
+    Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.boundaries`). Where
+    `tiles_only`, every row that decodes has a tile of `prefill_attention`, and attention is that kernel alone.
     """
 
     rows: int
@@ -23,6 +24,7 @@ class Bucket(NamedTuple):
     has_trees: bool
     has_prefill: bool
     boundaries: tuple[int, ...] = ()
+    tiles_only: bool = False
 
     @property
     def without_states(self) -> Bucket:
@@ -34,14 +36,16 @@ class Buckets:
     """All buckets of a model and the choice among them.
 
     Where all rows decode, all may want logits. Passes with a prefill are large, so that what trees take is little:
-    they always have room for them, unless `plain_prefill` asks for buckets of those that have none.
+    they always have room for them, unless `plain_prefill` asks for buckets of those that have none. Passes without
+    trees and prefill of `tiled_rows` rows and more, where given, have buckets of tiles only too.
     """
 
-    def __init__(self, limits: GpuLimits, *, plain_prefill: bool = False) -> None:
+    def __init__(self, limits: GpuLimits, *, plain_prefill: bool = False, tiled_rows: int | None = None) -> None:
         decode, most = limits.max_decode_rows, limits.max_rows
         self._decode = _sizes(_ROWS, decode)
         self._has_trees = limits.scratch_slots > 0
         self._plain_prefill = plain_prefill
+        self._tiled = [rows for rows in self._decode if tiled_rows is not None and rows >= tiled_rows]
         chunk = limits.prefill_chunk
         beside = [chunk + rows for rows in (0, *_sizes((16, 64, 256), decode))]
         below = [rows for rows in _ROWS if _LEAST_PREFILL <= rows < chunk]
@@ -57,13 +61,17 @@ class Buckets:
         """Every bucket that `find` can return, the largest first."""
         trees = (False, True) if self._has_trees else (False,)
         buckets = {Bucket(rows, rows, drafted, False) for rows in self._decode for drafted in trees if rows > drafted}
+        buckets |= {Bucket(rows, rows, False, False, tiles_only=True) for rows in self._tiled}
         for rows in self._prefill:
             for drafted in trees if self._plain_prefill else (self._has_trees,):
                 buckets |= {Bucket(rows, min(logits, rows), drafted, True) for logits in self._logits}
         return sorted(buckets, reverse=True)
 
-    def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool) -> Bucket:
-        """The smallest bucket that holds a pass. Raises ValueError where none does."""
+    def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool, fits_tiles: bool = False) -> Bucket:
+        """The smallest bucket that holds a pass. Raises ValueError where none does.
+
+        `fits_tiles`: every row is one that decodes and is best served as a tile.
+        """
         sizes = self._prefill if has_prefill else self._decode
         if rows > sizes[-1] or logits > self._logits[-1] or (has_trees and not self._has_trees):
             raise ValueError(
@@ -72,7 +80,7 @@ class Buckets:
             )
         padded = sizes[bisect_left(sizes, max(rows, 2) if has_trees else rows)]
         if not has_prefill:
-            return Bucket(padded, padded, has_trees, False)
+            return Bucket(padded, padded, has_trees, False, tiles_only=fits_tiles and padded in self._tiled)
         wanted = self._logits[bisect_left(self._logits, logits)]
         return Bucket(padded, min(wanted, padded), has_trees if self._plain_prefill else self._has_trees, True)
 

@@ -71,7 +71,7 @@ class PlanLayout:
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
         self._kv_heads = kv_heads
-        self._has_tiles = bucket.has_prefill or (not bucket.has_trees and bucket.rows * kv_heads >= PROGRAMS)
+        self._has_tiles = bucket.has_prefill or (not bucket.has_trees and bucket.rows >= tiled_rows(kv_heads))
         if self._has_tiles:
             tiles += decode_rows
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
@@ -137,6 +137,18 @@ class PlanLayout:
             self._places,
             words,
         )
+
+
+def tiled_rows(kv_heads: int) -> int:
+    """Rows, of a pass without trees and prefill, that as tiles fill the device."""
+    return -(-PROGRAMS // kv_heads)
+
+
+def fits_tiles(plan: PassPlan, kv_heads: int) -> bool:
+    """Whether a pass has no trees and no prefill, and all its rows are best served as tiles."""
+    if plan.rows < tiled_rows(kv_heads) or plan.has_trees or len(plan.prefills):
+        return False
+    return bool(_fit_a_tile(plan.decodes, plan.prefills, kv_heads).all())
 
 
 def _fit_a_tile(decodes: Int32, tiles: Int32, kv_heads: int) -> npt.NDArray[np.bool_]:

@@ -112,7 +112,14 @@ class GpuForward:
             self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
             return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
-        # Rows that decode come first.
+        if not bucket.tiles_only:
+            self._attend_in_splits(plan, b, keys, values)
+        if len(plan.tiles):
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
+
+    def _attend_in_splits(self, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Attention of the rows that have no tile: those that decode come first."""
+        ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]
         ops.prefix_attention(
             q, keys, values, pages, page_size, plan.segments, plan.item_offsets, partials, columns=b.columns
@@ -132,8 +139,6 @@ class GpuForward:
             partials,
             out,
         )
-        if len(plan.tiles):
-            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
 
     def _add(self, x: torch.Tensor, weight: torch.Tensor, b: PassBuffers) -> None:
         """Add a layer's output, the sum of the ranks' parts, to the residual stream."""

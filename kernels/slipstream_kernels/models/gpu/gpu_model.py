@@ -16,7 +16,7 @@ import torch
 
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
+from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
@@ -31,6 +31,7 @@ from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.plan_buckets import bucket_of, buckets_of
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
@@ -77,7 +78,7 @@ class GpuModel:
             self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
             self._on_own_stream = OnStream(self._stream)
-        self._buckets = Buckets(limits, plain_prefill=attention == FLASHINFER)
+        self._buckets = buckets_of(weights.shard, limits, attention)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
             self._tables = DeviceTables(limits, self.config.vocab_size, device)
@@ -232,9 +233,7 @@ class GpuModel:
         """
         if not plan.in_order:
             plan = plan.reordered()
-        bucket = self._buckets.find(
-            plan.rows, len(plan.logit_rows), has_trees=plan.has_trees, has_prefill=len(plan.prefills) > 0
-        )
+        bucket = bucket_of(self._buckets, plan, self._weights.shard)
         if self._boundaries:
             bucket = bucket._replace(boundaries=self._boundaries)
         buffer = self._host.take()
@@ -366,7 +365,7 @@ def _planned(
     limits = replace(limits, max_context=limits.max_context or longest)
     cuda = device.type == "cuda"
     plain = attention == FLASHINFER
-    graphs = len(Buckets(limits, plain_prefill=plain).all()) if capture and cuda else 0
+    graphs = len(buckets_of(shard, limits, attention).all()) if capture and cuda else 0
     if limits.boundaries and graphs:
         graphs += LATE_GRAPHS  # of passes that keep states
     available = available_bytes(device, limits.memory_utilization) + held

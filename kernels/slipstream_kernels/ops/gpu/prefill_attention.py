@@ -11,7 +11,6 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    absorb_block,
     add_block,
     block_peak,
     block_products,
@@ -137,8 +136,8 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128. No kernel of
-    the same pass writes tiles: they are read while those may still run.
+    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128. No
+    kernel of the same pass writes tiles: they are read while those may still run.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)

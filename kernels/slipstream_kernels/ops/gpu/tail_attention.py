@@ -62,7 +62,7 @@ def _row_slots(
 
 
 @triton.jit
-def _first(one: tl.tensor, other: tl.tensor) -> tl.tensor:
+def _first(one: tl.tensor, other: tl.tensor) -> tl.tensor:  # noqa: ARG001  what combines has two operands
     """One of two equal numbers."""
     return one
 

@@ -34,6 +34,18 @@ def test_every_pass_within_the_limits_finds_a_bucket_of_the_list(limits: GpuLimi
                 assert not plain_prefill or found.has_trees == drafted
 
 
+def test_passes_of_tiles_only_are_large_ones_without_trees_and_prefill() -> None:
+    limits = GpuLimits(max_running=100, step_nodes=20, prefill_chunk=64)
+    buckets = Buckets(limits, tiled_rows=32)
+    listed = [bucket for bucket in buckets.all() if bucket.tiles_only]
+    assert [bucket.rows for bucket in listed] == [120, 96, 64, 48, 32]
+    for rows in range(1, 101):
+        found = buckets.find(rows, rows, has_trees=False, has_prefill=False, fits_tiles=True)
+        assert found in buckets.all() and found.tiles_only == (found.rows >= 32)
+        assert not buckets.find(rows, rows, has_trees=False, has_prefill=False).tiles_only
+    assert not any(bucket.tiles_only for bucket in Buckets(limits).all())
+
+
 def test_padding_is_bounded() -> None:
     buckets = Buckets(GpuLimits(max_running=256, step_nodes=512, prefill_chunk=2048))
     for rows in range(1, 769):

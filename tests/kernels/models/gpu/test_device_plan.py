@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
-from slipstream_kernels.models.gpu.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.device_plan import PlanLayout, fits_tiles
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
@@ -86,6 +88,20 @@ def test_rows_enough_to_fill_the_device_are_tiles_but_for_the_longest() -> None:
     assert host["decode_rows"][host["decode_rows"] >= 0].tolist() == [longest]
     segments = host["segments"][host["segments"][:, 1] > 0]
     assert segments.tolist() == [[longest, 1, plan.lines[longest], plan.prefix_lengths[longest]]]
+    assert not fits_tiles(plan, kv_heads=32)
+
+
+def test_where_all_rows_fit_tiles_no_other_kernel_has_work() -> None:
+    made = [Span(line, [line], 700 + 5 * line, range(256), TokenTree((), ())) for line in range(9)]
+    plan = pass_of(LIMITS, made).reordered()
+    assert fits_tiles(plan, kv_heads=32)
+    host = packed(plan, Bucket(9, 9, has_trees=False, has_prefill=False, tiles_only=True), kv_heads=32)
+    assert (host["decode_rows"] == -1).all() and not host["segments"].any() and not host["item_offsets"].any()
+    assert sorted(host["tiles"][:, 0].tolist()) == list(range(9))
+    drafted = pass_of(LIMITS, [dataclasses.replace(made[0], tree=TREE), *made[1:]]).reordered()
+    prefilled = pass_of(LIMITS, [dataclasses.replace(made[0], tokens=[1, 2]), *made[1:]]).reordered()
+    assert not fits_tiles(drafted, kv_heads=32) and not fits_tiles(prefilled, kv_heads=32)
+    assert not fits_tiles(plan, kv_heads=8)
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
