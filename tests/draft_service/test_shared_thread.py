@@ -8,7 +8,8 @@ from threading import Event, current_thread
 
 import pytest
 
-from draft_service.in_process import InProcessHost
+from draft_service import in_process
+from draft_service.in_process import InProcessHost, SharedFeed
 from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 from slipstream_kernels.exchange.in_process import CommitValue, Replies, TreeValue
@@ -25,13 +26,15 @@ class Device(Proposer):
     name, max_nodes, max_depth, shares_thread = "device", 8, 4, True
 
     def __init__(self) -> None:
-        self.done, self.rests = Event(), Event()
+        self.done, self.free, self.busy = Event(), Event(), Event()
         self.done.set()
-        self.rests.set()
+        self.free.set()
         self.threads: list[str] = []
         self.last: dict[int, int] = {}
+        self.opened: SimpleQueue[int] = SimpleQueue()
 
     def open(self, session: int, opening: Opening) -> None:
+        self.opened.put(session)
         self.last[session] = opening.token_ids[-1]
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
@@ -48,7 +51,9 @@ class Device(Proposer):
         return UnderWay(self.done, [TokenTree.chain([self.last[request.session]] * 2) for request in requests])
 
     def advance(self) -> bool:
-        self.rests.wait(SECONDS)
+        if not self.free.is_set():
+            self.busy.set()
+            self.free.wait(SECONDS)
         return False
 
 
@@ -64,6 +69,19 @@ class UnderWay(Begun):
         return self.made
 
 
+class Watched(SharedFeed):
+    """Tells whether the worker's thread rests, which it does until it is woken."""
+
+    rests: Event | None = None
+
+    def wait(self, seconds: float) -> None:
+        assert Watched.rests is not None
+        if not self._woken.is_set():
+            Watched.rests.set()
+        super().wait(SECONDS)
+        Watched.rests.clear()
+
+
 @pytest.fixture
 def device() -> Device:
     return Device()
@@ -76,14 +94,19 @@ def answers() -> SimpleQueue[Replies]:
 
 
 @pytest.fixture
-def host(device: Device, answers: SimpleQueue[Replies]) -> Iterator[InProcessHost]:
+def host(device: Device, answers: SimpleQueue[Replies], monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessHost]:
+    """A request is open, and the worker's thread rests."""
+    Watched.rests = Event()
+    monkeypatch.setattr(in_process, "SharedFeed", Watched)
     host = InProcessHost([device])
     host.offer(INFO)
     host.attach(ATTACHED, answers.put)
     host.put([opened(0)])
+    assert device.opened.get(timeout=SECONDS)
+    assert Watched.rests.wait(SECONDS)
     yield host
     device.done.set()
-    device.rests.set()
+    device.free.set()
     host.stop(SECONDS)
 
 
@@ -103,23 +126,14 @@ def tree_of(length: int, token: int) -> list[TreeValue]:
     return [TreeValue((7, 0, 1, length, token), TokenTree.chain([token] * 2))]
 
 
-def begin(host: InProcessHost) -> None:
-    """Begin once the worker's thread rests."""
-    for _ in range(3000):
-        if host.begin():
-            return
-        Event().wait(0.01)
-    pytest.fail("it was never this thread's turn")
-
-
 def test_a_round_is_begun_and_finished_on_the_calling_thread(host, device, answers) -> None:
     assert host.finish(0.0) is None
     host.put([committed(2, 8)])
-    begin(host)
+    assert host.begin()
     assert host.finish(SECONDS) == tree_of(2, 8)
     assert host.finish(0.0) is None
     host.put([committed(3, 9)])
-    begin(host)
+    assert host.begin()
     assert host.finish(SECONDS) == tree_of(3, 9)
     assert device.threads == [current_thread().name] * 2
     assert answers.empty()
@@ -128,7 +142,7 @@ def test_a_round_is_begun_and_finished_on_the_calling_thread(host, device, answe
 def test_one_that_is_not_done_in_time_is_finished_by_the_workers_thread(host, device, answers) -> None:
     host.put([committed(2, 8)])
     device.done.clear()
-    begin(host)
+    assert host.begin()
     assert host.finish(0.001) is None
     host.put([committed(3, 9)])
     assert not host.begin()
@@ -138,27 +152,24 @@ def test_one_that_is_not_done_in_time_is_finished_by_the_workers_thread(host, de
     replies = [*answers.get(timeout=SECONDS), *answers.get(timeout=SECONDS)]
     assert [reply.stamp for reply in replies] == [(7, 0, 1, 2, 8), (7, 0, 1, 3, 9)]
     assert replies[1:] == tree_of(3, 9)
+    assert Watched.rests is not None
+    assert Watched.rests.wait(SECONDS)
     host.put([committed(4, 7)])
-    begin(host)
+    assert host.begin()
     assert host.finish(SECONDS) == tree_of(4, 7)
     assert device.threads == [current_thread().name, "draft-worker", current_thread().name]
 
 
 def test_while_the_workers_thread_is_busy_the_round_is_its_own(host, device, answers) -> None:
-    begin(host)
-    assert host.finish(SECONDS) == []
-    device.rests.clear()
+    device.free.clear()
     host.put([opened(1)])
+    assert device.busy.wait(SECONDS)
     host.put([committed(2, 8)])
-    while host.begin():
-        assert host.finish(SECONDS) in ([], tree_of(2, 8))
-    assert host.finish(0.001) is None
-    host.put([committed(3, 9)])
     assert not host.begin()
-    device.rests.set()
-    host.give_way(0.0)
-    while (replies := answers.get(timeout=SECONDS)) != tree_of(3, 9):
-        assert replies == tree_of(2, 8)
+    assert host.finish(0.001) is None
+    device.free.set()
+    assert answers.get(timeout=SECONDS) == tree_of(2, 8)
+    assert device.threads == ["draft-worker"]
 
 
 def test_proposers_that_do_not_allow_it_keep_their_thread(device, answers) -> None:
