@@ -26,7 +26,7 @@ def test_kernels_is_no_package_of_its_own():
 
 
 def test_transformers_works_beside_our_kernels_folder():
-    code = "from transformers import LlamaConfig, LlamaForCausalLM; print(LlamaForCausalLM.__name__)"
+    code = "import slipstream_kernels; from transformers import LlamaForCausalLM; print(LlamaForCausalLM.__name__)"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )

@@ -14,7 +14,7 @@ from support.cluster import Cluster, free_ports
 from verify_service.patience import FIRST_BACKOFF, MAX_MISSES
 
 STREAMS = 4
-TOKENS = 1400
+TOKENS = 500
 DEADLINE_MS = 50
 OVERDUE_SECONDS = 0.1
 """A wait beyond this bound of the histogram's was not ended by the deadline; a busy machine may wake up late."""

@@ -69,7 +69,7 @@ def test_restarts_what_hangs():
     ports = free_ports(2)
     lines = Lines()
     commands = [replace(server("one", ports[0]), essential=False), server("two", ports[1])]
-    supervisor = Supervisor(commands, lines, replace(QUICK, hang_seconds=3.0))
+    supervisor = Supervisor(commands, lines, replace(QUICK, hang_seconds=2.0))
     supervisor.start(timeout=100)
     try:
         first = supervisor.process("one")
@@ -137,14 +137,14 @@ def test_only_an_essential_service_is_given_up(essential, most):
 def test_a_service_that_ends_while_it_loads_has_run_short_however_long_that_takes():
     (port,) = free_ports(1)
     given_up = []
-    environment = {"LOADING": "4", "BROKEN": ""}
+    environment = {"LOADING": "2", "BROKEN": ""}
     command = replace(server("one", port), environment=environment)
     command = replace(command, arguments=(sys.executable, "-c", LOADING, *command.arguments[1:]))
-    policy = replace(QUICK, good_run_seconds=0.5, most_failures=2)
+    policy = replace(QUICK, good_run_seconds=0.25, most_failures=2)
     supervisor = Supervisor([command], Lines(), policy, given_up.append)
     supervisor.start(timeout=100)
     try:
-        environment |= {"LOADING": "1", "BROKEN": "yes"}
+        environment |= {"LOADING": "0.5", "BROKEN": "yes"}
         supervisor.process("one").signal(signal.SIGKILL)
         wait_until(lambda: given_up)
     finally:

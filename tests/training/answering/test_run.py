@@ -125,9 +125,9 @@ def test_several_gateways_share_the_prompts_and_give_the_same_bytes(whole, promp
         collect(prompts, tmp_path / "half", address, others=(nobody,), patience=0.5)
 
 
-def start(prompts, folder, address):
+def start(prompts, folder, address, *more):
     command = [sys.executable, "-m", "training", "answers", str(prompts), "--out", str(folder)]
-    command += ["--gateway", address, "--max-tokens", "24", "--seed", "5", "--concurrency", "4"]
+    command += ["--gateway", address, "--max-tokens", "24", "--seed", "5", "--concurrency", "4", *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -178,7 +178,7 @@ def test_without_a_gateway_the_run_ends_and_keeps_what_it_has(prompts, tmp_path)
     (nobody,) = free_ports(1)
     with pytest.raises(GatewayGoneError, match="no answer for 0"):
         collect(prompts, tmp_path / "out", f"127.0.0.1:{nobody}", patience=0.5)
-    process = start(prompts, tmp_path / "out", f"127.0.0.1:{nobody}")
+    process = start(prompts, tmp_path / "out", f"127.0.0.1:{nobody}", "--patience", "0.5")
     errors = process.communicate(timeout=100)[1]
     assert process.returncode == 1
     assert "start again to go on" in errors
