@@ -3,114 +3,181 @@
 At step 0 row i stands on the target's states. At step k it takes the state that it left itself at step k - 1, and sees
 what it would see when serving: the rows of the text up to i, as step 0 computed them, and its own rows of steps 1 to k;
 nothing of other rows' chains (EAGLE-3, arXiv 2503.01840, section 3.2).
+
+The text is attended to by kernels that know nothing of chains. They give the logarithm of their normaliser, with which
+the few products of a chain are merged in; given the normaliser and the values of all, their backward computes what the
+text has of the gradients, as it takes nothing else from the forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-BLOCK = 128
-LONG = 2048
-"""Rows above it are worth kernels of their own, which compile for a minute; below, dense products are as fast."""
-VARIANTS = 64
-"""Compiled kernels at most: one for each number of steps, with gradients and without."""
+from training.fit.batch import Batch
 
 KeysValues = tuple[Tensor, Tensor]
-"""Keys and values of one step, each [B, kv_heads, L, head_dim]."""
+"""Keys and values, each [n, kv_heads, head_dim]."""
+
+# Private, as what is public neither gives the normaliser nor takes another one back.
+_ON_CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - see above
+_ON_CPU_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 - see above
+_ON_GPU: Any = torch.ops.aten._flash_attention_forward  # noqa: SLF001 - see above
+_ON_GPU_BACKWARD: Any = torch.ops.aten._flash_attention_backward  # noqa: SLF001 - see above
 
 
-@dataclass(slots=True)
 class UnrolledAttention:
-    """The attention of one batch. documents: int64 [B, L].
+    """The attention of one batch, whose B * L places lie side by side. On GPUs it computes in bfloat16 alone."""
 
-    compiled: block-sparse kernels, which are for GPUs and rows of more than LONG positions that are a multiple of
-    BLOCK; others get dense products.
-    """
-
-    documents: Tensor
-    compiled: bool
-    _mask: Tensor | None = field(default=None, init=False)
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._text: _Text = (_Segments if batch.tokens.is_cuda else _Masked)(batch)
 
     def attend(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-        """[B, heads, L, head_dim] for queries of the same shape, at step len(chain); `text` is step 0's."""
-        sparse = self.compiled and query.shape[2] > LONG and query.shape[2] % BLOCK == 0
-        return self._sparse(query, text, chain) if sparse else self._dense(query, text, chain)
+        """[n, heads, head_dim] of queries of the same shape, at step len(chain), for the places that count there.
 
-    def _dense(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-        batch, heads, length, dim = query.shape
-        keys, values = text
-        kv_heads = keys.shape[1]
-        grouped = query.reshape(batch, kv_heads, -1, dim) * dim**-0.5
-        scores = grouped @ keys.mT
-        scores = scores.view(batch, kv_heads, heads // kv_heads, length, length) + self._bias(scores.dtype)
-        grouped = grouped.view(batch, kv_heads, -1, length, dim)
-        own = [(grouped * key[:, :, None]).sum(dim=-1, keepdim=True) for key, _ in chain]
-        weights = torch.cat((scores, *own), dim=-1).softmax(dim=-1, dtype=torch.float32).to(values.dtype)
-        seen = weights[..., :length].reshape(batch, kv_heads, -1, length) @ values
-        attended = seen.view(batch, kv_heads, -1, length, dim)
-        for step, (_, value) in enumerate(chain, length):
-            attended = attended + weights[..., step, None] * value[:, :, None]
-        return attended.reshape(batch, heads, length, dim)
-
-    def _bias(self, dtype: torch.dtype) -> Tensor:
-        """[B, 1, 1, L, L]: 0 where a position of the text is seen, else minus infinity. Each position sees itself."""
-        if self._mask is None:
-            same = self.documents[:, :, None] == self.documents[:, None, :]
-            self._mask = torch.zeros_like(same, dtype=dtype).masked_fill_(~same.tril(), -torch.inf)[:, None, None]
-        return self._mask
-
-    def _sparse(self, query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-        from torch._dynamo import config as dynamo  # takes seconds, and the CPU has no use for it
-
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(text, *chain, strict=True))
-        mask = block_mask(self.documents, len(chain))
-        attend: Any = torch.compile(flex_attention, dynamic=False)
-        with dynamo.patch(recompile_limit=VARIANTS):
-            return cast(Tensor, attend(query, keys, values, block_mask=mask, enable_gqa=True))
+        text: of all places. chain: of steps 1 on, each of the places that count there.
+        """
+        places = self._batch.counting[: len(query)]
+        own = [each[: len(query)] for pair in chain for each in pair]
+        attend: Any = _Merged.apply
+        return cast(Tensor, attend(query, *text, self._text, places, *own))
 
 
-def block_mask(documents: Tensor, steps: int) -> BlockMask:
-    """`seen_of` over the keys of step 0 and `steps` more, by blocks of BLOCK found from their first and last document.
+class _Merged(torch.autograd.Function):
+    """Softmax over the text and a chain of each row, with g = heads / kv_heads queries a key."""
 
-    documents: int64 [B, L], ascending along a row until the padding, L a multiple of BLOCK.
-    """
-    ascending = documents.masked_fill(documents < 0, torch.iinfo(documents.dtype).max)
-    blocks = ascending.view(len(documents), -1, BLOCK)
-    first, last = blocks[:, :, 0], blocks[:, :, -1]
-    count = blocks.shape[1]
-    diagonal = torch.eye(count, dtype=torch.bool, device=documents.device)
-    below = torch.ones_like(diagonal).tril(-1)
-    some = (last[:, None, :] >= first[:, :, None]) & below | diagonal
-    full = some & (first[:, None, :] == last[:, :, None]) & below
-    chain = diagonal.repeat(len(documents), 1, steps)
-    return BlockMask.from_kv_blocks(
-        *_listed(torch.cat((some & ~full, chain), dim=2)),
-        *_listed(torch.cat((full, torch.zeros_like(chain)), dim=2)),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=seen_of(documents),
-        seq_lengths=(documents.shape[1], (1 + steps) * documents.shape[1]),
-    )
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, keys: Tensor, values: Tensor, text: _Text, places: Tensor, *chain: Tensor
+    ) -> Tensor:
+        spread = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, places, query)
+        out, ends, state = text.forward(spread, keys, values)
+        grouped = _grouped(query, keys)
+        merged = out.index_select(0, places)
+        shares = query.new_empty(0)
+        if chain:
+            own_keys, own_values = torch.stack(chain[::2])[:, :, :, None], torch.stack(chain[1::2])[:, :, :, None]
+            scores = (query.view(grouped).float() * own_keys).sum(dim=-1) * query.shape[2] ** -0.5
+            of_text = ends.index_select(0, places).view(grouped[:3])
+            total = torch.logsumexp(torch.cat((of_text[None], scores)), dim=0)
+            shares = (scores - total).exp_()
+            seen = merged.view(grouped) * (of_text - total).exp_()[..., None]
+            merged = (seen + (shares[..., None] * own_values).sum(dim=0)).to(query.dtype).view_as(query)
+            out.index_copy_(0, places, merged)
+            ends.index_copy_(0, places, total.flatten(1))
+        ctx.save_for_backward(spread, keys, values, out, ends, places, query, merged, shares, *chain, *state)
+        ctx.text, ctx.chain = text, len(chain)
+        return merged
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        spread, keys, values, out, ends, places, query, merged, shares, *rest = ctx.saved_tensors
+        chain, state = rest[: ctx.chain], rest[ctx.chain :]
+        spread_grad = torch.zeros_like(spread).index_copy_(0, places, grad)
+        spread_query, key_grad, value_grad = ctx.text.backward(spread_grad, spread, keys, values, out, ends, state)
+        query_grad = spread_query.index_select(0, places)
+        own: list[Tensor] = []
+        if chain:
+            grouped = _grouped(query, keys)
+            own_keys, own_values = torch.stack(chain[::2])[:, :, :, None], torch.stack(chain[1::2])[:, :, :, None]
+            given = grad.reshape(grouped).float()
+            common = (given * merged.view(grouped)).sum(dim=-1)
+            errors = shares * ((given * own_values).sum(dim=-1) - common) * query.shape[2] ** -0.5
+            more = (errors[..., None] * own_keys).sum(dim=0)
+            query_grad = (query_grad + more.view_as(query)).to(query.dtype)
+            of_keys = (errors[..., None] * query.view(grouped)).sum(dim=3).to(query.dtype)
+            of_values = (shares[..., None] * given).sum(dim=3).to(query.dtype)
+            own = [each for pair in zip(of_keys, of_values, strict=True) for each in pair]
+        return query_grad, key_grad, value_grad, None, None, *own
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many key blocks each query block has, and which, those first; of bool [B, query blocks, key blocks]."""
-    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(dim=-1, dtype=torch.int32)[:, None], order.int()[:, None]
+def _grouped(query: Tensor, keys: Tensor) -> tuple[int, int, int, int]:
+    """[n, kv_heads, g, head_dim]"""
+    n, heads, dim = query.shape
+    return n, keys.shape[1], heads // keys.shape[1], dim
 
 
-def seen_of(documents: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether a query sees a key, by batch row, head, position, and place among the keys of all steps side by side."""
-    length = documents.shape[1]
+class _Masked:
+    """On CPUs: rows of the batch under a mask."""
 
-    def seen(b: Tensor, _: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        place = kv % length
-        in_text = (kv <= q) & (documents[b, q] == documents[b, place])
-        return torch.where(kv < length, in_text, place == q)
+    def __init__(self, batch: Batch) -> None:
+        documents = batch.documents
+        self._shape = documents.shape
+        same = (documents[:, :, None] == documents[:, None, :]).tril()
+        self._mask = torch.zeros_like(same, dtype=batch.states.dtype).masked_fill_(~same, -torch.inf)[:, None]
 
-    return seen
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """Values seen [B * L, heads, head_dim] and logarithms of normalisers [B * L, heads], in memory of their own,
+        and what `backward` wants beside them; of queries of the values' shape.
+        """
+        heads = query.shape[1]
+        out, ends = _ON_CPU(*(self._rows(each, heads) for each in (query, keys, values)), attn_mask=self._mask)
+        return self._flat(out), ends.transpose(1, 2).flatten(0, 1).contiguous(), ()
+
+    def backward(
+        self, grad: Tensor, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, ends: Tensor, _: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, keys and values, where `out` and `ends` take more into account than the text."""
+        heads, kv_heads = query.shape[1], keys.shape[1]
+        rows = [self._rows(each, heads) for each in (grad, query, keys, values, out)]
+        normalisers = ends.view(*self._shape, heads).transpose(1, 2).contiguous()
+        grads = _ON_CPU_BACKWARD(*rows, normalisers, 0.0, False, attn_mask=self._mask)
+        of_query, of_keys, of_values = (self._flat(each) for each in grads)
+        grouped = (len(keys), kv_heads, -1, keys.shape[2])
+        return of_query, of_keys.view(grouped).sum(dim=2), of_values.view(grouped).sum(dim=2)
+
+    def _rows(self, flat: Tensor, heads: int) -> Tensor:
+        """[B, heads, L, head_dim]"""
+        return flat.view(*self._shape, *flat.shape[1:]).transpose(1, 2).repeat_interleave(heads // flat.shape[1], dim=1)
+
+    def _flat(self, rows: Tensor) -> Tensor:
+        """[B * L, heads, head_dim]"""
+        return rows.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+class _Segments:
+    """On GPUs: FlashAttention over sequences side by side, of any lengths. Functions as those of `_Masked`."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._ends, self._longest = batch.ends, batch.longest
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        ends, most = self._ends, self._longest
+        out, normalisers, *state = _ON_GPU(query, keys, values, ends, ends, most, most, 0.0, True, False)
+        return out, normalisers.mT.contiguous(), state[:2]
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        ends: Tensor,
+        state: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        edges, most = self._ends, self._longest
+        with _reproducible():
+            grads: tuple[Tensor, Tensor, Tensor] = _ON_GPU_BACKWARD(
+                grad, query, keys, values, out, ends.mT.contiguous(), edges, edges, most, most, 0.0, True, *state
+            )
+        return grads
+
+
+_Text = _Masked | _Segments
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """Sums are taken in one order, without which equal runs part ways."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

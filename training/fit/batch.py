@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch import Tensor
 from training.features.source import FeatureSequence
 
 
-def reach(produced: Tensor) -> Tensor:
+def reach(produced: Tensor, ends: Tensor | None = None) -> Tensor:
     """How many unroll steps position i counts for, int64 [n], of `produced` bool [n].
+
+    ends: int64 [n], ascending, behind the last position of each one's sequence, where there are several side by side.
 
     At step k a drafter that knows the state of position i and the root, token i + 1, predicts token i + 2 + k from
     tokens i + 1 to i + 1 + k. It is asked to where the root is the target's token, and matters where the prediction is
@@ -20,18 +23,22 @@ def reach(produced: Tensor) -> Tensor:
     drafts first, counts; the last two of an answer do not.
     """
     n = len(produced)
-    ends = torch.where(produced, n, torch.arange(n))
-    next_end = ends.flip(0).cummin(0).values.flip(0)
-    run = next_end - torch.arange(n)
+    places = torch.arange(n)
+    last = torch.full((n,), n) if ends is None else ends
+    next_end = torch.where(produced, n, places).flip(0).cummin(0).values.flip(0).minimum(last)
     counts = torch.zeros(n, dtype=torch.int64)
-    counts[:-1] = (run[1:] - 1).clamp(min=0)
-    return counts
+    counts[:-1] = (next_end[1:] - places[1:] - 1).clamp(min=0)
+    return counts.masked_fill_(places + 1 >= last, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows [B, L]. tokens int64, 0 in padding. documents int64: which sequence of its row a position belongs to, -1 in
     padding. positions int64, from 0 in each sequence. reach int64: `reach`. states [B, L, boundaries * hidden].
+
+    Of the B * L places side by side, a sequence or the padding of a row at a time, ends int32 [those + 1] are where
+    each begins and the last ends; none has more than `longest` places. counting int64: places that count, those that
+    count for the most steps first, so that step k has the first sizes[k] of them.
     """
 
     tokens: Tensor
@@ -39,6 +46,32 @@ class Batch:
     positions: Tensor
     reach: Tensor
     states: Tensor
+    ends: Tensor
+    longest: int
+    counting: Tensor
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: Tensor, documents: Tensor, positions: Tensor, reach: Tensor, states: Tensor) -> Batch:
+        """With all that follows from these, which are on the CPU."""
+        flat = reach.flatten()
+        counting = torch.argsort(flat, descending=True, stable=True)[: int((flat > 0).sum())]
+        begins = torch.ones_like(documents, dtype=torch.bool)
+        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        ends = torch.cat((begins.flatten().nonzero().flatten(), torch.tensor([begins.numel()]))).int()
+        sizes = flat.numel() - torch.bincount(flat).cumsum(0)[:-1] if len(counting) else flat[:0]
+        return cls(
+            tokens, documents, positions, reach, states, ends, int(ends.diff().max()), counting, tuple(sizes.tolist())
+        )
+
+    def at(self, step: int) -> Tensor:
+        """Places that count at a step, int64 [n]."""
+        return self.counting[: self.sizes[step] if step < len(self.sizes) else 0]
+
+    @property
+    def used(self) -> int:
+        """Places that are no padding. On the CPU."""
+        return int((self.documents >= 0).sum())
 
     def ahead(self, step: int) -> Tensor:
         """Token i + 1 + step at each position i, int64 [B, L]; 0 beyond the row."""
@@ -47,29 +80,57 @@ class Batch:
         return shifted
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """On a device, the states in the type that is computed in."""
-        tokens, documents, positions, reach = (
-            each.to(device, non_blocking=True) for each in (self.tokens, self.documents, self.positions, self.reach)
-        )
-        return Batch(tokens, documents, positions, reach, self.states.to(device, non_blocking=True).to(dtype))
+        """On a device, the states in the type that is computed in. What lies in pinned memory is not waited for."""
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, states=moved.states.to(dtype))
+
+    def pinned(self) -> Batch:
+        """In memory that a GPU reads by itself."""
+        return self._each(Tensor.pin_memory)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """By name."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
+        return replace(self, **changed)
 
 
-def collate(rows: Sequence[Sequence[FeatureSequence]], length: int) -> Batch:
+def collate(rows: Sequence[Sequence[FeatureSequence]], length: int, *, pinned: bool = False) -> Batch:
     """Rows of `length` positions; a sequence that is longer than its row is cut at its end."""
-    width = rows[0][0].states.shape[1]
-    shape = (len(rows), length)
-    tokens, reached = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-    documents, positions = torch.full(shape, -1), torch.zeros(shape, dtype=torch.int64)
-    states = torch.zeros((*shape, width), dtype=rows[0][0].states.dtype)
+    width, size = rows[0][0].states.shape[1], len(rows) * length
+    states = torch.empty(size, width, dtype=rows[0][0].states.dtype, pin_memory=pinned)
+    tokens, produced, numbers, lengths, begins = list[Tensor](), list[Tensor](), list[int](), list[int](), list[int]()
     for row, sequences in enumerate(rows):
-        begin = 0
-        for document, sequence in enumerate(sequences):
+        begin, end = row * length, (row + 1) * length
+        for number, sequence in enumerate(sequences):
             n = min(len(sequence.token_ids), length)
-            place = slice(begin, begin + n)
-            tokens[row, place] = sequence.token_ids[:n]
-            documents[row, place] = document
-            positions[row, place] = torch.arange(n)
-            reached[row, place] = reach(sequence.produced[:n])
-            states[row, place] = sequence.states[:n]
+            states[begin : begin + n] = sequence.states[:n]
+            tokens.append(sequence.token_ids[:n])
+            produced.append(sequence.produced[:n])
+            numbers.append(number)
+            lengths.append(n)
+            begins.append(begin)
             begin += n
-    return Batch(tokens, documents, positions, reached, states)
+        states[begin:end] = 0
+    each = torch.tensor(lengths)
+    ends = each.cumsum(0)
+    positions = torch.arange(int(ends[-1])) - (ends - each).repeat_interleave(each)
+    places = torch.tensor(begins).repeat_interleave(each) + positions
+    reached = reach(torch.cat(produced), ends.repeat_interleave(each))
+    found = {
+        "tokens": (torch.cat(tokens), 0),
+        "documents": (torch.tensor(numbers).repeat_interleave(each), -1),
+        "positions": (positions, 0),
+        "reach": (reached, 0),
+    }
+    shape = (len(rows), length)
+    grids = {
+        name: torch.full((size,), padding).index_copy_(0, places, values).view(shape)
+        for name, (values, padding) in found.items()
+    }
+    batch = Batch.of(**grids, states=states.view(*shape, width))
+    return batch.pinned() if pinned else batch

@@ -24,18 +24,19 @@ class _Fused(torch.autograd.Function):
         chunk = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 23) // (4 * len(weight)))
         for begin in range(0, len(x), chunk):
             part = slice(begin, begin + chunk)
-            logits = (x[part] @ cast.mT).float()
-            wanted = probabilities.index_select(0, places[part]).float()
-            normaliser = logits.logsumexp(dim=-1)
-            torch.sub(normaliser, (wanted * logits).sum(dim=-1), out=losses[part])
+            logits = x[part] @ cast.mT
             torch.argmax(logits, dim=-1, out=best[part])
+            log_p = logits.log_softmax(dim=-1, dtype=torch.float32)
+            wanted = probabilities.index_select(0, places[part])
+            torch.sum(log_p * wanted, dim=-1, out=losses[part])
             if x_grad is None and weight_grad is None:
                 continue
-            error = logits.sub_(normaliser[:, None]).exp_().sub_(wanted).mul_(row_weights[part, None]).to(x.dtype)
+            error = log_p.exp_().sub_(wanted).mul_(row_weights[part, None]).to(x.dtype)
             if x_grad is not None:
                 torch.matmul(error, cast, out=x_grad[part])
             if weight_grad is not None:
                 weight_grad += error.mT @ x[part]
+        losses.neg_()
         ctx.save_for_backward(x_grad, weight_grad)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(losses, best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model import GatedMLP, Linear, Norm
@@ -22,18 +23,17 @@ class Attention(nn.Module):
         self.v_proj = Linear(width, shape.kv_heads * shape.head_dim)
         self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden_size)
 
-    def query(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """[n, heads, head_dim] of x [n, width], rotated."""
-        return rotated(self._heads(self.q_proj, x), rotation)
-
-    def key_value(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        """Two of [n, kv_heads, head_dim]; the key is rotated."""
-        return rotated(self._heads(self.k_proj, x), rotation), self._heads(self.v_proj, x)
-
-    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of x [n, width], the former two rotated
+        by rows of `Rotation.upto`.
+        """
+        shape = self.shape
+        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).to(x.dtype)
         # Late steps may have no rows at all, of which a view infers no number of heads.
-        heads: Tensor = projection(x).unflatten(-1, (-1, self.shape.head_dim))
-        return heads
+        joined = F.linear(x, weight).unflatten(-1, (-1, shape.head_dim))
+        turned, values = joined.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
+        query, keys = rotated(turned, rotation).split((shape.heads, shape.kv_heads), dim=1)
+        return query, keys, values
 
 
 class Rotation:
@@ -42,15 +42,19 @@ class Rotation:
     def __init__(self, shape: ModelShape, device: torch.device) -> None:
         half = torch.arange(0, shape.head_dim, 2, dtype=torch.float64, device=device) / shape.head_dim
         self._frequencies = shape.rope_theta**-half
+        self._table = torch.empty(0, shape.head_dim, device=device)
 
-    def of(self, positions: Tensor) -> Tensor:
-        """float32 [n, head_dim], cosines, then sines, of int64 [n]."""
-        angles = positions.to(torch.float64)[:, None] * self._frequencies
-        return torch.cat((angles.cos(), angles.sin()), dim=1).float()
+    def upto(self, positions: int) -> Tensor:
+        """float32 [so many or more, head_dim] of position 0 on, cosines, then sines."""
+        if len(self._table) < positions:
+            places = torch.arange(positions, dtype=torch.float64, device=self._frequencies.device)
+            angles = places[:, None] * self._frequencies
+            self._table = torch.cat((angles.cos(), angles.sin()), dim=1).float()
+        return self._table
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
-    """x [n, heads, head_dim], whose halves hold the pairs, by rows of `Rotation.of`."""
+    """x [n, heads, head_dim], whose halves hold the pairs, by rows of `Rotation.upto`."""
     cos, sin = rotation[:, None].chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

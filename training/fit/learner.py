@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,11 @@ from torch import Tensor
 
 from training.features.source import FeatureSource
 from training.fit.acceptance import Chances, simulate
-from training.fit.batch import Batch, collate
+from training.fit.batch import Batch
 from training.fit.family import Findings, Head
+from training.fit.loader import Loader, Share
 from training.fit.metrics import Figures
 from training.fit.parallel import World
-from training.fit.plan import Plan
 from training.fit.settings import FitSettings
 
 BETAS = (0.9, 0.95)
@@ -36,51 +34,6 @@ def learning_rate(step: int, steps: int, settings: FitSettings) -> float:
     return settings.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process computes of a step. counts int64 [steps]: positions that count in all of the step."""
-
-    batches: list[Batch]
-    counts: np.ndarray
-
-    @property
-    def tokens(self) -> int:
-        return sum(int((batch.documents >= 0).sum()) for batch in self.batches)
-
-
-class Loader:
-    """Reads the rows of steps one step ahead, in a thread of its own."""
-
-    def __init__(self, source: FeatureSource, plan: Plan, settings: FitSettings, world: World) -> None:
-        self._source, self._plan, self._settings, self._world = source, plan, settings, world
-        self._thread = ThreadPoolExecutor(1, "features")
-
-    def shares(self, first: int, last: int) -> Iterator[Share]:
-        """This process's share of the steps from `first` to before `last`."""
-        waiting: Future[Share] | None = None
-        try:
-            for step in range(first, last):
-                share = self._thread.submit(self._read, step) if waiting is None else waiting
-                waiting = self._thread.submit(self._read, step + 1) if step + 1 < last else None
-                yield share.result()
-        finally:
-            self._thread.shutdown(cancel_futures=True)
-
-    def _read(self, step: int) -> Share:
-        rows, counts = self._plan.step(step)
-        mine = rows[self._world.rank :: self._world.size]
-        micro = self._settings.micro_rows or len(mine)
-        length = self._settings.row_length
-        return Share([load(self._source, mine[at : at + micro], length) for at in range(0, len(mine), micro)], counts)
-
-
-def load(source: FeatureSource, rows: Sequence[Sequence[int]], length: int) -> Batch:
-    """Rows of sequences, by their indices in the source."""
-    flat = [index for row in rows for index in row]
-    found = iter(source.batch(flat))
-    return collate([[next(found) for _ in row] for row in rows], length)
-
-
 class Learner:
     """A head and its optimiser."""
 
@@ -91,18 +44,16 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay, fused=True
         )
-        self._dtype = compute_dtype(world.device)
 
     def step(self, step: int, share: Share, tally: Tally | None) -> dict[str, float]:
         """Learn from a step. Figures are added to `tally`; gives the learning rate and the norm of the gradient."""
         rate = learning_rate(step, self._total, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        counts = torch.from_numpy(share.counts).to(self._world.device, torch.float32)
+        share.arrive()
         for number, batch in enumerate(share.batches):
-            batch = batch.to(self._world.device, self._dtype)
             noise = _seed(self._settings.seed, step, self._world.rank, number)
-            findings = self.head.look(batch, counts, steps=self._steps, noise=noise)
+            findings = self.head.look(batch, share.totals, steps=self._steps, noise=noise)
             findings.loss.backward()
             if tally is not None:
                 tally.add(batch, findings)
@@ -116,10 +67,12 @@ class Learner:
     def evaluate(self, source: FeatureSource, rows: Sequence[Sequence[int]], counts: np.ndarray) -> Figures:
         """Figures over `rows`, chains unrolled as far as `counts` int64 [chain], the positions that count."""
         tally = Tally(len(counts), self._world.device)
-        on_device = torch.from_numpy(counts).to(self._world.device, torch.float32)
-        for row in rows[self._world.rank :: self._world.size]:
-            batch = load(source, [row], self._settings.row_length).to(self._world.device, self._dtype)
-            tally.add(batch, self.head.look(batch, on_device, steps=len(counts), noise=None))
+        size = self._settings.batch_rows
+        jobs = ((rows[at : at + size], counts) for at in range(0, len(rows), size))
+        for share in Loader(source, self._settings, self._world).shares(jobs):
+            share.arrive()
+            for batch in share.batches:
+                tally.add(batch, self.head.look(batch, share.totals, steps=len(counts), noise=None))
         return tally.figures(counts, self._world.sum)
 
     def state(self) -> dict[str, Any]:
@@ -157,11 +110,6 @@ class Tally:
             (sums[1 + steps : 1 + 2 * steps] / positions).tolist(),
             Chances(tried, accepted),
         )
-
-
-def compute_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 on GPUs, float32 elsewhere."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _seed(*parts: int) -> int:

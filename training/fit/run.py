@@ -20,7 +20,8 @@ from training.fit.checkpoint import Checkpoints
 from training.fit.export import copy_tokenizer, write_head
 from training.fit.family import Family, Head, family_of
 from training.fit.labels import examine
-from training.fit.learner import Learner, Loader, Tally, compute_dtype
+from training.fit.learner import Learner, Tally
+from training.fit.loader import Loader, compute_dtype
 from training.fit.metrics import CURVES, HELDOUT, JOURNAL, TRAIN, Board, Figures, summarised
 from training.fit.parallel import World
 from training.fit.plan import Plan, Survey, pack
@@ -90,8 +91,9 @@ class Run:
             board = stack.enter_context(self._board(first, state["journal_bytes"])) if self.world.leads else None
             if board is not None and not first:
                 self._introduce(board)
-            loader = Loader(self.source, self.plan, self.settings, self.world)
-            for step, share in enumerate(loader.shares(first, self.plan.steps), first):
+            loader = Loader(self.source, self.settings, self.world)
+            jobs = map(self.plan.step, range(first, self.plan.steps))
+            for step, share in enumerate(loader.shares(jobs), first):
                 done = step + 1
                 tally = Tally(self.steps, self.world.device) if self._is_due(done, self.options.log_every) else None
                 more = learner.step(step, share, tally)

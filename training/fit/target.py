@@ -70,7 +70,7 @@ class Target:
             scored = logits if ids is None else logits.index_select(1, ids)
             wanted = scored.softmax(dim=-1)
             if argmax_weight:
-                moved = wanted.new_tensor(argmax_weight).expand(len(wanted), 1)
+                moved = wanted.new_full((len(wanted), 1), argmax_weight)
                 wanted = (wanted * (1 - argmax_weight)).scatter_add_(1, scored.argmax(dim=-1, keepdim=True), moved)
             probabilities.append(wanted.to(states.dtype))
         return Verdict(torch.cat(probabilities), torch.cat(best))

@@ -21,7 +21,7 @@ from training.fit.target import Target
 
 def found(reach: list[int], hits: list[list[int]], agrees: list[int]) -> Chances:
     grid = torch.zeros(1, len(reach), dtype=torch.int64)
-    batch = Batch(grid, grid, grid, torch.tensor([reach]), grid)
+    batch = Batch.of(grid, grid, grid, torch.tensor([reach]), grid)
     right = torch.tensor(hits, dtype=torch.bool)[:, None]
     nothing = torch.zeros(())
     return simulate(batch, Findings(nothing, nothing, nothing, right, torch.tensor([agrees], dtype=torch.bool)))

@@ -73,7 +73,7 @@ class DraftModelHead:
         Step k at position i is what position i + k gives at step 0, as tokens are all that is read.
         """
         reach = batch.reach.flatten()
-        flat = (reach > 0).nonzero().flatten()
+        flat = batch.at(0)
         hidden = _hidden(self.model, batch).index_select(0, flat + 1)
         truth = batch.states.flatten(0, 1).index_select(0, flat + 1)[:, self._final]
         verdict = self._target.judge(truth, None, self._argmax_weight)

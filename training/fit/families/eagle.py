@@ -57,6 +57,8 @@ class Eagle1(LastStateFamily):
 class Eagle1Head(UnrolledHead):
     """fc joins embedding and state; what the layer gives is the state that children take, and what is scored."""
 
+    _score_share = SCORE_WEIGHT
+
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
         shape = shape_of(target.config, settings.intermediate_size)
         super().__init__(target, settings, shape, DraftVocabulary.whole(target.config.vocab_size), final)
@@ -108,13 +110,12 @@ class Eagle1Head(UnrolledHead):
         uniform = torch.rand(states.shape, generator=generator, device=states.device)
         return states + ((2 * uniform - 1) * NOISE).to(states.dtype)
 
-    def _step_weights(self, steps: int) -> list[float]:
-        return [SCORE_WEIGHT * weight for weight in super()._step_weights(steps)]
-
-    def _regress(self, drafted: Drafted, truth: Tensor, weights: Tensor) -> Tensor:
+    def _regress(self, drafted: Drafted, truth: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """Smooth L1 to the target's states, the mean over their entries."""
         decayed = weights * self._decay**drafted.step
-        distance = F.smooth_l1_loss(drafted.states.float(), truth.float(), reduction="none").mean(dim=-1)
+        distance = F.smooth_l1_loss(
+            drafted.states.float(), truth.index_select(0, places).float(), reduction="none"
+        ).mean(dim=-1)
         return (distance * decayed).sum()
 
     def tensors(self) -> dict[str, Tensor]:

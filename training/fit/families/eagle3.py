@@ -80,6 +80,17 @@ def default_boundaries(num_layers: int) -> tuple[int, ...]:
     return chosen
 
 
+def joined(columns: Sequence[slice]) -> list[slice]:
+    """The same columns in the same order, those that follow one another as one slice."""
+    found = [columns[0]]
+    for each in columns[1:]:
+        if each.start == found[-1].stop:
+            found[-1] = slice(found[-1].start, each.stop)
+        else:
+            found.append(each)
+    return found
+
+
 class Eagle3Head(UnrolledHead):
     """The residual of the layer is the state as it is; children take the state before the final norm."""
 
@@ -94,7 +105,7 @@ class Eagle3Head(UnrolledHead):
         config = target.config
         shape = shape_of(config, settings.intermediate_size)
         super().__init__(target, settings, shape, vocabulary, columns[config.num_layers + 1])
-        self._read, self._columns = tuple(read), [columns[boundary] for boundary in read]
+        self._read, self._columns = tuple(read), joined([columns[boundary] for boundary in read])
         self.weights = Eagle3Weights(shape, len(read) * config.hidden_size, len(vocabulary.ids))
         initialise(self.weights, settings.seed)
         if settings.init == "target":
@@ -131,7 +142,8 @@ class Eagle3Head(UnrolledHead):
                     getattr(layer.mlp, f"{name}_proj").weight.copy_(theirs[f"mlp.{name}_proj.weight"])
 
     def _fuse(self, states: Tensor) -> Tensor:
-        fused: Tensor = self.weights.fc(torch.cat([states[:, columns] for columns in self._columns], dim=-1))
+        parts = [states[:, columns] for columns in self._columns]
+        fused: Tensor = self.weights.fc(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
         return fused
 
     def _enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

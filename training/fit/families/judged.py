@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,9 @@ class Drafted:
 
 
 class JudgedHead(ABC):
-    """What all families share. `_decay` weighs each step over the one before."""
+    """What all families share. `_decay` weighs each step over the one before, `_score_share` all scores."""
+
+    _score_share: ClassVar[float] = 1.0
 
     def __init__(self, target: Target, settings: FitSettings, vocabulary: DraftVocabulary, final: slice) -> None:
         """final: columns of the states that hold the target's last one, after its norm."""
@@ -61,29 +63,30 @@ class JudgedHead(ABC):
     def _score_weight(self) -> Tensor:
         """[entries, hidden]."""
 
-    def _regress(self, drafted: Drafted, truth: Tensor, weights: Tensor) -> Tensor | None:
-        """A loss on the states themselves, whose truth is [n, hidden]; `weights` float32 [n] of each position."""
+    def _regress(self, drafted: Drafted, truth: Tensor, places: Tensor, weights: Tensor) -> Tensor | None:
+        """A loss on the states themselves; `places` int64 [n] are their rows of `truth`, `weights` float32 [n]."""
         return None
-
-    def _step_weights(self, steps: int) -> list[float]:
-        """Of the cross-entropy of each step."""
-        return [self._decay**step for step in range(steps)]
 
     def look(self, batch: Batch, counts: Tensor, *, steps: int, noise: int | None) -> Findings:
         """As `training.fit.family.Head` has it."""
         drafted = self.draft(batch, steps, noise)
-        judged = (batch.reach.flatten() > 0).nonzero().flatten() + 1
-        truth = batch.states.flatten(0, 1).index_select(0, judged)[:, self._final]
+        judged = batch.at(0)
+        truth = batch.states.flatten(0, 1)[:, self._final].index_select(0, judged + 1)
         verdict = self._target.judge(truth, self._scored_ids, self._argmax_weight)
-        places = torch.searchsorted(judged, drafted.flat + 1 + drafted.step)
-        wanted = verdict.best[places]
+        number = (
+            torch.empty_like(batch.reach)
+            .flatten()
+            .index_copy_(0, judged, torch.arange(len(judged), device=judged.device))
+        )
+        places = number.index_select(0, drafted.flat + drafted.step)
+        wanted = verdict.best.index_select(0, places)
         known = self._known[wanted]
         shares = counts.clamp(min=1).reciprocal()
-        weights = shares.new_tensor(self._step_weights(steps)) * shares
+        weights = self._decay ** torch.arange(steps, device=shares.device) * self._score_share * shares
         loss, losses, best = soft_cross_entropy(
             drafted.scored, self._score_weight(), verdict.probabilities, places, weights[drafted.step] * known
         )
-        regression = self._regress(drafted, truth[places], shares[drafted.step])
+        regression = self._regress(drafted, truth, places, shares[drafted.step])
         if regression is not None:
             loss = loss + regression
         return self._found(batch, drafted, loss, losses * known, self._ids[best] == wanted, verdict.best)
@@ -95,18 +98,17 @@ class JudgedHead(ABC):
         hits = torch.zeros(steps, batch.tokens.numel(), dtype=torch.bool, device=right.device)
         hits[drafted.step, drafted.flat] = right
         agrees = torch.zeros_like(hits[0])
-        counting = (batch.reach.flatten() > 0).nonzero().flatten()
+        counting = batch.at(0)
         agrees[counting] = wanted == batch.tokens.flatten()[counting + 2]
-        sums = torch.zeros(steps, device=right.device).index_add_(0, drafted.step, losses)
+        sums = torch.stack([of_step.sum() for of_step in losses.split(drafted.sizes)])
         return Findings(loss, sums, hits.sum(dim=1), hits.view(steps, *shape), agrees.view(shape))
 
-    def _joined(self, parts: list[tuple[Tensor, Tensor]]) -> Drafted:
-        states = torch.cat([state for state, _ in parts])
-        sizes = [len(flat) for _, flat in parts]
-        step = torch.arange(len(parts), device=states.device).repeat_interleave(
-            torch.tensor(sizes, device=states.device), output_size=sum(sizes)
-        )
-        return Drafted(states, self._scored(states), torch.cat([flat for _, flat in parts]), step, sizes)
+    def _joined(self, parts: list[Tensor], batch: Batch) -> Drafted:
+        """Of the states of each step, [n, hidden]."""
+        places = [batch.at(step) for step in range(len(parts))]
+        steps = [torch.full_like(each, step) for step, each in enumerate(places)]
+        states, sizes = torch.cat(parts), [len(each) for each in places]
+        return Drafted(states, self._scored(states), torch.cat(places), torch.cat(steps), sizes)
 
     def describe(self, survey: Survey) -> dict[str, Any]:
         """As `training.fit.family.Head` has it."""

@@ -69,13 +69,10 @@ class MedusaHead(JudgedHead):
 
     def draft(self, batch: Batch, steps: int, noise: int | None = None) -> Drafted:
         """As `JudgedHead` has it; there are no more steps than heads."""
-        reach = batch.reach.flatten()
-        states = batch.states.flatten(0, 1)
-        parts: list[tuple[Tensor, Tensor]] = []
-        for step in range(min(steps, len(self._heads))):
-            flat = (reach > step).nonzero().flatten()
-            parts.append((self._heads[step](states.index_select(0, flat)[:, self._final]), flat))
-        return self._joined(parts)
+        states = batch.states.flatten(0, 1)[:, self._final]
+        heads = self._heads[:steps]
+        parts = [head(states.index_select(0, batch.at(step))) for step, head in enumerate(heads)]
+        return self._joined(parts, batch)
 
     def _scored(self, state: Tensor) -> Tensor:
         return state

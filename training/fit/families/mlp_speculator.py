@@ -106,20 +106,16 @@ class MlpSpeculatorHead(JudgedHead):
 
     def draft(self, batch: Batch, steps: int, noise: int | None = None) -> Drafted:
         """As `JudgedHead` has it; there are no more steps than stages."""
-        reach = batch.reach.flatten()
-        flat = (reach > 0).nonzero().flatten()
-        states = batch.states.flatten(0, 1).index_select(0, flat)[:, self._final]
+        states = batch.states.flatten(0, 1)[:, self._final].index_select(0, batch.at(0))
         state = (normed(states.float()) / math.sqrt(2)).to(states.dtype)
-        parts: list[tuple[Tensor, Tensor]] = []
+        parts = list[Tensor]()
         for step in range(min(steps, self._stages)):
-            tokens = batch.ahead(step).flatten()[flat]
+            tokens = batch.ahead(step).flatten().index_select(0, batch.at(step))
             embedded = F.embedding(tokens, self._weight("emb")).to(state.dtype)
             projected = self.weights.proj[min(step, 1)](state)
-            state = F.gelu(self.weights.ln[0](projected + self._embedding_weight * embedded))
-            parts.append((state, flat))
-            stays = (reach[flat] > step + 1).nonzero().flatten()
-            flat, state = flat[stays], state.index_select(0, stays)
-        return self._joined(parts)
+            parts.append(F.gelu(self.weights.ln[0](projected + self._embedding_weight * embedded)))
+            state = parts[-1][: len(batch.at(step + 1))]
+        return self._joined(parts, batch)
 
     def _scored(self, state: Tensor) -> Tensor:
         return state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -56,37 +55,23 @@ class UnrolledHead(JudgedHead):
 
     def draft(self, batch: Batch, steps: int, noise: int | None = None) -> Drafted:
         """As `JudgedHead` has it."""
-        width, length = len(batch.tokens), batch.tokens.shape[1]
-        flat_reach, states = batch.reach.flatten(), batch.states.flatten(0, 1)
+        states = batch.states.flatten(0, 1)
         if noise is not None:
             states = self._disturb(states, noise)
-        attention = UnrolledAttention(batch.documents, compiled=states.is_cuda)
-        kept = (flat_reach > 0).nonzero().flatten()
-        state, chain = self._fuse(states), list[KeysValues]()
-        parts: list[tuple[Tensor, Tensor]] = []
+        attention = UnrolledAttention(batch)
+        positions, rotations = batch.positions.flatten(), self._rotation.upto(batch.tokens.shape[1] + steps)
+        state, left, seen = self._fuse(states), list[Tensor](), list[KeysValues]()
         for step in range(steps):
-            rows = kept if step else torch.arange(width * length, device=kept.device)
-            tokens = batch.ahead(step).flatten()[rows]
-            embedded = F.embedding(tokens, self._target.embedding)
+            places = batch.at(step)
+            rows = places if step else torch.arange(len(states), device=places.device)
+            embedded = F.embedding(batch.ahead(step).flatten().index_select(0, rows), self._target.embedding)
             entered, residual = self._enter(embedded, state)
-            rotation = self._rotation.of(batch.positions.flatten()[rows] + step)
-            key_value = self._attention.key_value(entered, rotation)
+            rotation = rotations.index_select(0, positions.index_select(0, rows) + step)
+            query, key, value = self._attention(entered, rotation)
             if not step:
-                entered, residual, rotation = entered[kept], residual[kept], rotation[kept]
-            chain.append(cast(KeysValues, tuple(self._grid(each, rows, width, length) for each in key_value)))
-            query = self._grid(self._attention.query(entered, rotation), kept, width, length)
-            attended = attention.attend(query, chain[0], chain[1:]).transpose(1, 2).flatten(2).flatten(0, 1)
-            state = self._leave(residual, attended.index_select(0, kept))
-            parts.append((state, kept))
-            stays = (flat_reach[kept] > step + 1).nonzero().flatten()
-            kept, state = kept[stays], state.index_select(0, stays)
-        return self._joined(parts)
-
-    @staticmethod
-    def _grid(rows: Tensor, flat: Tensor, width: int, length: int) -> Tensor:
-        """[B, heads, L, head_dim] of rows [n, heads, head_dim] at places `flat`; 0 elsewhere."""
-        if len(flat) == width * length:
-            grid = rows
-        else:
-            grid = rows.new_zeros(width * length, *rows.shape[1:]).index_copy(0, flat, rows)
-        return grid.view(width, length, *rows.shape[1:]).transpose(1, 2)
+                query, residual = query.index_select(0, places), residual.index_select(0, places)
+            seen.append((key, value))
+            attended = attention.attend(query, seen[0], seen[1:]).flatten(1)
+            left.append(self._leave(residual, attended))
+            state = left[-1][: len(batch.at(step + 1))]
+        return self._joined(left, batch)
