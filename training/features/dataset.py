@@ -18,7 +18,7 @@ from training.features.texts import checked_index
 
 INDEX: Final = "index.json"
 FORMAT: Final = "slipstream-features"
-VERSION: Final = 2
+VERSION: Final = 1
 
 
 class FeatureSet:
@@ -91,7 +91,7 @@ class _ShardReader:
             self._file = _opened(path)
             metadata = self._file.metadata()
             self._names: list[tuple[str, int, str]] = json.loads(metadata["sequences"])
-            self._recorded = frozenset[int](json.loads(metadata["recorded"]))
+            self._recorded = frozenset[int](json.loads(metadata.get("recorded", "[]")))
             self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
         except (SafetensorError, KeyError, ValueError) as error:
             raise DamagedError(f"{path}: {error}") from error

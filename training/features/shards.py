@@ -2,8 +2,8 @@
 
 A shard holds whole sequences, one behind the other: `offsets` int64 [sequences + 1] into the rows, `token_ids` int32
 [tokens], `states` bfloat16 [tokens, boundaries * hidden_size] and `produced` bool [tokens]. Its metadata has
-`sequences`, JSON of id, part and category of each, and `recorded`, JSON of the places of those that others than the
-target wrote.
+`sequences`, JSON of id, part and category of each, and where others than the target wrote some, `recorded`, JSON of their
+places.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ class Shard:
     def _header(self, texts: Texts) -> bytes:
         """Its length and the JSON that tells where each tensor lies, padded to a multiple of eight bytes."""
         names = json.dumps(texts.names[self.first : self.end])
-        recorded = json.dumps(np.flatnonzero(texts.recorded[self.first : self.end]).tolist())
-        entries: dict[str, object] = {"__metadata__": {"sequences": names, "recorded": recorded}}
+        metadata = {"sequences": names}
+        if recorded := np.flatnonzero(texts.recorded[self.first : self.end]).tolist():
+            metadata["recorded"] = json.dumps(recorded)
+        entries: dict[str, object] = {"__metadata__": metadata}
         begin = 0
         for name, dtype, shape, size in (
             ("offsets", "I64", [self.sequences + 1], 8),

@@ -29,7 +29,7 @@ SAME_BEGIN = 0.9
 """Of recorded answers to prompts, the part that begins behind one and the same token, at least."""
 GAIN = 1.0
 """Nats by which a recorded token surprises the target less than the tokens before and after it in its place, at least:
-the demo model's are above six, a model's that has nothing to do with the text none.
+the demo model's gain 13 on the text it was made of, a model that has nothing to do with the text gains none.
 """
 
 

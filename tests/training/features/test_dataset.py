@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.config import ModelConfig
 from support.features import conversation, states_of, write_answers
 from training.answering.dataset import AnswerSet, write_set
 from training.durable import DamagedError
@@ -19,6 +20,7 @@ from training.features.online import OnlineFeatures
 from training.features.run import extract_features, plan_features
 from training.features.settings import FeatureSettings, Machine
 from training.features.source import FeatureSource
+from training.recording.rendering import Rendering
 
 SETTINGS = FeatureSettings((3, 1))
 MACHINE = Machine(threads=1, rows=32)
@@ -98,7 +100,7 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="features-00001"):
         FeatureSet(copy)
     (copy / "index.json").write_text(json.dumps({"format": "slipstream-features", "version": 9}))
-    with pytest.raises(DamagedError, match="version 2"):
+    with pytest.raises(DamagedError, match="version 1"):
         FeatureSet(copy)
     (copy / "index.json").unlink()
     with pytest.raises(DamagedError, match="not complete"):
@@ -112,3 +114,17 @@ def test_names_of_any_kind_come_back(tiny_model: Path, tmp_path: Path) -> None:
     extract_features(plan, tmp_path / "out", MACHINE, progress=False)
     found = [source.tokens(index) for source in [FeatureSet(tmp_path / "out")] for index in range(3)]
     assert [(each.part, each.category) for each in found] == [(0, '\ud800 "ä'), (1, '\ud800 "ä'), (0, "sums")]
+
+
+def test_what_others_wrote_is_known_on_disk_and_without(tiny_model: Path, tmp_path: Path) -> None:
+    written = Rendering(tiny_model, ModelConfig.from_folder(tiny_model).eos_token_ids).document()
+    facts = {"recorded": True, "settings": {}, "model": written}
+    own, others = write_answers(tmp_path / "own", (5, 4)), tmp_path / "others"
+    others.mkdir()
+    write_set(others, [conversation(9, [5, 6, 7]), conversation(8, [7, 6])], facts, 10)
+    folders = [own, others]
+    extract_features(plan_features(folders, tiny_model, SETTINGS), tmp_path / "out", MACHINE, progress=False)
+    for source in (FeatureSet(tmp_path / "out"), OnlineFeatures(folders, tiny_model, SETTINGS, MACHINE)):
+        flags = [False, False, True, True]
+        assert [source.tokens(index).recorded for index in range(4)] == flags
+        assert [each.recorded for each in source.batch(range(4))] == flags
