@@ -36,9 +36,12 @@ def test_transformers_works_beside_our_kernels_folder():
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("gateway.__main__", {"torch", "numba", "slipstream_kernels", "verify_service", "draft_service"}),
-        ("verify_service.__main__", {"fastapi", "uvicorn", "gateway", "draft_service"}),
-        ("draft_service.__main__", {"fastapi", "uvicorn", "gateway", "verify_service"}),
+        ("gateway.server", {"torch", "numba", "slipstream_kernels", "verify_service", "draft_service"}),
+        ("verify_service.command", {"fastapi", "uvicorn", "gateway", "draft_service"}),
+        ("draft_service.serving", {"fastapi", "uvicorn", "gateway", "verify_service"}),
+        ("gateway.__main__", {"grpc"}),  # which reads its environment when it is imported, and gets it from main()
+        ("verify_service.__main__", {"grpc"}),
+        ("draft_service.__main__", {"grpc"}),
         ("launcher.cli", {"torch", "numba", "slipstream_kernels", "gateway", "verify_service", "draft_service"}),
         ("slipstream", {"torch", "numba", "slipstream_kernels"}),
         ("slipstream_kernels.models.causal_lm", {"grpc", "google.protobuf", "slipstream"}),

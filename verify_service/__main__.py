@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-
-import uvloop
-
-from slipstream.rpc.errors import SlipstreamError
-from slipstream.rpc.logs import set_up_logging
-from slipstream.settings import load
-from verify_service.config import VerifySettings
-
-_log = logging.getLogger(__name__)
+from slipstream.rpc.experiments import leave_out_event_engine
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
-    settings = load(VerifySettings, "verify_service", argv)
-    set_up_logging("verify", settings.log_level)
-    # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
-    from slipstream_kernels.models.config import CheckpointError
-    from verify_service.serving import serve
+    leave_out_event_engine()
+    from verify_service.command import run  # gRPC reads its environment when it is imported
 
-    try:
-        uvloop.run(serve(settings))
-    except (SlipstreamError, CheckpointError, OSError) as error:
-        _log.error("%s", error)
-        sys.exit(1)
+    run()
 
 
 if __name__ == "__main__":
