@@ -19,14 +19,17 @@ def fit(
     *,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder of the run.")],
     features: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder that `features` has written.", show_default=False)
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR", help="Folder that `features` has written; repeat it for several.", show_default=False
+        ),
     ] = None,
     answers: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="Instead of --features: a folder of `answers`, whose states are computed as they are needed; "
-            "repeat it for several.",
+            help="Instead of --features: a folder of `answers` or `recorded`, whose states are computed as they are "
+            "needed; repeat it for several.",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +51,11 @@ def fit(
     ] = "eagle3",
     start: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the draft model to begin with.", show_default="none"),
+        typer.Option(
+            metavar="DIR",
+            help="Folder of a head of the same family and shapes to begin with, or of a draft model.",
+            show_default="none",
+        ),
     ] = None,
     unroll: Annotated[
         int,
@@ -136,7 +143,7 @@ def fit(
     from training.fit.run import fit as train
     from training.fit.settings import FitSettings, RunOptions
 
-    if (features is None) == (not answers):
+    if bool(features) == bool(answers):
         raise typer.BadParameter("name --features or --answers")
     if answers and model is None:
         raise typer.BadParameter("--answers needs the target's folder, --model")
@@ -171,7 +178,7 @@ def fit(
             group.wait()
             options = RunOptions(log_every, evaluate_every, checkpoint_every, group.leads, check_labels)
             online, on = bool(answers), str(group.device)
-            source = _opened(answers or [features or Path()], online, model, settings, on)
+            source = _opened(answers or features or [], online, model, settings, on)
             held = _opened([heldout], online, model, settings, on) if heldout else None
             manifest = train(source, out, settings, options, group, held)
     except (LabelError, DamagedError, DivergedError) as error:
@@ -186,13 +193,14 @@ def fit(
 
 
 def _opened(folders: list[Path], online: bool, model: Path | None, settings: FitSettings, device: str) -> FeatureSource:
-    """Features on disk, which are one folder, or computed from answers as they are needed."""
+    """Features on disk, or computed from answers as they are needed."""
     from slipstream_kernels.models.config import ModelConfig
     from training.features.dataset import FeatureSet
+    from training.features.joined import JoinedFeatures
     from training.fit.family import family_of
 
     if not online:
-        return FeatureSet(folders[0], model)
+        return JoinedFeatures([FeatureSet(folder, model) for folder in folders])
     from training.features.online import OnlineFeatures
     from training.features.settings import FeatureSettings, Machine
 

@@ -26,6 +26,7 @@ from training.fit.metrics import CURVES, HELDOUT, JOURNAL, TRAIN, Board, Figures
 from training.fit.parallel import World
 from training.fit.plan import Plan, Survey, pack
 from training.fit.settings import FitSettings, RunOptions
+from training.fit.start import begin_as, identity_of
 from training.fit.target import Target
 
 TASK: Final = "task.json"
@@ -78,6 +79,7 @@ class Run:
     head: Head
     labels: dict[str, float]
     steps: int
+    start: dict[str, Any] | None
 
     def learn(self) -> dict[str, Any]:
         """Take all steps that are left, then write the head; gives the manifest, which is written last."""
@@ -145,13 +147,14 @@ class Run:
             "boundaries": list(self.source.boundaries),
             "steps": self.plan.steps,
             "sequences": self.plan.used,
+            "start": self.start,
             "labels": self.labels,
             "head": about,
             "heldout": None if figures is None else {"chain": len(figures.losses)} | figures.document(),
         }
         if self.world.leads:
             write_head(self.folder / HEAD, self.head.tensors(), self.head.config(), torch.bfloat16)
-            if self.settings.start is not None:
+            if self.settings.family == "draft-model":
                 copy_tokenizer(self.source.model, self.folder / HEAD)
             write_whole(self.folder / CURVES, _json(summarised(self.folder / JOURNAL)))
             write_whole(self.folder / MANIFEST, _json(manifest))
@@ -178,6 +181,7 @@ def fit(
             "settings": settings.document(),
             "features": source.fingerprint,
             "heldout": None if heldout is None else heldout.fingerprint,
+            "start": _identity(settings),
             "processes": world.size,
             "device": world.device.type,
         }
@@ -223,8 +227,16 @@ def _prepare(
             report.demand()
             labels |= report.document()
     head = family.build(target, columns, survey)
+    if settings.start is not None and settings.family != "draft-model":
+        begin_as(head, settings.start)
     held = None if heldout is None else Heldout.of(heldout, settings, family.chain, vocab_size)
-    return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps)
+    start = _identity(settings)
+    return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps, start)
+
+
+def _identity(settings: FitSettings) -> dict[str, Any] | None:
+    """Of what the settings begin with."""
+    return None if settings.start is None else identity_of(settings.start)
 
 
 def columns_of(source: FeatureSource, family: Family, target: Target) -> dict[int, slice]:

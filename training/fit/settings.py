@@ -33,7 +33,7 @@ class FitSettings:
     init: Literal["target", "random"] = "target"
     """Weights to begin with: the target's last layer and scores where shapes fit, or noise."""
     start: Path | None = None
-    """Folder of the draft model to begin with, for the family of draft models alone."""
+    """Folder of a head of this family and these shapes to begin with, or of a draft model."""
     epochs: int = 10
     max_steps: int = 0
     """Steps at which to stop before the epochs are over; 0: none."""
@@ -81,8 +81,8 @@ class FitSettings:
             raise ValueError(
                 "freeze_scores: only EAGLE-3 heads have rows of their own, which then begin as the target's"
             )
-        if self.start is not None and self.family != "draft-model":
-            raise ValueError(f"start: only draft models begin with one, the family is {self.family}")
+        if self.start is not None and self.family != "draft-model" and self.init == "random":
+            raise ValueError("start: a head begins with weights or, by init, with noise, not with both")
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -14,6 +14,7 @@ from training.fit.families.unrolled import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings
+from training.fit.start import vocabulary_of
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary, default_size, select
 from training.settings import ModelShape
@@ -68,7 +69,12 @@ class Eagle3:
     def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Eagle3Head:
         config = target.config
         size = self.settings.draft_vocab or default_size(config.vocab_size)
-        vocabulary = select(survey.frequencies, size, config.eos_token_ids)
+        if self.settings.start is None:
+            vocabulary = select(survey.frequencies, size, config.eos_token_ids)
+        else:
+            vocabulary = vocabulary_of(self.settings.start, config.vocab_size)
+            if self.settings.draft_vocab not in (0, len(vocabulary.ids)):
+                raise ValueError(f"draft_vocab is {size}, {self.settings.start} scores {len(vocabulary.ids)} tokens")
         return Eagle3Head(target, self.settings, vocabulary, self.read(config), columns)
 
 
