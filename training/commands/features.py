@@ -12,7 +12,9 @@ import typer
 def features(
     answers: Annotated[
         list[Path],
-        typer.Argument(metavar="ANSWERS...", help="Folders that `answers` has written.", show_default=False),
+        typer.Argument(
+            metavar="ANSWERS...", help="Folders that `answers` or `recorded` has written.", show_default=False
+        ),
     ],
     *,
     model: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target that answered.")],

@@ -2,8 +2,8 @@
 
 A shard holds whole sequences, one behind the other: `offsets` int64 [sequences + 1] into the rows, `token_ids` int32
 [tokens], `states` bfloat16 [tokens, boundaries * hidden_size] and `produced` bool [tokens]. Its metadata has
-`sequences`, JSON of id, part and category of each, and where others than the target wrote some, `recorded`, JSON of their
-places.
+`sequences`, JSON of id, part and category of each, and where others than the target wrote some, `recorded`, JSON of
+their places.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def render_plan(plan: Plan, folder: Path) -> str:
     texts, boundaries = plan.texts, plan.settings.boundaries
     row = 2 * len(boundaries) * plan.config.hidden_size
     lines = [
-        f"{len(texts)} sequences of {len(texts.token_ids)} tokens, {int(texts.produced.sum())} of them the target's",
+        f"{len(texts)} sequences of {len(texts.token_ids)} tokens, {int(texts.produced.sum())} of them to learn from",
         *_omitted(texts.omitted),
         f"boundaries {', '.join(map(str, boundaries))} of {plan.config.hidden_size} numbers: {row} bytes a token",
         f"disk: {room}{'' if room.suffices else ': NOT ENOUGH'}",

@@ -28,7 +28,7 @@ def command(answers: Path, model: Path, *more: str):
 def test_it_tells_what_it_would_write_then_writes_it(answers: Path, tiny_model: Path) -> None:
     told = command(answers, tiny_model, "--boundaries", "1,3", "--dry-run")
     assert told.exit_code == 0, told.output
-    assert "2 sequences of 42 tokens, 2 of them the target's" in told.output
+    assert "2 sequences of 42 tokens, 2 of them to learn from" in told.output
     assert "boundaries 1, 3 of 128 numbers: 512 bytes a token" in told.output
     assert not answers.with_name("out").exists()
     done = command(answers, tiny_model, "--boundaries", "1,3")
