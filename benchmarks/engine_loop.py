@@ -22,7 +22,7 @@ from verify_service.request import (
     StepOutput,
     Usage,
 )
-from verify_service.tree_source import FeatureTaker, NoTrees, TreeSource
+from verify_service.tree_source import FeatureTaker, ForesightSource, NoTrees, TreeSource
 
 __all__ = [
     "Answer",
@@ -107,10 +107,15 @@ class LocalLoop:
     """A running verify loop. Use within `local_loop`; one caller at a time."""
 
     def __init__(
-        self, model: Any, config: EngineConfig, trees: TreeSource | None, taker: FeatureTaker | None = None
+        self,
+        model: Any,
+        config: EngineConfig,
+        trees: TreeSource | None,
+        taker: FeatureTaker | None = None,
+        foresight: ForesightSource | None = None,
     ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker)
+        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker, foresight)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -209,10 +214,17 @@ class LocalLoop:
 
 @contextmanager
 def local_loop(
-    model: Any, config: EngineConfig, trees: TreeSource | None = None, taker: FeatureTaker | None = None
+    model: Any,
+    config: EngineConfig,
+    trees: TreeSource | None = None,
+    taker: FeatureTaker | None = None,
+    foresight: ForesightSource | None = None,
 ) -> Iterator[LocalLoop]:
-    """A started loop over a loaded model, stopped at the end; hidden states go to `taker`."""
-    local = LocalLoop(model, config, trees, taker)
+    """A started loop over a loaded model, stopped at the end; hidden states go to `taker`.
+
+    `foresight` is what `trees` has for steps that are not decided yet.
+    """
+    local = LocalLoop(model, config, trees, taker, foresight)
     local.loop.start()
     try:
         yield local

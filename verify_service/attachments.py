@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.rpc.errors import (
@@ -85,6 +86,19 @@ class Attachment:
         self.allowance.earn(records)
         if self.transport is not None:
             self.transport.send(self.outbox)
+
+
+def unguessable_epochs() -> Iterator[int]:
+    """Epochs that no earlier life of this service had, and that nobody can open an exchange with but whom they name."""
+    epoch = secrets.randbits(48)
+    while True:
+        epoch += secrets.randbits(32) + 1
+        yield epoch
+
+
+def named(request: AttachRequest) -> str:
+    """What the log calls a draft service."""
+    return f"{request.name[:80]!r} (process {request.process_id}, {request.address[:80]!r})"
 
 
 def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> None:

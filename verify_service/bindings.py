@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -128,6 +128,15 @@ class Bindings:
         if running is None or running.place is None or running.place.slot.max_nodes <= 1:
             return None
         return running.place
+
+    def places(self, keys: Iterable[RequestKey]) -> list[Place]:
+        """Those of all these requests that have a drafter."""
+        found = (self.running[key].place for key in keys if key in self.running)
+        return [place for place in found if place is not None]
+
+    def handed_over(self, commits: Sequence[Committed]) -> list[Place]:
+        """Places whose trees ahead were taken for a step under way."""
+        return [place for place in self.places(each.key for each in commits) if place.slot.handed_over]
 
     def begin(self, opening: Opening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
@@ -314,7 +323,10 @@ class Bindings:
 
     def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, _Batch]) -> None:
         attachment, slot = place.attachment, place.slot
+        begun = slot.handed_over
         self._stand(running, place)
+        if begun:
+            slot.begin(committed.tree)
         attachment.allowance.step()
         if slot.fed:
             batches.setdefault(attachment.epoch, _Batch(attachment)).add(slot, committed)

@@ -45,6 +45,7 @@ class CpuEngine:
     """A StepEngine over a model whose passes run in the calling thread and its team."""
 
     lookahead = 0
+    chooses = False
 
     def __init__(self, model: CausalLM, config: EngineConfig, page_table: PageTable) -> None:
         self._model = model

@@ -6,10 +6,9 @@ The loop's thread and the RPC thread meet here under one lock that is never held
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -22,7 +21,16 @@ from slipstream.rpc.errors import (
 from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.allowance import Allowance
-from verify_service.attachments import MAX_ATTACHMENTS, Attachment, ahead_limit, check_token, check_union, negotiate
+from verify_service.attachments import (
+    MAX_ATTACHMENTS,
+    Attachment,
+    ahead_limit,
+    check_token,
+    check_union,
+    named,
+    negotiate,
+    unguessable_epochs,
+)
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
 from verify_service.device_ring import Span
@@ -34,7 +42,7 @@ from verify_service.outbox import Outbox
 from verify_service.request import FinishReason, RequestKey
 from verify_service.slots import SlotTable
 from verify_service.transports import Transport, Wake
-from verify_service.tree_source import Committed, Extended, Opening, Wanted
+from verify_service.tree_source import Committed, Extended, Opening, Prepared, Wanted
 from verify_service.waiting import deaf, learn
 from verify_service.ways import Means, Ways
 
@@ -67,7 +75,7 @@ class DraftLink:
         self._intake = Intake(self._bindings, facts.vocab_size)
         self._ways = Ways(facts, config, rings)
         self._means: dict[int, Means] = {}
-        self._epochs = _unguessable() if epochs is None else epochs
+        self._epochs = unguessable_epochs() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
         self._deadline = Deadline(config.deadline, config.deadline_share)
         self._waits = self._misses = self._malformed = 0
@@ -116,7 +124,12 @@ class DraftLink:
             ahead = [each for each in self._bindings.live if each.ahead]
             for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
+            begun = self._bindings.handed_over(commits)
             self._bindings.commit(commits)
+            if begun:
+                now = self._clock()
+                learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
+                self._deadline.step_begins(now, plain=not any(place.slot.given for place in begun))
             transports = [each.transport for each in self._bindings.live]
         for transport in transports:
             if transport is not None:
@@ -150,9 +163,28 @@ class DraftLink:
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         """Whether any of these requests has a drafter that would be waited for."""
         with self._changed:
-            places = [one.place for key in keys if (one := self._bindings.running.get(key))]
-            now = self._clock()
-            return any(at and at.slot.drafted_for and at.attachment.patience.waits(now) for at in places)
+            return bool(self._drafted(keys))
+
+    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether all drafters of these requests that count draft ahead alone."""
+        with self._changed:
+            return not any(place.slot.waits for place in self._drafted(keys))
+
+    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait until all trees ahead that are kept are there, or so long; whether half of the requests have any."""
+        with self._changed:
+            places = self._drafted(keys)
+            self._pick_up(places)
+            until = self._clock() + seconds
+            while (open_ones := [at for at in places if at.slot.holds_more]) and (left := until - self._clock()) > 0:
+                self._wait(open_ones, left)
+            return 2 * sum(bool(place.slot.ahead) for place in places) >= len(places)
+
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+        """The trees ahead of each request, whose next step begins."""
+        with self._changed:
+            places = {place.slot.key: place for place in self._drafted(keys)}
+            return [places[key].slot.hand_over() if key in places else () for key in keys]
 
     def deaf(self) -> bool:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
@@ -185,7 +217,7 @@ class DraftLink:
                 raise attachment.ended
             self._means[attachment.epoch] = means
             attachment.transport_reason = means.reason
-        return self._agreed(version, attachment, means)
+        return means.agreed(version, attachment, self.config.deadline)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
@@ -197,7 +229,7 @@ class DraftLink:
         version, transports = negotiate(request, self.facts, (IN_PROCESS,))
         with self._changed:
             attachment = self._register(request)
-        transport = connect(attachment, self._agreed(version, attachment, Means(transports)))
+        transport = connect(attachment, Means(transports).agreed(version, attachment, self.config.deadline))
         with self._changed:
             attachment.transport = transport
             self._bindings.rebalance()
@@ -309,8 +341,13 @@ class DraftLink:
         outbox, allowance = Outbox(self.config.outbox_limit), Allowance(num_slots, ahead)
         attachment = Attachment(epoch, request, slots, outbox, allowance)
         self._bindings.attachments[epoch] = attachment
-        _log.info("attached epoch %d: %s, proposers %s", epoch, _named(request), [o.name for o in request.offers])
+        _log.info("attached epoch %d: %s, proposers %s", epoch, named(request), [o.name for o in request.offers])
         return attachment
+
+    def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:
+        """Where these requests' trees come from, of those whose drafter keeps up."""
+        places, now = self._bindings.places(keys), self._clock()
+        return [at for at in places if at.slot.drafted_for and at.attachment.patience.waits(now)]
 
     def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
@@ -360,29 +397,4 @@ class DraftLink:
         if attachment.transport is not None:
             attachment.transport.close()
         self._changed.notify_all()
-        _log.info("detached epoch %d: %s: %s", attachment.epoch, _named(attachment.request), reason.message)
-
-    def _agreed(self, version: int, attachment: Attachment, means: Means) -> AttachReply:
-        return AttachReply(
-            version,
-            attachment.epoch,
-            means.transports[0],
-            attachment.slots.size,
-            round(self.config.deadline * 1e6),
-            means.shared_memory,
-            attachment.slots.max_ahead,
-            means.device_ring,
-            means.reason,
-        )
-
-
-def _unguessable() -> Iterator[int]:
-    """Epochs that no earlier life of this service had, and that nobody can open an exchange with but whom they name."""
-    epoch = secrets.randbits(48)
-    while True:
-        epoch += secrets.randbits(32) + 1
-        yield epoch
-
-
-def _named(request: AttachRequest) -> str:
-    return f"{request.name[:80]!r} (process {request.process_id}, {request.address[:80]!r})"
+        _log.info("detached epoch %d: %s: %s", attachment.epoch, named(attachment.request), reason.message)

@@ -18,9 +18,10 @@ from verify_service.node_choice import NodeChoice
 from verify_service.path_chances import Drafted
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduler import Choice, ScheduledRows
 from verify_service.step_engine import Decision
-from verify_service.tree_source import Committed, Opening, TreeSource
+from verify_service.tally import matched
+from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.verifier import cut
 
 _log = logging.getLogger(__name__)
@@ -42,8 +43,17 @@ class _Wait(NamedTuple):
 class Drafting:
     """Asks a tree source for trees within budget and memory. Whatever the source does, the step goes on."""
 
-    def __init__(self, trees: TreeSource, memory: KVMemory, config: EngineConfig, budget: NodeBudget) -> None:
+    def __init__(
+        self,
+        trees: TreeSource,
+        memory: KVMemory,
+        config: EngineConfig,
+        budget: NodeBudget,
+        foresight: ForesightSource | None = None,
+    ) -> None:
+        """`foresight` is what the source knows of steps to come, if it does."""
         self._trees = trees
+        self._foresight = foresight
         self._budget = budget
         self._choice = NodeChoice(budget.costs)
         self._memory = memory
@@ -52,6 +62,7 @@ class Drafting:
         self._slow = True
         self._crowded = False
         self._adaptive_pays = True
+        self._foreseen: set[RequestKey] = set()
 
     def begin(self, state: RequestState, history: FeatureHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
@@ -77,16 +88,7 @@ class Drafting:
 
     def expects_trees(self, items: Iterable[ScheduledRows]) -> bool:
         """Whether a request will ask for a tree, and may get it, once the step of these rows is decided."""
-        if self._crowded:
-            return False
-        asking = [
-            item.state.key
-            for item in items
-            if item.decides
-            and item.state.proposer
-            and item.state.depth_left > 0
-            and (self._adaptive_pays or not item.state.adaptive)
-        ]
+        asking = self._asking(items)
         if not asking:
             return False
         try:
@@ -94,6 +96,85 @@ class Drafting:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to say what it expects")
             return False
+
+    def needs_no_wait(self, items: Iterable[ScheduledRows]) -> bool:
+        """Whether the step after that of these rows may begin with what is prepared for it, if anything is."""
+        asking = self._asking(items)
+        if not asking or self._foresight is None:
+            return not asking
+        try:
+            return self._foresight.foresees(asking)
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to say whom it waits for")
+            return False
+
+    def await_prepared(self, items: Iterable[ScheduledRows], seconds: float | None) -> bool:
+        """Wait up to so long for trees for the ends of the step of these rows; whether the next may begin with them.
+
+        Without a limit it may only where nobody asks for any.
+        """
+        asking = self._asking(items)
+        if not asking or self._foresight is None or seconds is None:
+            return not asking
+        try:
+            return self._foresight.await_prepared(asking, max(0.0, seconds))
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to wait for trees")
+            return False
+
+    def attach_choices(self, items: Sequence[ScheduledRows], before: Mapping[RequestState, ScheduledRows]) -> None:
+        """Give each item, of whose request the rows of `before` are under way, what is prepared for their end.
+
+        Cut to what fits each end, and to `step_nodes` over all items, whatever each of them chooses.
+        """
+        following = [item for item in items if item.state in before]
+        asking = self._asking(before[item.state] for item in following)
+        self._foreseen = set(asking)
+        prepared = dict(zip(asking, self._take_prepared(asking), strict=True))
+        room = self._step_nodes
+        for item in following:
+            item.unsettled = True
+            item.choices = self._fitting(before[item.state], prepared.get(item.state.key, ()), room)
+            room -= item.room - 1
+
+    def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
+        """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
+        if self._crowded:
+            return []
+        return [
+            item.state.key
+            for item in items
+            if item.decides
+            and not item.state.gone
+            and item.state.proposer
+            and item.state.depth_left > 0
+            and (self._adaptive_pays or not item.state.adaptive)
+        ]
+
+    def _take_prepared(self, keys: list[RequestKey]) -> Sequence[Sequence[Prepared]]:
+        if not keys or self._foresight is None:
+            return [()] * len(keys)
+        try:
+            return self._foresight.take_prepared(keys)
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to hand over what it prepared, the step decodes plainly")
+            return [()] * len(keys)
+
+    def _fitting(self, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:
+        """What of prepared trees fits the request, the pages, and `room` nodes, by the end that each supposes."""
+        state, rows = before.state, min(before.state.max_nodes, 1 + room)
+        choices: list[Choice] = []
+        for path, token, tree in prepared:
+            node, count = (-1, 0) if before.tree is None else matched(before.tree, path)
+            base = before.base + len(path) + 1
+            depth = min(tree.depth, state.max_depth, state.limit - base - 1)
+            if count < len(path) or depth < 1 or rows < 2:
+                continue
+            depth = self._memory.grow_up_to(state, base + depth) - base
+            fitting = cut(tree, max_nodes=rows, max_depth=depth)
+            if fitting is not None:
+                choices.append(Choice(node, token, fitting))
+        return tuple(choices)
 
     def leaves_time(self, running: Iterable[RequestState]) -> bool:
         """Whether trees will be waited for, judged by the last ones, so that other work may go before the next step."""
@@ -159,6 +240,10 @@ class Drafting:
         if self._wait is not None:
             wait, self._wait = self._wait, None
             self._budget.observe_wait(wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels)
+        chosen = [decision.item for decision in decisions if decision.item.choices]
+        if chosen:
+            arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)
+            self._budget.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
         for decision in decisions:
             tree = decision.item.tree
             if tree is not None:
@@ -173,11 +258,13 @@ class Drafting:
         progressed: Sequence[tuple[RequestState, tuple[int, ...]]],
         running: int,
         features: Mapping[RequestKey, FeatureRows] = MappingProxyType({}),
+        under_way: Mapping[RequestState, ScheduledRows] = MappingProxyType({}),
     ) -> None:
         """Tell the source what a step added to requests that go on, and which trees they want next.
 
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
-        `running` requests share the step's nodes. Those in the next step already, which is launched, ask for none.
+        `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
+        `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
         """
         self._crowded = self._step_nodes < running
         drafted = [entry for entry in progressed if entry[0].proposer]
@@ -186,14 +273,17 @@ class Drafting:
         nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
         for (state, tokens), depth in zip(drafted, self._depths(drafted, running), strict=True):
-            depth, key, rows = 0 if state.pending else depth, state.key, 1
-            state.wants_tree = depth > 0
+            item = under_way.get(state)
+            ahead = item is not None and item.choices is not None and state.key in self._foreseen
+            depth, key, rows = 0 if state.pending and not ahead else depth, state.key, 1
+            state.wants_tree = depth > 0 and not ahead
             if depth > 0:
                 rows = min(state.max_nodes, nodes, 1 + self._width(state, depth))
             states = features.get(key)
             if states is not None:
                 states = states.of(states.first, states.first + len(tokens))
-            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states))
+            tree = item.tree if item is not None and ahead else None
+            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree))
         try:
             self._trees.commit(commits)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else

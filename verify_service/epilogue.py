@@ -86,7 +86,7 @@ class Epilogue:
     def _learn(self, decided: _Decided) -> None:
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
-        rows = sum(item.num_rows for item in items) if decoding else 0
+        rows = sum(item.room for item in items) if decoding else 0
         self._drafting.learn([decision for decision, _, _ in decided.entries], rows, decided.seconds)
 
     def _output(

@@ -59,6 +59,12 @@ class GpuEngine:
         self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
         self._boundaries: tuple[int, ...] = ()
         self._routes: Mapping[ScheduledRows, tuple[Span, ...]] = {}
+        self._places: dict[RequestState, int] = {}
+
+    @property
+    def chooses(self) -> bool:
+        """Where states go depends on what was chosen, so that no step which captures any follows its choice."""
+        return not self._boundaries
 
     def warm_up(self) -> None:
         self._model.warm_up()
@@ -123,12 +129,14 @@ class GpuEngine:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
         routes, self._routes = self._routes, {}
-        plan, deciding = self._rows.build(items)
+        plan, deciding = self._rows.build(items, self._places)
         first_rows = plan.deciding[:, 0].tolist()
-        if not self._boundaries:
-            return GpuStep(deciding, first_rows, self._model.launch(plan), items)
         packed = plan.has_trees and not len(plan.prefills)
-        ticket = self._model.launch(plan, partial(self._copies, items, deciding, routes, packed=packed))
+        if self._boundaries:
+            ticket = self._model.launch(plan, partial(self._copies, items, deciding, routes, packed=packed))
+        else:
+            ticket = self._model.launch(plan)
+        self._places = {item.state: place for place, item in enumerate(deciding)}
         return GpuStep(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
 
     def decide(self, launched: GpuStep) -> list[Decision]:

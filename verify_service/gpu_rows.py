@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.plan_kernels import lay_rows
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.choice_tables import choice_tables
 from verify_service.page_table import PageTable
+from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 
 IntArray = NDArray[np.int32]
@@ -27,10 +30,13 @@ class GpuRows:
         self._page_size = page_size
         self._first_scratch_slot = first_scratch_slot
 
-    def build(self, items: Sequence[ScheduledRows]) -> tuple[PassPlan, list[ScheduledRows]]:
+    def build(
+        self, items: Sequence[ScheduledRows], before: Mapping[RequestState, int] = MappingProxyType({})
+    ) -> tuple[PassPlan, list[ScheduledRows]]:
         """The plan, and the items that decide a token in the order of the plan's.
 
-        An item of one token is a decoding span, and so is a root with its tree; other tokens are prefill spans.
+        An item of one token is a decoding span, and so is a root with its tree; other tokens are prefill spans. Items
+        with choices have all rows that any of them takes, and `before` has their places in the step before.
         """
         prefills = [item for item in items if item.count > 1]
         decodes = [item for item in items if item.count == 1 or item.tree is not None] if prefills else items
@@ -40,7 +46,7 @@ class GpuRows:
         for item in prefills:
             rooted = item.tree is not None  # the root and its tree are in a span of their own
             spans.add(item, item.first, item.count - rooted, None, decides=item.decides and not rooted)
-        return self._laid_out(spans, len(decodes)), spans.deciding
+        return self._laid_out(spans, len(decodes), before), spans.deciding
 
     @staticmethod
     def places(
@@ -111,7 +117,7 @@ class GpuRows:
         orders = np.where(is_token, -1, number - tokens)
         return np.stack([rows, orders, np.where(is_token, 0, decided), place + number * stride], axis=1)
 
-    def _laid_out(self, spans: _Spans, decodes: int) -> PassPlan:
+    def _laid_out(self, spans: _Spans, decodes: int, before: Mapping[RequestState, int]) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
         items = np.fromiter(spans.items, np.int32, len(spans.items)).reshape(-1, 5)
         parents = np.fromiter(spans.parents, np.int32, len(spans.parents))
@@ -121,6 +127,7 @@ class GpuRows:
         deciding = np.empty((len(spans.deciding), 4), dtype=np.int32)
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
+        choices = choice_tables(spans.deciding, before) if spans.chooses else {}
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
             positions=rows[0],
@@ -133,15 +140,16 @@ class GpuRows:
             deciding=deciding,
             decodes=places[:decodes],
             prefills=places[decodes:],
-            has_trees=bool(spans.parents),
+            has_trees=spans.chooses or bool(spans.parents),
             keep_logits=spans.keep_logits,
+            **choices,
         )
 
 
 class _Spans:
     """Gathers the spans of a pass. `items` and `parents` are those of `lay_rows`, flat."""
 
-    __slots__ = ("deciding", "items", "keep_logits", "logits", "parents", "token_ids")
+    __slots__ = ("chooses", "deciding", "items", "keep_logits", "logits", "parents", "token_ids")
 
     def __init__(self) -> None:
         self.items: list[int] = []
@@ -150,13 +158,19 @@ class _Spans:
         self.deciding: list[ScheduledRows] = []
         self.logits = 0
         self.keep_logits = False
+        self.chooses = False
 
     def add(self, item: ScheduledRows, first: int, count: int, tree: TokenTree | None, *, decides: bool) -> None:
         """`count` tokens of an item from `first` on, of which one alone may not be known yet, and then a tree."""
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]
         self.token_ids += tokens or (_UNKNOWN,)
-        if tree is not None:
+        if item.choices is not None:
+            self.chooses = True
+            nodes = item.room - 1
+            self.token_ids += (0,) * nodes
+            self.parents += range(-1, nodes - 1)
+        elif tree is not None:
             nodes = len(tree.token_ids)
             self.token_ids += tree.token_ids
             self.parents += tree.parents

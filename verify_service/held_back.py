@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.request import FinishReason, RequestKey
-from verify_service.tree_source import Committed, Opening, TreeSource
+from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 
 TOLD_SECONDS = 1.0
 """How often a drafter that hangs is told what has happened meanwhile, by which one that goes on takes notice."""
@@ -16,7 +16,7 @@ MOST_TOKENS = 4096
 """Told at once: of a message that fits every transport."""
 
 
-class Link(TreeSource, Protocol):
+class Link(TreeSource, ForesightSource, Protocol):
     """Where drafters are attached."""
 
     def deaf(self) -> bool:
@@ -25,7 +25,7 @@ class Link(TreeSource, Protocol):
 
 
 class HeldBack:
-    """The link as the verify loop sees it. Implements TreeSource.
+    """The link as the verify loop sees it. Implements TreeSource and ForesightSource.
 
     While all drafters hang, what steps commit is held back and told in one piece a request from time to time, without
     hidden states. Until the last of it is told the link lags behind, so that no tree is taken from it. The first commit
@@ -71,6 +71,16 @@ class HeldBack:
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return not self._holding and self._link.expects(keys)
+
+    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+        return self._holding or self._link.foresees(keys)
+
+    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        return self._holding or self._link.await_prepared(keys, seconds)
+
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+        """Nothing while anything may be held back."""
+        return [()] * len(keys) if self._holding else self._link.take_prepared(keys)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         self._link.end(key, reason)

@@ -66,7 +66,7 @@ class Intake:
         if keep or reply.stamp.base_length <= slot.base_length:
             slot.answered = max(slot.answered, min(reply.stamp.base_length, slot.base_length))
         if not keep and not slot.fits(reply):
-            passed = reply.stamp.base_length < slot.base_length
+            passed = slot.too_late(reply)
             self.stale += 1
             slot.tally.late += passed
             slot.tally.ahead_late += ahead and passed

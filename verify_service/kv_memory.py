@@ -112,7 +112,7 @@ class KVMemory:
         """Take back pages held beyond a request's last token, left over from rejected trees; returns how many."""
         reclaimed = 0
         for state in states:
-            needed = -(-state.length // self._page_size)
+            needed = -(-(state.length + state.spread) // self._page_size)
             while len(state.pages) > needed:
                 self._pool.release(state.pages.pop())
                 reclaimed += 1

@@ -33,7 +33,7 @@ from verify_service.request import FinishReason, GenerationRequest, RequestKey, 
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows, Scheduler
 from verify_service.step_engine import Decision
-from verify_service.tree_source import FeatureTaker, TreeSource
+from verify_service.tree_source import FeatureTaker, ForesightSource, TreeSource
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +57,15 @@ class VerifyLoop:
     """
 
     def __init__(
-        self, model: TargetModel, config: EngineConfig, trees: TreeSource, sink: Sink, taker: FeatureTaker | None = None
+        self,
+        model: TargetModel,
+        config: EngineConfig,
+        trees: TreeSource,
+        sink: Sink,
+        taker: FeatureTaker | None = None,
+        foresight: ForesightSource | None = None,
     ) -> None:
+        """`foresight` is what `trees` has for steps that are not decided yet, if anything."""
         max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._inbox = Inbox()
@@ -67,7 +74,7 @@ class VerifyLoop:
         self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
         budget = NodeBudget(RowCosts(self._engine.row_costs()))
-        self._drafting = Drafting(trees, self._memory, config, budget)
+        self._drafting = Drafting(trees, self._memory, config, budget, foresight)
         self._pipeline = Pipeline(self._engine, self._drafting)
         self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(
@@ -150,6 +157,8 @@ class VerifyLoop:
         while self._pipeline.open and self._launch():
             self._deliver()
         self._deliver()
+        if self._pipeline.open_to_choices and self._scheduler.only_decodes:
+            self._launch_ahead()
         if self._pipeline:
             self._settle(self._pipeline.next())
             if self._pipeline:
@@ -171,6 +180,26 @@ class VerifyLoop:
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
             return False
         return bool(items)
+
+    def _launch_ahead(self) -> None:
+        """Start the step after the one under way with trees for the ways in which that may end, if most are there.
+
+        As late as that keeps the engine supplied. What comes of it is known once the one under way is decided.
+        """
+        under_way = self._pipeline.under_way
+        items: list[ScheduledRows] | None = None
+        try:
+            self._features.prepare()
+            may_begin = self._drafting.await_prepared(under_way.values(), self._pipeline.spare_seconds())
+            if not (may_begin and self._pipeline.open_to_choices):
+                return
+            items = self._schedule()
+            if items:
+                self._drafting.attach_choices(items, under_way)
+                self._pipeline.launch(items)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed to start")
+            self._fail(list(self._states) if items is None else [item.state.key for item in items])
 
     def _schedule(self) -> list[ScheduledRows]:
         """Rows of the next step; none where the steps under way must be decided first."""
@@ -217,7 +246,7 @@ class VerifyLoop:
             tokens = self._commit_one(decision, now)
             if tokens:
                 progressed.append((decision.item.state, tokens))
-        self._drafting.report(progressed, self._scheduler.num_running, features)
+        self._drafting.report(progressed, self._scheduler.num_running, features, self._pipeline.under_way)
         self._features.keep()
 
     def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:

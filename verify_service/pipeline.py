@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verify_service.drafting import Drafting
+from verify_service.launch_time import LaunchTime
+from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Launched, StepEngine
 
@@ -35,6 +37,7 @@ class Pipeline:
         self._drafting = drafting
         self._steps: deque[Step] = deque()
         self._decided_at = 0.0
+        self._times = LaunchTime()
 
     def __bool__(self) -> bool:
         """Whether any step is under way."""
@@ -51,24 +54,62 @@ class Pipeline:
             step.drafted or self._drafting.expects_trees(step.items) for step in self._steps
         )
 
+    @property
+    def open_to_choices(self) -> bool:
+        """Whether a step may be launched whose trees the engine chooses, by how the one step under way ends.
+
+        Where the pipeline is not `open`, as it has trees or expects some, and nobody is to be waited for.
+        """
+        steps = self._steps
+        return len(steps) == 1 and self._engine.chooses and self._drafting.needs_no_wait(steps[0].items)
+
+    @property
+    def under_way(self) -> Mapping[RequestState, ScheduledRows]:
+        """Rows of requests in the newest step under way."""
+        return {item.state: item for item in self._steps[-1].items} if self._steps else {}
+
+    def spare_seconds(self) -> float | None:
+        """How long the launch of the next step may wait for the sake of its trees; None where that is not known."""
+        latest = self._times.latest(max(self._steps[0].launched_at, self._decided_at))
+        return None if latest is None else latest - time.perf_counter()
+
     def launch(self, items: Sequence[ScheduledRows]) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were."""
         begun = time.perf_counter()
         self._steps.append(Step(items, self._engine.launch(items), begun))
+        self._times.observe_launch(time.perf_counter() - begun)
         for item in items:
             item.state.computed = item.base
             item.state.pending += item.decides
+            item.state.spread += item.reach
 
     def next(self) -> Step:
         """Take out the oldest step; its requests count on it no longer."""
         step = self._steps.popleft()
         for item in step.items:
             item.state.pending -= item.decides
+            item.state.spread -= item.reach
         return step
 
     def decide(self, step: Step) -> tuple[list[Decision], float]:
-        """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before."""
+        """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before.
+
+        What the step behind it has chosen is settled with that.
+        """
         decisions = self._engine.decide(step.launched)
         begun = max(step.launched_at, self._decided_at)
         self._decided_at = time.perf_counter()
-        return decisions, self._decided_at - begun
+        seconds = self._decided_at - begun
+        if all(item.count == 1 for item in step.items):
+            self._times.observe_step(seconds)
+        self._settle(decisions)
+        return decisions, seconds
+
+    def _settle(self, decisions: Sequence[Decision]) -> None:
+        unsettled = {item.state: item for step in self._steps for item in step.items if item.unsettled}
+        for decision in decisions if unsettled else ():
+            item = unsettled.get(decision.item.state)
+            if item is not None:
+                item.state.spread -= item.reach
+                item.settle(decision.walk)
+                item.state.spread += item.reach

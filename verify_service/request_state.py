@@ -14,6 +14,7 @@ class RequestState:
     """Mutable state of one admitted request.
 
     `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
+    `spread` is how many more than these they decide at most.
     `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
     once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
     written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
@@ -35,6 +36,7 @@ class RequestState:
     computed: int = 0
     settled: int = 0
     pending: int = 0
+    spread: int = 0
     line: int = -1
     pages: list[int] = field(default_factory=list)
     lease: Lease | None = None

@@ -5,11 +5,21 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.request_state import RequestState
+from verify_service.verifier import Walk
+
+
+class Choice(NamedTuple):
+    """A tree for one way in which the step before may end: after its node `node`, -1 for none, with that token."""
+
+    node: int
+    token: int
+    tree: TokenTree
 
 
 @dataclass(slots=True, eq=False)
@@ -17,12 +27,16 @@ class ScheduledRows:
     """`count` tokens of a request from `first` on, its first token whose KV was not written when this was planned.
 
     The step `decides` where the rows reach the request's last token, whose value may be known to the engine alone;
-    then drafted nodes, if there are any, hang below it in `tree`.
+    then drafted nodes, if there are any, hang below it in `tree`. Where the engine may not even know how many tokens
+    the step before decides, there are `choices`, perhaps none: it takes the tree of the first that fits, or the root
+    alone. Until that step is decided, the rows are `unsettled`, and `first` is the least that it can be.
     """
 
     state: RequestState
     count: int
     tree: TokenTree | None = None
+    choices: tuple[Choice, ...] | None = None
+    unsettled: bool = False
     first: int = field(init=False)
     decides: bool = field(init=False)
 
@@ -41,9 +55,29 @@ class ScheduledRows:
         return 0 if self.tree is None else self.tree.depth
 
     @property
+    def reach(self) -> int:
+        """Nodes that may be accepted, whatever is chosen."""
+        return max((each.tree.depth for each in self.choices or ()), default=0) if self.unsettled else self.depth
+
+    @property
     def num_rows(self) -> int:
         """Rows that decide a token: the root and the drafted nodes."""
         return 1 if self.tree is None else 1 + len(self.tree)
+
+    @property
+    def room(self) -> int:
+        """Rows that the pass has for them."""
+        if self.choices is None:
+            return self.num_rows
+        return 1 + max((len(each.tree) for each in self.choices), default=0)
+
+    def settle(self, before: Walk) -> None:
+        """The step before has decided this, by which the engine chose."""
+        node = before.nodes[-1] if before.nodes else -1
+        fitting = (each.tree for each in self.choices or () if (each.node, each.token) == (node, before.tokens[-1]))
+        self.first += len(before.nodes)
+        self.tree = next(fitting, None)
+        self.unsettled = False
 
 
 @dataclass(slots=True)
@@ -88,6 +122,12 @@ class Scheduler:
         """Whether another request would be one too many."""
         return self.num_running + self.num_waiting >= self._config.max_running + self._config.max_queued
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether the next step has rows of requests that decode, and no others."""
+        starts = bool(self._lines and self._waiting) and self._may_start(self._waiting[0])
+        return not starts and all(state.remaining <= 1 for state in self._running)
+
     def add(self, state: RequestState) -> None:
         """Queue a request behind all others."""
         self._waiting.append(state)
@@ -129,10 +169,8 @@ class Scheduler:
 
     def _hold_last(self, state: RequestState) -> bool:
         """Hold a page for the last token; False where no page can be had but a request's own."""
-        memory = self._memory
-        return memory.grow(state, state.length) or (
-            memory.reclaim(self._running) > 0 and memory.grow(state, state.length)
-        )
+        memory, length = self._memory, state.length + state.spread
+        return memory.grow(state, length) or (memory.reclaim(self._running) > 0 and memory.grow(state, length))
 
     def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
         """Send a request back to the head of the queue."""

@@ -125,7 +125,8 @@ def _start(
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
         attach_host(link, host)
-    loop = VerifyLoop(loaded.model, settings.engine_config(loaded.num_pages), HeldBack(link), verify.sink, link)
+    trees, engine = HeldBack(link), settings.engine_config(loaded.num_pages)
+    loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()

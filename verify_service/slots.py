@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.draft_records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
 from verify_service.request import RequestKey
-from verify_service.tally import Tally
+from verify_service.tally import Tally, matched
+from verify_service.tree_source import Prepared
 
 NEAR_TOKENS = 32
 """A drafter that has answered a state so few tokens ago has caught up: one pass brings it to the newest one."""
@@ -69,6 +70,8 @@ class Slot:
     """How the step that led to the present state ended."""
     ahead: dict[tuple[int, int, ParentNode], TreeReply] = field(default_factory=dict)
     """Trees ahead by base length, root token and parent."""
+    handed_over: bool = False
+    """Whether the step for one of whose trees ahead is meant has begun, with whichever fits."""
     most_nodes: int = 1
     most_depth: int = 0
     """Of the proposer's trees, whatever the state wants."""
@@ -87,6 +90,11 @@ class Slot:
     def drafted_for(self) -> bool:
         """Whether the drafter makes trees for this request when asked, or works towards it."""
         return self.key is not None and self.fed and not self.refused
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether more trees ahead may come."""
+        return self.drafted_for and len(self.ahead) < self.max_ahead
 
     @property
     def takes_over(self) -> bool:
@@ -126,7 +134,7 @@ class Slot:
         self.most_nodes, self.most_depth = min(offer.max_nodes, MAX_ROWS), min(offer.max_depth, MAX_ROWS - 1)
         self.max_nodes = min(max_nodes, offer.max_nodes)
         self.max_depth = min(max_depth, offer.max_depth)
-        ahead, self.ahead = self.ahead, {}
+        ahead, self.ahead, self.handed_over = self.ahead, {}, False
         self.supplied = bool(ahead) or self.tree is not None
         self.tree, self.tree_id, self.prepared = None, 0, False
         found = ahead.get((base_length, root_token, self.origin))
@@ -139,16 +147,56 @@ class Slot:
             reply.parent is None or (self.max_ahead > 0 and reply.parent == self.origin)
         )
 
-    def may_hold(self, reply: TreeReply) -> bool:
-        """Whether a tree supposes an end that the step from the present state may have, and there is room for it."""
+    def supposes(self, reply: TreeReply) -> bool:
+        """Whether a tree supposes an end that the step from the present state may have."""
         parent, base_length = reply.parent, reply.stamp.base_length
         if parent is None or base_length <= self.base_length:
             return False
         if parent.node < 0:
-            possible = base_length == self.base_length + 1
+            return base_length == self.base_length + 1
+        return parent.tree_id > 0 and parent.tree_id in (self.tree_id, self.given_id)
+
+    def may_hold(self, reply: TreeReply) -> bool:
+        """Whether it does, and there is room for it, and time."""
+        if self.handed_over or not self.supposes(reply):
+            return False
+        return len(self.ahead) < self.max_ahead or _key(reply) in self.ahead
+
+    def too_late(self, reply: TreeReply) -> bool:
+        """Whether the step that a tree was made for has begun."""
+        return reply.stamp.base_length < self.base_length or (self.handed_over and self.supposes(reply))
+
+    def hand_over(self) -> list[Prepared]:
+        """The trees ahead, cut to what the present state wants, for a step that begins before its state is known."""
+        self.handed_over = True
+        prepared: list[Prepared] = []
+        for (base_length, token, parent), reply in self.ahead.items():
+            path = self._path(parent)
+            if path is not None and base_length == self.base_length + len(path) + 1:
+                prepared.append(Prepared(path, token, self._cut(reply.tree)))
+        return prepared
+
+    def begin(self, tree: TokenTree | None) -> None:
+        """A step from the present state is under way, with this part of the tree that was prepared for it, or none."""
+        if tree is None or self.tree is None:
+            self.tree, self.tree_id, self.prepared = None, 0, False
         else:
-            possible = parent.tree_id > 0 and parent.tree_id in (self.tree_id, self.given_id)
-        return possible and (len(self.ahead) < self.max_ahead or _key(reply) in self.ahead)
+            self.tree = tree
+        self.give()
+
+    def _path(self, parent: ParentNode) -> tuple[int, ...] | None:
+        """Tokens of the path down to a node of the tree under way; None where no step's end is called that."""
+        if parent.node < 0:
+            return ()
+        if self.given is None or parent.tree_id != self.given_id or parent.node >= len(self.given):
+            return None
+        path = tuple(self.given.token_ids[node] for node in self.given.path(parent.node))
+        return path if matched(self.given, path) == (parent.node, len(path)) else None
+
+    def _cut(self, tree: TokenTree) -> TokenTree:
+        if len(tree) >= self.max_nodes or tree.depth > self.max_depth:
+            return tree.truncated(max(0, self.max_nodes - 1), self.max_depth)
+        return tree
 
     def limits(self, *, ahead: bool) -> tuple[int, int]:
         """Rows and depth that a tree may have. What the next state wants is not known when one is made ahead."""
@@ -163,8 +211,7 @@ class Slot:
         tree, self.tree_id, self.prepared = reply.tree, reply.tree_id, reply.parent is not None
         if self.prepared:
             self.supplied = True
-            if len(tree) >= self.max_nodes or tree.depth > self.max_depth:
-                tree = tree.truncated(max(0, self.max_nodes - 1), self.max_depth)
+            tree = self._cut(tree)
         self.tree = tree
 
     def give(self) -> TokenTree | None:
@@ -197,7 +244,7 @@ class Slot:
     def _drop_trees(self) -> None:
         self.tree = self.given = None
         self.tree_id = self.given_id = 0
-        self.prepared = self.supplied = False
+        self.prepared = self.supplied = self.handed_over = False
         self.origin = NO_NODE
         self.ahead = {}
 

@@ -50,6 +50,14 @@ class StepEngine(Protocol[L]):
         """
         ...
 
+    @property
+    def chooses(self) -> bool:
+        """Whether a step may be launched beyond one that has trees, and is not decided.
+
+        Then its items have `choices`, and all of them decide.
+        """
+        ...
+
     def begin(self, state: RequestState) -> None:
         """A request takes line `state.line`, from the next step launched on."""
         ...

@@ -39,6 +39,8 @@ class Committed(NamedTuple):
     The last one is the root of the next tree. `max_nodes` counts the root, so that 1 asks for no tree;
     `max_depth` is the longest path below the root that could still be output. `features` are the states that predicted
     the tokens, those of positions total_length - len(token_ids) - 1 onwards; None where none were captured.
+
+    Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
     """
 
     key: RequestKey
@@ -47,6 +49,7 @@ class Committed(NamedTuple):
     max_nodes: int
     max_depth: int
     features: FeatureRows | None = None
+    tree: TokenTree | None = None
 
 
 class Extended(NamedTuple):
@@ -100,6 +103,36 @@ class TreeSource(Protocol):
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """A request that began is over, whatever the reason."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """A tree for one way in which the step under way may end: these drafted tokens accepted, and then `token`."""
+
+    path: tuple[int, ...]
+    token: int
+    tree: TokenTree
+
+
+class ForesightSource(Protocol):
+    """A tree source whose trees may be there before the step is decided that leads to them.
+
+    Nothing raises; used by the loop's thread, between the launch of a step and its `commit`.
+    """
+
+    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether none of these requests would be waited for, if it asked for a tree next."""
+        ...
+
+    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait up to so long until all trees are there that may be; whether most of those that draft have any."""
+        ...
+
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+        """What there is for each of these requests, whose next step begins with it; what comes later is late.
+
+        Trees keep within the budget of the last `Committed`; there are 16 at most.
+        """
         ...
 
 

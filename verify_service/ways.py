@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
+from slipstream_kernels.exchange.alarm import Alarm
 from slipstream_kernels.exchange.segment import SegmentError
 from verify_service.attachments import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.device_ring import DeviceRing
 from verify_service.device_rings import DeviceRings
-from verify_service.draft_records import AttachRequest, DeviceRingAddress, LinkFacts, SharedMemoryAddress
+from verify_service.draft_records import AttachReply, AttachRequest, DeviceRingAddress, LinkFacts, SharedMemoryAddress
 from verify_service.feature_feed import MESSAGE_BYTES
 from verify_service.link_types import LinkConfig
 from verify_service.shm_transport import SharedRings, ShmTransport
@@ -19,12 +21,17 @@ from verify_service.transports import StreamTransport, Transport, Wake
 
 _log = logging.getLogger(__name__)
 
+LONG_SPIN = 2e-4
+"""Seconds of a spin that answers over a stream can come in."""
+AWAKE_CPUS = 4
+"""So many must the process have for that: the step's thread keeps one, that of the calls another, and others work."""
+
 
 @dataclass(slots=True, eq=False)
 class Means:
     """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first.
 
-    `spin` is for how many seconds a wait looks for trees without sleeping, where it can.
+    `spin` is for how many seconds a wait looks for trees without sleeping, where it can; over a stream by the alarm.
     """
 
     transports: tuple[str, ...]
@@ -32,6 +39,7 @@ class Means:
     ring: DeviceRing | None = None
     reason: str = ""
     spin: float = 0.0
+    alarm: Alarm | None = None
 
     @property
     def shared_memory(self) -> SharedMemoryAddress | None:
@@ -46,6 +54,20 @@ class Means:
         block = self.ring.block
         return DeviceRingAddress(block.handle, block.size, block.gpu_uuid)
 
+    def agreed(self, version: int, attachment: Attachment, deadline: float) -> AttachReply:
+        """What the drafter is answered; steps wait for its trees so many seconds at most."""
+        return AttachReply(
+            version,
+            attachment.epoch,
+            self.transports[0],
+            attachment.slots.size,
+            round(deadline * 1e6),
+            self.shared_memory,
+            attachment.slots.max_ahead,
+            self.device_ring,
+            self.reason,
+        )
+
     def open(self, attachment: Attachment, name: str, wake: Wake) -> Transport:
         """The transport that the drafter has chosen, the first for an empty name; what it does not need is let go.
 
@@ -55,7 +77,7 @@ class Means:
         if chosen not in self.transports:
             raise FailedPreconditionError(f"transport {chosen[:80]!r} was not agreed on")
         if chosen == GRPC:
-            transport: Transport = StreamTransport(wake)
+            transport: Transport = StreamTransport(wake, self.alarm, spin=self.spin)
         else:
             assert self.rings is not None
             ring = self.ring if chosen == CUDA_IPC else None
@@ -87,6 +109,8 @@ class Ways:
         """
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
         means, reasons = Means((), spin=self._config.spin), dict[str, str]()
+        if GRPC in transports and self._config.spin >= LONG_SPIN and len(os.sched_getaffinity(0)) >= AWAKE_CPUS:
+            means.alarm = Alarm()
         names = [name for name in transports if name != CUDA_IPC or boundaries]
         if not names:
             raise FailedPreconditionError("transport cuda_ipc is for states, of which none are wanted here")

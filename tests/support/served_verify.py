@@ -45,7 +45,7 @@ class Served:
             len(boundaries),
         )  # fmt: skip
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink, self.link)
+        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink, self.link, self.link)
         metrics.watch(self.loop.state, self.link.state)
         self.facts = VerifyFacts(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,

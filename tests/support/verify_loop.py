@@ -23,7 +23,7 @@ from verify_service.request import (
     StepOutput,
 )
 from verify_service.request_state import RequestState
-from verify_service.tree_source import Committed, FeatureTaker, NoTrees, Opening, TreeSource
+from verify_service.tree_source import Committed, FeatureTaker, ForesightSource, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
 Target = CausalLM | Callable[[EngineConfig], Any]
@@ -62,11 +62,12 @@ class LoopRunner:
         config: EngineConfig,
         trees: TreeSource | None = None,
         taker: FeatureTaker | None = None,
+        foresight: ForesightSource | None = None,
     ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker)
+        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker, foresight)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -96,10 +97,14 @@ class LoopRunner:
 
 @contextmanager
 def running_loop(
-    target: Target, config: EngineConfig, trees: TreeSource | None = None, taker: FeatureTaker | None = None
+    target: Target,
+    config: EngineConfig,
+    trees: TreeSource | None = None,
+    taker: FeatureTaker | None = None,
+    foresight: ForesightSource | None = None,
 ) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
-    runner = LoopRunner(target, config, trees, taker)
+    runner = LoopRunner(target, config, trees, taker, foresight)
     runner.loop.start()
     try:
         yield runner

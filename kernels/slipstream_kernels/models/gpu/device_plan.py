@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.choice_plan import ChoiceLayout, may_choose
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plan_kernels import pack_pass, pad
@@ -91,6 +92,9 @@ class PlanLayout:
             self._offsets[name] = end
             end += -(-prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self.words = end
+        self.choices = ChoiceLayout(bucket, limits.max_running, self._segment_rows, end) if may_choose(bucket) else None
+        """Of passes that have choices, behind these words."""
+        self.most_words = end if self.choices is None else self.choices.end
         self.most_updates = self._shapes["updates"][0]
         self._places = np.array([(first, prod(self._shapes[name])) for name, first in self._offsets.items()], np.int32)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.choice_plan import ChoiceArrays
 from slipstream_kernels.models.gpu.device_plan import PlanArrays
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.ops_namespace import Ops
@@ -68,6 +69,32 @@ class GpuForward:
         self._keep_last(bucket, b)
         if bucket.logits:
             self._decide(bucket, plan, b)
+
+    def choose(self, plan: Plan, choices: ChoiceArrays[torch.Tensor], segment_rows: int) -> None:
+        """In front of a pass with choices: settle its rows, by what the pass before it has decided."""
+        ops, tables = self._ops, self._tables
+        ops.write_words(tables.words, plan.updates)  # roots may stand on pages that these bring
+        ops.choose_trees(
+            choices.choices,
+            choices.entries,
+            choices.nodes,
+            self._pool.results,
+            tables.page_table,
+            self._kv.page_size,
+            segment_rows,
+            plan.lines,
+            plan.token_ids,
+            plan.positions,
+            plan.write_slots,
+            plan.prefix_lengths,
+            plan.parents,
+            plan.root_rows,
+            plan.logit_rows,
+            plan.deciding,
+            plan.decode_rows,
+            plan.segments,
+        )
+        ops.count_splits(plan.segments, plan.item_offsets)
 
     def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
         """Keep the rows' states at a boundary, those in the residual stream unless others are given."""

@@ -36,6 +36,7 @@ from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
 from slipstream_kernels.models.gpu.ticket import Ticket
+from slipstream_kernels.models.gpu.tree_chooser import TreeChooser
 from slipstream_kernels.models.gpu.weights import GpuWeights
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
@@ -91,7 +92,7 @@ class GpuModel:
                 limits.max_context, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling
             )
             rotary = torch.from_numpy(table).to(device)
-            words = max(self._layout(bucket).words for bucket in self._buckets.all())
+            words = max(self._layout(bucket).most_words for bucket in self._buckets.all())
             self._plan = torch.zeros(words, dtype=torch.int32, device=device)
             if ops is None:
                 ops = ops_of_mode(mode, device, self._pool.gate_up)
@@ -103,6 +104,7 @@ class GpuModel:
             self._sender = StateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = PassGraphs[Bucket](self._run)
+        self._chooser = TreeChooser(self._forward, self._layout, self._plan)
         self._recent: deque[Ticket] = deque(maxlen=2)
         self._boundaries: tuple[int, ...] = ()
 
@@ -172,7 +174,9 @@ class GpuModel:
         model = cls(weights, limits, memory, mode=mode, attention=attention, ops=ops, group=group)
         if capture and model._stream is not None:
             with model._on_stream():
-                model._graphs.capture(model._buckets.all(), model._prepare, progress=progress)
+                buckets = model._buckets.all()
+                model._graphs.capture(buckets, model._prepare, progress=progress)
+                model._chooser.capture(buckets, model._prepare, progress=progress)
         return model
 
     @property
@@ -229,7 +233,8 @@ class GpuModel:
     def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
         """Queue a pass, and where it keeps states the `copies` of them, whose rows are those of a plan in order.
 
-        Raises ValueError for one that is larger than the limits; then nothing was queued.
+        One with choices follows the last pass launched. Raises ValueError for one that is larger than the limits; then
+        nothing was queued.
         """
         if not plan.in_order:
             plan = plan.reordered()
@@ -239,6 +244,9 @@ class GpuModel:
         buffer = self._host.take()
         with self._on_stream():
             self._send(bucket, plan, buffer)
+            if len(plan.choices):
+                self._chooser.send(bucket, plan, buffer)
+                self._chooser.run(bucket)
             for earlier in self._recent:
                 earlier.on_next_launch()
             self._graphs.run(bucket)
@@ -316,7 +324,9 @@ class GpuModel:
 
     def _prepare(self, bucket: Bucket) -> None:
         """Put a plan of nothing but padding on the device."""
-        self._send(bucket, PassPlan.empty(), self._host.take())
+        buffer = self._host.take()
+        self._send(bucket, PassPlan.empty(), buffer)
+        self._chooser.send(bucket, PassPlan.empty(), buffer)
 
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""

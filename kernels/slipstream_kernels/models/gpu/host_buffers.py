@@ -35,13 +35,13 @@ class HostBuffer:
     """int64 [rows, any], room for the tables of what is copied"""
     ticket: Ticket | None = None
     """Of the last pass."""
-    parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    parts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def part(self, words: int, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first words of the plan, and as many of `target`, int32 [words or more], the same at every call."""
-        if words not in self.parts:
-            self.parts[words] = self.plan[:words], target[:words]
-        return self.parts[words]
+    def part(self, end: int, target: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Words of the plan, and the same of `target`, int32 [end or more], which is the same at every call."""
+        if (first, end) not in self.parts:
+            self.parts[first, end] = self.plan[first:end], target[first:end]
+        return self.parts[first, end]
 
     def reserve_state_rows(self, rows: int, columns: int) -> None:
         """Room for tables of `rows` rows."""

@@ -22,6 +22,7 @@ from slipstream_kernels.ops.gpu import (
     sampling,
     state_rows,
     tail_attention,
+    tree_choice,
     tree_paths,
     tree_walk,
     word_updates,
@@ -37,8 +38,10 @@ MODES = ("exact", "fast")
 class Ops:
     """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning."""
 
+    choose_trees: Op
     compact_kv: Op
     copy_states: Op
+    count_splits: Op
     embed: Op
     gated_linear: Op
     linear: Op
@@ -59,8 +62,10 @@ class Ops:
 def kernels() -> Ops:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
     return Ops(
+        choose_trees=tree_choice.choose_trees,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
+        count_splits=tree_choice.count_splits,
         embed=embedding.embed,
         gated_linear=linear.gated_linear,
         linear=linear.linear,
@@ -82,8 +87,10 @@ def kernels() -> Ops:
 def twins() -> Ops:
     """The twins in torch, on any device."""
     return Ops(
+        choose_trees=tree_choice.choose_trees_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
+        count_splits=tree_choice.count_splits_reference,
         embed=embedding.embed_reference,
         gated_linear=linear.gated_linear_reference,
         linear=linear.linear_reference,

@@ -98,6 +98,11 @@ class BufferPool:
         total += sum(tensor.nbytes for tensor in self._storage.values())
         return {"partials": partials, "logits": logits, "activations": total - partials - logits}
 
+    @property
+    def results(self) -> torch.Tensor:
+        """int32 [requests, RESULT_WIDTH], those of the last pass."""
+        return self._storage["result"].view(-1, RESULT_WIDTH)
+
     def of(self, bucket: Bucket) -> PassBuffers:
         """The buffers of a bucket's passes."""
         if bucket not in self._buffers:

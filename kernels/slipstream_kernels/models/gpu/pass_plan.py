@@ -11,9 +11,16 @@ from slipstream_kernels.models.gpu.plan_kernels import in_order
 
 Int32 = npt.NDArray[np.int32]
 
+CHOICE = 8
+"""Columns of `PassPlan.choices`."""
+
 
 def _no_spans() -> Int32:
     return np.zeros((0, 4), np.int32)
+
+
+def _no_choices() -> Int32:
+    return np.zeros((0, CHOICE), np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +53,13 @@ class PassPlan:
     """[spans, 4]: first row, rows, line, prefix length; rows of a span share line and prefix"""
     prefills: Int32 = field(default_factory=_no_spans)
     """[spans, 4]: first row, rows, line, first position; consecutive committed tokens"""
+    choices: Int32 = field(default_factory=_no_choices)
+    """[requests whose trees the device chooses, 8], as in `choose_trees`, but for the first segments. The pass consists
+    of decoding items, `in_order`, `has_trees`, and follows the one whose results the choices are made by"""
+    entries: Int32 = field(default_factory=_no_spans)
+    """[prepared trees, 4], as in `choose_trees`"""
+    entry_nodes: Int32 = field(default_factory=_no_spans)
+    """[nodes of prepared trees, 4], as in `choose_trees`"""
     has_trees: bool = False
     keep_logits: bool = True
     """Whether the logits outlive the next launch, for `logprobs`; that costs a copy of them"""
@@ -93,7 +107,12 @@ class PassPlan:
         return in_order(self.decodes, self.prefills)
 
     def reordered(self) -> PassPlan:
-        """The same pass with its rows `in_order`. Raises ValueError where the spans do not hold each row once."""
+        """The same pass with its rows `in_order`.
+
+        Raises ValueError where the spans do not hold each row once, or there are choices, which name rows.
+        """
+        if len(self.choices):
+            raise ValueError("a pass with choices must be in order")
         spans = np.concatenate([self.decodes, self.prefills])
         starts = np.cumsum(spans[:, 1], dtype=np.int32) - spans[:, 1]
         total = int(spans[:, 1].sum())

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.pass_plan import CHOICE, Int32, PassPlan
 
 _ARRAYS = tuple(field.name for field in fields(PassPlan) if field.type == "Int32")
 _FLAGS = tuple(field.name for field in fields(PassPlan) if field.type == "bool")
-_SPANS = ("deciding", "decodes", "prefills")
+_COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills", "entries", "entry_nodes"), 4) | {"choices": CHOICE}
 _NONE = -1
 assert {*_ARRAYS, *_FLAGS} == {field.name for field in fields(PassPlan)}
 
@@ -74,7 +74,7 @@ class StepMessage:
         lines = tuple(_line(words) for _ in range(words.number()))
         pages = tuple(PagesChange(words.number(), words.number(), words.wanted_array()) for _ in range(words.number()))
         plan: dict[str, Any] = {name: words.wanted_array() for name in _ARRAYS}
-        plan |= {name: plan[name].reshape(-1, 4) for name in _SPANS}
+        plan |= {name: plan[name].reshape(-1, columns) for name, columns in _COLUMNS.items()}
         plan |= {name: bool(words.number()) for name in _FLAGS}
         words.end()
         return cls(lines, pages, PassPlan(**plan))

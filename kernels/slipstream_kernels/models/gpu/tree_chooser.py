@@ -1,0 +1,48 @@
+"""Runs in front of a pass with choices: of the trees prepared for each request, the device takes the one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.choice_plan import may_choose
+from slipstream_kernels.models.gpu.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.forward import GpuForward
+from slipstream_kernels.models.gpu.graphs import PassGraphs
+from slipstream_kernels.models.gpu.host_buffers import HostBuffer
+from slipstream_kernels.models.gpu.pass_plan import PassPlan
+
+
+class TreeChooser:
+    """Has small graphs of its own, so that passes without choices do not pay for it."""
+
+    def __init__(self, forward: GpuForward, layout: Callable[[Bucket], PlanLayout], plan: torch.Tensor) -> None:
+        """`plan` is the device's, int32 [words]."""
+        self._forward = forward
+        self._layout = layout
+        self._plan = plan
+        self._graphs = PassGraphs[Bucket](self._choose)
+
+    def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
+        """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
+        self._graphs.capture([bucket for bucket in buckets if may_choose(bucket)], prepare, progress=progress)
+
+    def send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+        """Queue the copy of the prepared trees to the device; where there cannot be any, nothing."""
+        layout = self._layout(bucket).choices
+        if layout is not None:
+            layout.pack(plan, buffer.words)
+            memory, on_device = buffer.part(layout.end, self._plan, layout.first)
+            on_device.copy_(memory, non_blocking=True)
+
+    def run(self, bucket: Bucket) -> None:
+        """Queue the choice, between the plan's way to the device and the pass."""
+        self._graphs.run(bucket.without_states)
+
+    def _choose(self, bucket: Bucket) -> None:
+        layout = self._layout(bucket)
+        assert layout.choices is not None
+        choices = layout.choices.views(self._plan)
+        self._forward.choose(layout.views(self._plan), choices, layout.choices.segment_rows)

@@ -1,0 +1,84 @@
+"""Steps that begin before it is known how far the one before them comes, with trees of which the device chooses.
+
+Over torch twins of the GPU's kernels, and over a model that runs as late as a device could. Whatever is prepared, right
+or wrong, early or late, the tokens are those of plain decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.ops.logprobs import logprobs
+from support.foresight import ForeseeingTrees
+from support.host_model import HostModel
+from support.plain_reference import plain_generate
+from support.request_mix import Expected, assert_equal, some_requests
+from support.verify_loop import Target, running_loop
+from verify_service.engine_config import EngineConfig
+from verify_service.request import GenerationRequest
+from verify_service.step_logprobs import logprob_entries
+
+TOKENS = 20
+WIDE = EngineConfig(num_pages=128, max_running=8, prefill_chunk=128, step_nodes=64, max_nodes=32, adaptive=False)
+SETTINGS = {
+    "plenty": replace(WIDE, prefix_cache=False),
+    "chunks": replace(WIDE, page_size=1, num_pages=640, prefill_chunk=7),
+    "short of pages": replace(WIDE, num_pages=11),
+    "few nodes, one after the other": replace(WIDE, step_nodes=9, max_running=2, adaptive=True),
+}
+Reference = tuple[list[GenerationRequest], list[Expected]]
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
+def on_host(request: pytest.FixtureRequest, model: CausalLM) -> Reference:
+    requests = some_requests(request.param, 2 * TOKENS)
+    return requests, [expected_of(model, one) for one in requests]
+
+
+def expected_of(model: CausalLM, request: GenerationRequest) -> Expected:
+    prompt, choice = list(request.prompt_token_ids), request.choice_index
+    tokens, rows, reason = plain_generate(model, prompt, request.sampling, choice=choice)
+    chosen = np.array(tokens, dtype=np.int32)
+    entries = logprob_entries(chosen, *logprobs(np.stack(rows), chosen, request.sampling.logprobs or 0))
+    return tuple(tokens), entries, reason
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
+def on_device(request: pytest.FixtureRequest, twins: Target) -> Reference:
+    from support.device_reference import device_generate  # as late as `twins`
+
+    requests = some_requests(request.param, TOKENS)
+    requests[4] = replace(requests[4], sampling=replace(requests[4].sampling, logprobs=None))
+    model = twins(replace(WIDE, max_running=1, step_nodes=0, prefix_cache=False))
+    return requests, [device_generate(model, one) for one in requests]
+
+
+def check(target: Target, reference: Reference, settings: EngineConfig, right: float) -> None:
+    requests, expected = reference
+    trees = ForeseeingTrees(requests, expected, right=right)
+    with running_loop(target, settings, trees, foresight=trees) as runner:
+        assert_equal(runner.run(requests), expected)
+        state = runner.loop.state()
+    assert trees.ahead > 2
+    assert trees.hits > 2
+    assert state.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("right", [0.0, 0.9], ids=["wrong", "right"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_late_device_gives_the_tokens_of_plain_decoding(
+    model: CausalLM, on_host: Reference, settings: str, right: float
+) -> None:
+    check(partial(HostModel, model), on_host, SETTINGS[settings], right)
+
+
+@pytest.mark.parametrize("settings", ["plenty", "short of pages"])
+def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
+    twins: Target, on_device: Reference, settings: str
+) -> None:
+    check(twins, on_device, SETTINGS[settings], 0.8)

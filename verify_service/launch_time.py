@@ -1,0 +1,39 @@
+"""How long a launch may wait for trees that are made while the step before it runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_RECENT = 16
+_LAUNCHES = 1.5
+_ASIDE = 2e-4
+"""Seconds of a launch that are not the engine's."""
+
+
+class LaunchTime:
+    """Learns from steps without prompt rows, and from launches. Times are those of one clock, in seconds."""
+
+    __slots__ = ("_launches", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_RECENT)
+        self._launches: deque[float] = deque(maxlen=_RECENT)
+
+    def observe_step(self, seconds: float) -> None:
+        """A step took so long."""
+        self._steps.append(seconds)
+
+    def observe_launch(self, seconds: float) -> None:
+        """The engine took so long to start one."""
+        self._launches.append(seconds)
+
+    def latest(self, begun: float) -> float | None:
+        """When to begin with a launch so that it is through before a step ends that began then; None: not known yet.
+
+        By the quicker ones of the last steps: too early costs a tree that comes late, too late costs every request.
+        """
+        if not self._steps or not self._launches:
+            return None
+        quick = sorted(self._steps)[len(self._steps) // 4]
+        return begun + quick - _LAUNCHES * median(self._launches) - _ASIDE
