@@ -24,15 +24,19 @@ def answer(tokens, ranks=(), accepted=0, cached=0, gap=1.0):
 
 
 def test_a_run_on_the_cpu_is_exact(tiny_model, tmp_path):
-    output = tmp_path / "exactness.json"
     shape = [part for name, size in SHAPE.items() for part in (f"--{name}", str(size))]
-    sizes = {"batches": "2,1", "single": 1, "limit": 2, "tokens": 4, "rows": 6, "chunks": "16,whole",
+    sizes = {"batches": "2,1", "single": 1, "limit": 2, "tokens": 4, "rows": 6,
              "logit-prompts": 2, "logit-tokens": 3, "inflated-prompts": 2, "inflated-tokens": 3}  # fmt: skip
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    common = ["--prompts", str(PROMPTS), "--device", "cpu", "--model", str(tiny_model), "--output", str(output)]
-    assert gpu_exactness.main([*common, *flags, *shape]) == 0
-    parts = json.loads(output.read_text())["parts"]
-    assert set(parts) == {"demo", "logits", "inflated"}
+    common = ["--prompts", str(PROMPTS), "--device", "cpu", "--model", str(tiny_model)]
+    parts = {}
+    for names, chunks in (("demo,inflated", "16,whole"), ("logits", "16")):
+        output = tmp_path / f"{names}.json"
+        chosen = ["--parts", names, "--chunks", chunks, "--output", str(output)]
+        assert gpu_exactness.main([*common, *flags, *shape, *chosen]) == 0
+        found = json.loads(output.read_text())["parts"]
+        assert set(found) == set(names.split(","))
+        parts |= found
     for name in ("demo", "logits"):
         everything = parts[name]["summary"]["all"]
         assert everything["mismatches"] == everything["row_mismatches"] == 0

@@ -16,7 +16,7 @@ from support.hostile import HostileDrafter
 
 DEADLINE_MS = 10_000
 """A step that gets no tree lasts this long, so that a test has the time to look and to act within it."""
-ARRIVAL_SECONDS = 1.0
+ARRIVAL_SECONDS = 1.5
 """What a cancellation may take from the gateway to the verify service before two steps have passed."""
 
 
