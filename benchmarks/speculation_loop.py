@@ -90,15 +90,16 @@ def speculative_loop(model: MeasuredModel, config: EngineConfig, drafters: Draft
     )
     link = ChosenLink(facts, LinkConfig(deadline=drafters.deadline, num_slots=2 * config.max_running))
     with ExitStack() as stack:
-        stack.enter_context(_beside(link, drafters) if drafters.place == IN_PROCESS else _behind(link, drafters))
+        rows = config.prefill_chunk + config.max_running + config.step_nodes
+        stack.enter_context(_beside(link, drafters, rows) if drafters.place == IN_PROCESS else _behind(link, drafters))
         yield SpeculativeLoop(stack.enter_context(local_loop(model, config, link, link)), link)
 
 
 @contextmanager
-def _beside(link: DraftLink, drafters: Drafters) -> Iterator[None]:
-    """The proposers run in this process."""
+def _beside(link: DraftLink, drafters: Drafters, rows: int) -> Iterator[None]:
+    """The proposers run in this process; a step has so many rows at most."""
     host = load_host(drafters.hosted, HostLimits(device=_numbered(drafters.device)))
-    attach_host(link, host)
+    attach_host(link, host, step_rows=rows)
     try:
         yield
     finally:

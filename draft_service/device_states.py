@@ -6,13 +6,13 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from draft_service.codec import DeviceRingAddress
 from draft_service.records import Commit, DeviceRows, Extend, Record
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.exchange.byte_ring import NONCE_BYTES
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET, DeviceMemory, DeviceMemoryError
+from slipstream_kernels.exchange.device_memory import DATA_OFFSET, DeviceBlock, DeviceMemory, DeviceMemoryError
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +24,24 @@ NUMBER_BYTES = 2
 
 
 class DeviceStates:
-    """The drafter's end of a device ring. Belongs to the worker's thread."""
+    """The drafter's end of a device ring. Belongs to whoever makes a pass of the worker's."""
 
-    def __init__(self, address: DeviceRingAddress, memory: DeviceMemory, device: str) -> None:
-        """Open the ring; rows are copied to `device`. DeviceMemoryError if that cannot be."""
-        self._block = memory.open(address.handle, address.size, address.gpu_uuid)
-        self._capacity = address.size - DATA_OFFSET
+    def __init__(self, block: DeviceBlock, device: str, nonce: bytes = b"") -> None:
+        """The block has the ring, known by the nonce; rows are copied to `device`."""
+        self._block = block
+        self.nonce = nonce
+        self._capacity = block.size - DATA_OFFSET
         self._device = device
         self._copied: deque[tuple[int, torch.cuda.Event | None]] = deque()
         self._released = 0
         self._messages = 0
-        self.nonce = self._block.read_nonce(NONCE_BYTES)
-        self._numbers = self._block.numbers()
+        self._numbers = block.numbers()
+
+    @classmethod
+    def open(cls, address: DeviceRingAddress, memory: DeviceMemory, device: str) -> Self:
+        """Open the ring of another process. DeviceMemoryError if that cannot be."""
+        block = memory.open(address.handle, address.size, address.gpu_uuid)
+        return cls(block, device, block.read_nonce(NONCE_BYTES))
 
     @property
     def released(self) -> int:

@@ -13,14 +13,16 @@ from time import perf_counter
 
 from draft_service import codec
 from draft_service.codec import Identity
+from draft_service.device_states import DeviceStates
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.proposers.registry import ProposerSpec, load_proposers
-from draft_service.records import Commit, Record, Reply, Stamp, TreeReply
+from draft_service.records import Commit, DeviceRows, Record, Reply, Stamp, TreeReply
 from draft_service.tensors import bfloat16_copy
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.exchange.bell import Bell
+from slipstream_kernels.exchange.device_memory import DeviceBlock
 from slipstream_kernels.exchange.in_process import (
     IN_PROCESS,
     Answer,
@@ -64,17 +66,27 @@ class InProcessHost:
         identity = Identity("in this process", "", os.getpid(), "")
         return codec.encode_attach(identity, self._proposers, "", (IN_PROCESS,), None).SerializeToString()
 
-    def attach(self, attached: bytes, answer: Answer) -> None:
+    @property
+    def state_device(self) -> str:
+        devices = {proposer.state_device for proposer in self._proposers if proposer.feature_boundaries}
+        return devices.pop() if self._shares and len(devices) == 1 else CPU
+
+    def attach(self, attached: bytes, answer: Answer, block: DeviceBlock | None = None) -> None:
         attachment = codec.decode_attachment(draft_pb2.AttachResponse.FromString(attached), (IN_PROCESS,))
 
         def send(replies: list[Reply]) -> None:
             answer([_value(reply) for reply in replies])
 
-        self._epoch, self._feed = attachment.epoch, self._new_feed()
+        states = None if block is None else DeviceStates(block, self.state_device)
+        self._epoch, self._feed = attachment.epoch, self._new_feed(states)
         self._worker.attach(attachment, self._proposers, send, self._feed)
 
     def put(self, commands: Commands) -> None:
         self._feed.put(commands)
+
+    @property
+    def released(self) -> int:
+        return self._feed.released if isinstance(self._feed, SharedFeed) else 0
 
     def give_way(self, seconds: float) -> bool:
         return self._feed.give_way(seconds)
@@ -102,18 +114,22 @@ class InProcessHost:
     def stop(self, seconds: float) -> None:
         self._worker.stop(seconds)
 
-    def _new_feed(self) -> QueueFeed | SharedFeed:
-        return SharedFeed() if self._shares else QueueFeed(self.awake)
+    def _new_feed(self, states: DeviceStates | None = None) -> QueueFeed | SharedFeed:
+        return SharedFeed(states) if self._shares else QueueFeed(self.awake)
 
 
 class SharedFeed:
     """Records that are read by the worker, or on the thread that puts them. `put` and `poke` are for any thread."""
 
-    __slots__ = ("_commands", "_woken")
+    __slots__ = ("_commands", "_states", "_woken", "released")
 
-    def __init__(self) -> None:
+    def __init__(self, states: DeviceStates | None = None) -> None:
+        """`states` are those that records name by their place on the device."""
         self._commands: deque[Commands] = deque()
+        self._states = states
         self._woken = Event()
+        self.released = 0
+        """Of how many calls of `put` the states there have been read."""
 
     def put(self, commands: Commands) -> None:
         """Those of a step wake nobody before `give_way` is called."""
@@ -125,7 +141,13 @@ class SharedFeed:
         """What has arrived, in order."""
         records: list[Record] = []
         while self._commands:
-            records += _records(self._commands.popleft())
+            arrived, states = _records(self._commands.popleft()), self._states
+            try:
+                records += arrived if states is None else states.resolve(arrived)
+            except UnavailableError:
+                _log.exception("records within this process are lost")
+        if self._states is not None:
+            self.released = self._states.released
         return records
 
     def wait(self, seconds: float) -> None:
@@ -143,7 +165,10 @@ class SharedFeed:
         self._woken.set()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let the states go; no record names any now."""
+        states, self._states = self._states, None
+        if states is not None:
+            states.close()
 
 
 class QueueFeed:
@@ -242,7 +267,8 @@ def _records(commands: Commands) -> list[Record]:
 
 def _commit(value: CommitValue) -> Commit:
     features = None if value.features is None else bfloat16_copy(value.features)
-    return Commit(Stamp(*value.stamp), value.token_ids, value.max_nodes, value.max_depth, features)
+    rows = None if value.device_rows is None else DeviceRows(*value.device_rows)
+    return Commit(Stamp(*value.stamp), value.token_ids, value.max_nodes, value.max_depth, features, device_rows=rows)
 
 
 def _value(reply: Reply) -> TreeValue | bytes:

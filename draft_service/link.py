@@ -288,7 +288,7 @@ class VerifyLink:
         """The ring on verify's GPU. DeviceMemoryError if that cannot be reached."""
         if attachment.device_ring is None:
             raise DeviceMemoryError("verify named no memory of a GPU")
-        return DeviceStates(attachment.device_ring, self._memory(), self._identity.placement.device)
+        return DeviceStates.open(attachment.device_ring, self._memory(), self._identity.placement.device)
 
     def _report(self, error: SlipstreamError) -> None:
         """Log the reason, once as long as it stays the same."""

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream_kernels.exchange.byte_ring import NONCE_BYTES
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET, DeviceBlock, DeviceMemory, DeviceMemoryError
+from slipstream_kernels.exchange.device_memory import (
+    DATA_OFFSET,
+    DeviceBlock,
+    DeviceMemory,
+    DeviceMemoryError,
+    TensorBlock,
+)
 from verify_service.device_ring import DeviceRing
 from verify_service.draft_process import DraftProcess
 
@@ -88,5 +94,18 @@ class DeviceRings:
         return self._kept[-1]
 
     def _size(self, boundaries: int) -> int:
-        needed = DATA_OFFSET + STEPS * self._step_rows * boundaries * self._hidden_size * 2
-        return min(-(-needed // _ROUNDED) * _ROUNDED, MAX_BYTES)
+        return _ring_size(self._step_rows, boundaries, self._hidden_size)
+
+
+def ring_here(device: str, boundaries: int, *, step_rows: int, hidden_size: int) -> DeviceRing:
+    """A ring for proposers of this process. ResourceExhaustedError where there is no memory."""
+    size = _ring_size(step_rows, boundaries, hidden_size)
+    try:
+        return DeviceRing(TensorBlock(size, device), b"")
+    except DeviceMemoryError as error:
+        raise ResourceExhaustedError(f"no ring of {size} bytes on {device}: {error}") from error
+
+
+def _ring_size(step_rows: int, boundaries: int, hidden_size: int) -> int:
+    needed = DATA_OFFSET + STEPS * step_rows * boundaries * hidden_size * 2
+    return min(-(-needed // _ROUNDED) * _ROUNDED, MAX_BYTES)

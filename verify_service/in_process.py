@@ -9,7 +9,12 @@ from importlib.metadata import entry_points
 from threading import Lock
 from time import perf_counter
 
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, SlipstreamError
+from slipstream.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SlipstreamError,
+)
 from slipstream_kernels.exchange.bell import Bell
 from slipstream_kernels.exchange.in_process import (
     HOST_ENTRY_POINTS,
@@ -23,13 +28,17 @@ from slipstream_kernels.exchange.in_process import (
 )
 from slipstream_kernels.models.config import CheckpointError
 from verify_service.attachments import Attachment
+from verify_service.device_ring import DeviceRing
+from verify_service.device_rings import ring_here
 from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import AttachReply, Command, Commit, Reply, Stamp, TreeReply
 from verify_service.outbox import Outbox
+from verify_service.shm_transport import rooms_of
 
 _log = logging.getLogger(__name__)
 
+CPU = "cpu"
 GIVE_WAY_SECONDS = 5e-4
 """How long a step's thread lets the proposers' begin, at most, before it goes on beside them."""
 QUEUE_SECONDS = 2e-4
@@ -55,30 +64,56 @@ def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
     )
 
 
-def attach_host(link: DraftLink, host: ProposerHost) -> Attachment:
+def attach_host(link: DraftLink, host: ProposerHost, *, step_rows: int = 0) -> Attachment:
     """Attach the host's proposers for as long as the link lives.
 
+    Proposers on the model's GPU take states from its memory where `step_rows` says how many rows a step has at most.
     SlipstreamError if they do not fit the model, or want more states than are published.
     """
+    request = decode_attach(host.offer(encode_link_info(link.facts, (IN_PROCESS,))))
+    boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
+    ring: DeviceRing | None = None
+    if step_rows and boundaries and host.state_device != CPU:
+        try:
+            hidden_size = link.facts.hidden_size
+            ring = ring_here(host.state_device, boundaries, step_rows=step_rows, hidden_size=hidden_size)
+        except ResourceExhaustedError as error:
+            _log.warning("states reach the proposers of this process through the host's memory: %s", error.message)
 
     def connect(attachment: Attachment, reply: AttachReply) -> InProcessTransport:
-        transport = InProcessTransport(link, attachment, host)
-        host.attach(encode_attached(reply), transport.take)
+        transport = InProcessTransport(link, attachment, host, ring)
+        attachment.ring = ring
+        host.attach(encode_attached(reply), transport.take, None if ring is None else ring.block)
         return transport
 
-    request = decode_attach(host.offer(encode_link_info(link.facts, (IN_PROCESS,))))
     return link.attach_here(request, connect)
 
 
 class InProcessTransport:
     """`inproc`: commits and trees as values, whatever comes once a request as a message."""
 
-    __slots__ = ("_answered", "_asked", "_attachment", "_begun", "_bell", "_host", "_link", "_replies")
+    __slots__ = (
+        "_answered",
+        "_asked",
+        "_attachment",
+        "_begun",
+        "_bell",
+        "_host",
+        "_link",
+        "_replies",
+        "_ring",
+        "_sent",
+    )
 
     name = IN_PROCESS
 
-    def __init__(self, link: DraftLink, attachment: Attachment, host: ProposerHost) -> None:
+    def __init__(
+        self, link: DraftLink, attachment: Attachment, host: ProposerHost, ring: DeviceRing | None = None
+    ) -> None:
+        """`ring` has the states that records name by their place there."""
         self._link = link
+        self._ring = ring
+        self._sent = 0
         self._attachment = attachment
         self._host = host
         self._bell = Bell() if host.awake else None
@@ -105,6 +140,9 @@ class InProcessTransport:
         while records := outbox.take():
             self._asked |= any(isinstance(record, Commit) and record.max_nodes > 1 for record in records)
             self._host.put([_value(record) for record in records])
+            self._sent += 1
+            for room in [] if self._ring is None else rooms_of(records):
+                room.written(self._sent)
 
     def give_way(self) -> None:
         asked, self._asked, position = self._asked, False, self.position
@@ -117,6 +155,8 @@ class InProcessTransport:
     def receive(self) -> list[tuple[list[Reply], int]]:
         if self._begun and not self._replies:
             self._finish(0.0)
+        if self._ring is not None:
+            self._ring.release(self._host.released, self._sent)
         replies, self._replies = self._replies, ()
         return [(self._decoded(replies), 0)] if replies else []
 
@@ -146,6 +186,8 @@ class InProcessTransport:
             self._answered.acquire(timeout=seconds - awake)
 
     def close(self) -> None:
+        if self._ring is not None:
+            self._ring.over = True
         self._host.detach()
         self._wake()
 
@@ -177,5 +219,6 @@ class InProcessTransport:
 
 def _value(record: Command) -> CommitValue | bytes:
     if isinstance(record, Commit):
-        return CommitValue(record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.features)
+        rows = None if record.device_rows is None else record.device_rows[:3]
+        return CommitValue(record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.features, rows)
     return encode_commands([record])

@@ -29,7 +29,7 @@ def block() -> HostBlock:
 
 @pytest.fixture
 def states(block: HostBlock) -> DeviceStates:
-    return DeviceStates(DeviceRingAddress(block.handle, block.size, GPU_UUID), HostMemory(), "cpu")
+    return DeviceStates.open(DeviceRingAddress(block.handle, block.size, GPU_UUID), HostMemory(), "cpu")
 
 
 def commit(position: int, rows: int, row_bytes: int) -> Commit:

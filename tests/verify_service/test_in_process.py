@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
+from slipstream_kernels.exchange.device_memory import DeviceBlock
 from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, HostLimits, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from verify_service import in_process
@@ -46,7 +47,15 @@ class PlayedHost:
             process_id=3,
         ).SerializeToString()
 
-    def attach(self, attached: bytes, answer: Answer) -> None:
+    @property
+    def state_device(self) -> str:
+        return "cpu"
+
+    @property
+    def released(self) -> int:
+        return 0
+
+    def attach(self, attached: bytes, answer: Answer, block: DeviceBlock | None = None) -> None:
         assert draft_pb2.AttachResponse.FromString(attached).transport == "inproc"
         self.answer = answer
 

@@ -161,6 +161,32 @@ class CudaBlock:
         return whole
 
 
+class TensorBlock:
+    """A block for one process alone. DeviceMemoryError where there is no memory."""
+
+    handle, gpu_uuid = b"", ""
+
+    def __init__(self, size: int, device: str) -> None:
+        library = _torch()
+        self.size = size
+        try:
+            self._data: torch.Tensor = library.empty((size - DATA_OFFSET) // 2, dtype=library.bfloat16, device=device)
+        except RuntimeError as error:
+            raise DeviceMemoryError(str(error)) from error
+
+    def numbers(self) -> torch.Tensor:
+        return self._data
+
+    def write_nonce(self, nonce: bytes) -> None:
+        """Nobody can have opened another one."""
+
+    def read_nonce(self, size: int) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        """It goes with whoever uses it."""
+
+
 @contextmanager
 def _on(cuda: Any, index: int) -> Iterator[None]:
     """Make a GPU the thread's current one, and then again what was."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from slipstream_kernels.exchange.device_memory import DeviceBlock
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import TokenTree
 
@@ -23,13 +24,16 @@ StampValue = tuple[int, int, int, int, int]
 
 
 class CommitValue(NamedTuple):
-    """Tokens that a step added; `features`, bits of bfloat16 [tokens, columns], are not written any more."""
+    """Tokens that a step added, and the states that predicted them, if there are any, in one of two forms."""
 
     stamp: StampValue
     token_ids: Sequence[int]
     max_nodes: int
     max_depth: int
-    features: Bits | None
+    features: Bits | None = None
+    """bits of bfloat16 [tokens, columns], not written any more"""
+    device_rows: tuple[int, int, int] | None = None
+    """as `DeviceRows` in tensor.proto: where they are in the block that came with the attachment"""
 
 
 class TreeValue(NamedTuple):
@@ -69,8 +73,21 @@ class ProposerHost(Protocol):
         """
         ...
 
-    def attach(self, attached: bytes, answer: Answer) -> None:
-        """Begin the exchange that an AttachResponse has agreed on; `answer` gets the replies."""
+    @property
+    def state_device(self) -> str:
+        """Where the proposers take states that are on a GPU, `cuda:N`; `cpu` where any of them cannot."""
+        ...
+
+    def attach(self, attached: bytes, answer: Answer, block: DeviceBlock | None = None) -> None:
+        """Begin the exchange that an AttachResponse has agreed on; `answer` gets the replies.
+
+        Through `block`, memory of `state_device`, states may come, which are there when a record names them.
+        """
+        ...
+
+    @property
+    def released(self) -> int:
+        """Of how many calls of `put` since the attachment the states in the block have been read."""
         ...
 
     def put(self, commands: Commands) -> None:
