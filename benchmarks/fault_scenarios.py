@@ -12,21 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fault_hang import Section, section, spread_of
 from benchmarks.fault_services import ROOT, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
-from benchmarks.fault_traffic import Traffic, middle, once, spread, while_doing
+from benchmarks.fault_traffic import Traffic, middle, spread, while_doing
 from benchmarks.runner import Job
 
 Result = dict[str, Any]
 
 ACCEPTED_AT_LEAST = 64
 HANG_SECONDS = 12.0
-"""Below the 20 s after which a process that does not answer is taken for gone, with room for a pair of rounds."""
+"""Below the 20 s after which a process that does not answer is taken for gone, with room for a pair of sections."""
+SETTLED_SECONDS = 1.5
+"""How long a drafter has hung before its cost is measured: steps have found out by then."""
+CALM_SECONDS = 3.0
+HOSTILE_BOUNDARY = "2"
+"""Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""
 SWAP_STEPS = 50
 """Within which acceptance has to be the new drafter's."""
 FLAT_BYTES = 32 << 20
 """What the verify service's resident memory may grow by: allocators keep what they once had."""
 FLAT_DEVICE_BYTES = 16 << 20
+"""Of the GPU, for each draft service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Bench:
     attack_seconds: float
     every: float
     pairs: int
+    hang_tokens: int
     trigger: Path
     shares_context: bool
 
@@ -56,77 +64,100 @@ class Bench:
 
 
 def kill(bench: Bench) -> Result:
-    """SIGKILL, `every` seconds after the drafter attached, again and again."""
-    calm = bench.calm(bench.seconds / 3)
-    before, accepted, moments = bench.services.holdings(), list[int](), list[float]()
+    """SIGKILL to the drafter at work, again and again.
+
+    `every` seconds after the last one, or once some drafter is attached and has had a tree accepted if that is later.
+    """
+    services = bench.services
+    calm = bench.calm(min(CALM_SECONDS, bench.seconds / 3))
+    before, accepted, moments, back = services.holdings(), list[int](), list[float](), list[float]()
 
     def act() -> None:
         over = time.monotonic() + bench.seconds
         while time.monotonic() < over:
-            former = bench.services.state().accepted_tokens
-            time.sleep(bench.every)
-            accepted.append(bench.services.state().accepted_tokens - former)
+            begun, former = time.monotonic(), services.state().accepted_tokens
+            services.wait_until(services.any_attached, "did not attach again")
+            services.wait_accepted(1)
+            back.append(time.monotonic() - begun)
+            time.sleep(max(0.0, bench.every - back[-1]))
+            accepted.append(services.state().accepted_tokens - former)
             moments.append(time.perf_counter())
-            bench.services.kill_draft()
+            services.kill_draft()
 
-    traffic = while_doing(bench.services.grpc, bench.drafted, act)
-    bench.services.wait_until(lambda: bench.services.state().running == 0, "left requests behind")
-    after, deadline = bench.services.holdings(), bench.services.state().draft_deadline_us / 1e6
+    traffic = while_doing(services.grpc, bench.drafted, act)
+    services.wait_until(services.all_attached, "did not attach again")
+    services.wait_until(lambda: services.state().running == 0, "left requests behind")
+    after, deadline = services.holdings(), services.state().draft_deadline_us / 1e6
     hit = traffic.pauses_at(moments)
     step = middle(calm.pauses)
     return {
         **traffic.compare(bench.plain),
+        "drafters": len(services.drafters),
         "kills": len(moments),
         "accepted_between_kills": accepted,
         "fruitless": accepted.count(0),
+        "accepted_again_after_s": [round(seconds, 2) for seconds in back],
         "tokens_per_second": {"calm": calm.tokens / calm.seconds, "killed": traffic.tokens / traffic.seconds},
         "pause_ms": {"calm": spread(calm.pauses), "killed": spread(traffic.pauses)},
         "pause_at_kill_ms": spread([pause for each in hit for pause in each]),
         "added_stall_ms": spread([max(0.0, middle(each) - step) for each in hit if each]),
         "step_plus_deadline_ms": round(1000 * (step + deadline), 2),
-        **_grown(before, after),
+        **_grown(before, after, len(services.drafters)),
     }
 
 
 def hang(bench: Bench) -> Result:
-    """SIGSTOP, and meanwhile short rounds of the requests with and without speculation, in turns.
+    """SIGSTOP, and meanwhile sections of the requests with and without speculation, in turns.
 
-    Before them comes a round in which steps find out that waiting is in vain.
+    Those of the first moments, in which steps find out that waiting is in vain, are told apart.
     """
     services = bench.services
-    short = max(job.max_tokens for job in bench.jobs) // 4
-    rounds = [[replace(job, max_tokens=short) for job in jobs] for jobs in (bench.jobs, bench.drafted)]
-    ratios, work, hung, waits, attached = list[float](), list[float](), Traffic(), list[int](), 0
+    plain, drafted = (
+        [replace(job, max_tokens=bench.hang_tokens) for job in jobs] for jobs in (bench.jobs, bench.drafted)
+    )
+    ratios, work, first, waits, attached = list[float](), list[float](), list[float](), list[int](), 0
+    made = [section(services, plain)]
     while len(ratios) < bench.pairs:
         counted, stopped = services.state().draft_waits, time.monotonic()
-        services.draft.signal(signal.SIGSTOP)
+        services.signal_drafts(signal.SIGSTOP)
         try:
-            hung.include(once(services.grpc, rounds[1]))
+            while time.monotonic() - stopped < SETTLED_SECONDS:
+                made.append(section(services, drafted))
+                first.append(made[-1].pace / made[0].pace)
             while len(ratios) < bench.pairs and time.monotonic() - stopped < HANG_SECONDS:
-                seconds, cpu = [0.0, 0.0], [0.0, 0.0]
-                for kind in (0, 1) if len(ratios) % 2 else (1, 0):
-                    spent = services.verify_cpu_seconds()
-                    traffic = once(services.grpc, rounds[kind])
-                    seconds[kind], cpu[kind] = traffic.seconds, services.verify_cpu_seconds() - spent
-                    hung.include(traffic)
-                ratios.append(seconds[0] / seconds[1])
-                work.append(cpu[1] / max(cpu[0], 0.01))
-            attached += services.attached(services.draft.pid)
+                pair = _pair(services, plain, drafted, plain_first=bool(len(ratios) % 2))
+                ratios.append(pair[1].pace / pair[0].pace)
+                work.append(pair[1].cpu_seconds / max(pair[0].cpu_seconds, 0.01))
+                made += pair
+            attached += services.all_attached()
             waits.append(services.state().draft_waits - counted)
         finally:
-            services.draft.signal(signal.SIGCONT)
-        services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
+            services.signal_drafts(signal.SIGCONT)
+        services.wait_until(services.all_attached, "did not attach again")
     after = bench.calm(bench.every)
+    expected = [tokens[: bench.hang_tokens] for tokens in bench.plain]
     return {
-        **hung.compare([tokens[:short] for tokens in bench.plain]),
+        "answers": len(made) * len(bench.jobs),
+        "failed": sum(each.failures for each in made),
+        "differing": sum(each.differing(expected) for each in made),
         "hangs": len(waits),
         "attached_to_the_end": attached,
         "pairs": len(ratios),
-        "of_plain_throughput": _spread_of(ratios),
-        "of_plain_processor_time": _spread_of(work),
+        "of_plain_throughput": spread_of(ratios),
+        "of_plain_processor_time": spread_of(work),
+        "of_plain_throughput_at_first": [round(ratio, 3) for ratio in first],
+        "plain_tokens_per_second": round(made[0].pace),
+        "section_seconds": round(made[0].seconds, 3),
         "waits_a_hang": waits,
         "accepted_after": sum(answer.accepted for _, answer in after.answers),
     }
+
+
+def _pair(services: Services, plain: Sequence[Job], drafted: Sequence[Job], *, plain_first: bool) -> list[Section]:
+    """A section without and one with speculation, in either order of time."""
+    order = (plain, drafted) if plain_first else (drafted, plain)
+    made = [section(services, jobs) for jobs in order]
+    return made if plain_first else made[::-1]
 
 
 def attack(kind: str) -> Callable[[Bench], Result]:
@@ -152,7 +183,7 @@ def attack(kind: str) -> Callable[[Bench], Result]:
             "stale": now.stale_records - counted.stale_records,
             "accepted": now.accepted_tokens - counted.accepted_tokens,
             "longest_pause_ms": spread(traffic.pauses).get("max"),
-            **_grown(before, after),
+            **_grown(before, after, len(services.drafters)),
         }
 
     return run
@@ -174,7 +205,7 @@ def verify(bench: Bench) -> Result:
 
 def _disaster(bench: Bench, strike: Callable[[], None], *, verify_dies: bool) -> Result:
     services = bench.services
-    former = services.verify_pid, services.draft.pid
+    former = services.verify_pid, services.draft_pids
     at = [0.0, 0.0]
 
     def act() -> None:
@@ -184,8 +215,8 @@ def _disaster(bench: Bench, strike: Callable[[], None], *, verify_dies: bool) ->
         if verify_dies:
             services.wait_until(lambda: services.verify_pid != former[0], "left verify alive")
         else:
-            services.wait_until(lambda: services.draft.pid != former[1], "did not end")
-        services.wait_until(lambda: services.attached(services.draft.pid), "did not attach again")
+            services.wait_until(lambda: services.draft_pids != former[1], "did not end")
+        services.wait_until(services.all_attached, "did not attach again")
         at[1] = time.perf_counter()
         services.wait_accepted(ACCEPTED_AT_LEAST)
 
@@ -232,15 +263,16 @@ def failed(result: Result) -> list[str]:
     return wrong + [name for name in ("answers", "as_expected", "accepted_after") if result.get(name, 1) in (0, False)]
 
 
-def _spread_of(values: Sequence[float]) -> dict[str, Any]:
-    return {"median": round(middle(values), 4), "each": [round(value, 3) for value in values]}
-
-
-def _grown(before: Any, after: Any) -> Result:
+def _grown(before: Any, after: Any, drafters: int) -> Result:
     """Holdings, and what of them is more than it should be."""
     grown = [
         name
-        for name, most in (("resident", FLAT_BYTES), ("device", FLAT_DEVICE_BYTES), ("descriptors", 4), ("rings", 0))
+        for name, most in (
+            ("resident", FLAT_BYTES),
+            ("device", drafters * FLAT_DEVICE_BYTES),
+            ("descriptors", 4),
+            ("rings", 0),
+        )
         if getattr(after, name) > getattr(before, name) + most
     ]
     return {"held_before": before.facts(), "held_after": after.facts(), "grown": grown}
@@ -250,7 +282,9 @@ def _hostile(bench: Bench, kind: str) -> str:
     """Run a hostile drafter until it is thrown out, or for a while; gives what it said last."""
     seconds = str(min(3.0, bench.attack_seconds))
     address = bench.services.cluster.verify_address
-    how = ("--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds)
+    how = ["--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds]
+    if bench.transport == "cuda_ipc":
+        how += ["--boundaries", HOSTILE_BOUNDARY]
     process = subprocess.run(
         (sys.executable, "-m", "support.hostile_process", address, kind, *how),
         cwd=ROOT,

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import grpc
 
 from benchmarks.runner import verify_state
-from launcher.cluster import Cluster
-from launcher.process import ServiceProcess
+from launcher.cluster import LOOPBACK, Cluster
+from launcher.commands import Layout, free_ports, join_address
+from launcher.process import ServiceCommand, ServiceProcess
 from launcher.readiness import wait_attached
 from launcher.supervisor import RestartPolicy, Supervisor
 from slipstream.v1 import verify_pb2
@@ -54,10 +55,14 @@ class Holdings:
 
 @dataclass(slots=True)
 class Services:
-    """All services of one layout. Whatever ends is started again, as `slipstream serve` does, but at once."""
+    """All services of one layout. Whatever ends is started again, as `slipstream serve` does, but at once.
+
+    `drafters` names the draft services, of which the newest that is attached has the requests.
+    """
 
     cluster: Cluster
     supervisor: Supervisor
+    drafters: tuple[str, ...]
     log: list[str] = field(default_factory=list)
 
     @property
@@ -70,9 +75,18 @@ class Services:
         return self.supervisor.process("verify").pid
 
     @property
-    def draft(self) -> ServiceProcess:
-        """The newest process of the draft service."""
-        return self.supervisor.process("draft")
+    def drafts(self) -> list[ServiceProcess]:
+        """The newest process of each draft service."""
+        return [self.supervisor.process(name) for name in self.drafters]
+
+    @property
+    def draft_pids(self) -> set[int]:
+        return {process.pid for process in self.drafts}
+
+    def signal_drafts(self, number: signal.Signals) -> None:
+        """Send a signal to all draft services."""
+        for process in self.drafts:
+            process.signal(number)
 
     def state(self) -> verify_pb2.GetStateResponse:
         """The verify service's counters."""
@@ -93,12 +107,23 @@ class Services:
         except grpc.RpcError:
             return False
 
+    def all_attached(self) -> bool:
+        """Whether every draft service is attached, to a verify service that is ready."""
+        try:
+            return self.draft_pids <= {drafter.process_id for drafter in self.state().drafters}
+        except grpc.RpcError:
+            return False
+
+    def any_attached(self) -> bool:
+        """Whether some draft service is attached."""
+        return any(drafter.process_id in self.draft_pids for drafter in self.state().drafters)
+
     def kill_draft(self) -> None:
-        """SIGKILL the draft service and return when another process of it is attached."""
-        former = self.draft
-        former.signal(signal.SIGKILL)
-        self.wait_until(lambda: self.draft is not former, "was not started again")
-        self.wait_until(lambda: self.attached(self.draft.pid), "did not attach again")
+        """SIGKILL the draft service that drafts for most requests, and return when its attachment is over."""
+        requests = {drafter.process_id: drafter.requests for drafter in self.state().drafters}
+        process = max(self.drafts, key=lambda each: requests.get(each.pid, -1))
+        process.signal(signal.SIGKILL)
+        self.wait_until(lambda: not self.attached(process.pid), "is attached though it was killed")
 
     def wait_accepted(self, tokens: int, seconds: float = START_SECONDS) -> None:
         """Return when so many drafted tokens more have been accepted."""
@@ -122,8 +147,9 @@ def supervised(
     verify: Sequence[str],
     drafter: Sequence[str],
     environment: Mapping[str, str],
+    drafters: int = 1,
 ) -> Iterator[Services]:
-    """Start all services, wait until they serve and the proposers are attached, and end them afterwards."""
+    """Start all services, `drafters` of them draft services; wait until all is attached, and end them afterwards."""
     paths = [str(ROOT / part) for part in ("", "kernels", "protos", "tests")]
     modules = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     cluster = Cluster(
@@ -135,21 +161,50 @@ def supervised(
         env={"PYTHONPATH": modules, **environment},
     )
     layout, log = cluster.layout, list[str]()
-    commands = (layout.gateway, layout.drafter, layout.verify)
+    drafting = [layout.drafter, *_more_drafters(layout, drafters - 1)]
+    commands = (layout.gateway, *drafting, layout.verify)
     supervisor = Supervisor(commands, lambda name, line: log.append(f"{name}: {line}"), AT_ONCE)
     supervisor.start(START_SECONDS)
+    services = Services(cluster, supervisor, tuple(command.name for command in drafting), log)
     try:
         wait_attached(cluster.verify_address, layout.proposers, supervisor.process("draft"), START_SECONDS)
-        yield Services(cluster, supervisor, log)
+        services.wait_until(services.all_attached, "did not attach")
+        yield services
     finally:
-        supervisor.process("draft").signal(signal.SIGCONT)
+        services.signal_drafts(signal.SIGCONT)
         supervisor.drain(10.0)
         supervisor.kill()
 
 
+def start_times(services: Services) -> list[str]:
+    """What the first draft service has logged, each line behind its seconds from the start of the process."""
+    process = services.drafts[0]
+    ticks = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    begun = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    lines: list[str] = []
+    for line in process.log().splitlines():
+        with suppress(ValueError):
+            at = time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + float(line[19:23])
+            lines.append(f"  {at - begun:+.2f} s {line[23:].strip()[:150]}")
+    return lines
+
+
+def _more_drafters(layout: Layout, number: int) -> list[ServiceCommand]:
+    """The same draft service so many times more, each under a name and an address of its own."""
+    ports = free_ports(number)
+    addresses = [join_address(LOOPBACK, port) for port in ports]
+    return [
+        replace(replace(layout, draft_address=address).drafter, name=f"draft-{index}")
+        for index, address in enumerate(addresses, start=2)
+    ]
+
+
 def _device_bytes() -> int:
-    """Memory in use on all GPUs; 0 where there is none."""
-    command = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    """Memory in use on the GPUs that are visible here; 0 where there is none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    which = ("--id", visible) if visible else ()
+    command = ("nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

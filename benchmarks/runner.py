@@ -184,3 +184,13 @@ def verify_state(address: str) -> verify_pb2.GetStateResponse:
             verify_pb2.GetStateRequest(), timeout=STATE_SECONDS, wait_for_ready=True
         )
         return state
+
+
+def verify_info(address: str) -> verify_pb2.GetInfoResponse:
+    """Facts about the verify service, its proposers among them."""
+    with open_sync_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        info: verify_pb2.GetInfoResponse = stub.GetInfo(
+            verify_pb2.GetInfoRequest(), timeout=STATE_SECONDS, wait_for_ready=True
+        )
+        return info

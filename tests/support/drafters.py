@@ -124,12 +124,12 @@ def silent(_drafter: WireDrafter, _kind: str, _record: Any) -> Sequence[draft_pb
     return ()
 
 
-def shake_hands(attached: draft_pb2.AttachResponse) -> tuple[RingReader, RingWriter]:
-    """Open both rings and echo the nonce."""
+def shake_hands(attached: draft_pb2.AttachResponse, device_nonce: bytes = b"") -> tuple[RingReader, RingWriter]:
+    """Open both rings and echo the nonce, and behind it that of a ring on the GPU."""
     memory = attached.shared_memory
     into, out = (open_ring(ring.path, ring.size, memory.nonce) for ring in (memory.to_draft, memory.to_verify))
     rings = reader(into), writer(out)
-    assert rings[1].write(memory.nonce)
+    assert rings[1].write(memory.nonce + device_nonce)
     return rings
 
 

@@ -1,42 +1,51 @@
-"""The draft model as a proposer whose process crashes its GPU on demand.
+"""A proposer whose process crashes its GPU on demand.
 
-    --proposer draft-model=support.faulting_kernel:create:FILE:DIR
+    --proposer NAME=support.faulting_kernel:create:FILE:FAMILY:ARGUMENT
 
-As soon as FILE is there it is removed, and a kernel writes where it may not. Where there is no GPU the process gets
-SIGSEGV instead.
+Drafts as `FAMILY:ARGUMENT` does, `draft-model` or `eagle3`. As soon as FILE is there it is removed, and a kernel writes
+where it may not. Where there is no GPU the process gets SIGSEGV instead.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from draft_service.proposers import draft_model
+from draft_service.proposers import draft_model, eagle3
 from draft_service.proposers.base import DraftRequest, Proposer, ProposerOptions
-from slipstream_kernels.token_tree import TokenTree
+
+FAMILIES = {"draft-model": draft_model.create, "eagle3": eagle3.create}
+
+T = TypeVar("T")
 
 
 def create(options: ProposerOptions) -> Proposer:
-    """`options.argument` is FILE:DIR."""
-    file, _, folder = options.argument.partition(":")
+    """`options.argument` is FILE:FAMILY:ARGUMENT."""
+    file, family, argument = options.argument.split(":", 2)
     trigger = Path(file)
-    proposer = draft_model.create(replace(options, argument=folder))
-    propose = proposer.propose
+    proposer = FAMILIES[family](replace(options, argument=argument))
 
-    def watched(requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        if trigger.exists():
-            trigger.unlink()
-            if not torch.cuda.is_available():
-                os.kill(os.getpid(), signal.SIGSEGV)
-            from support.illegal_access import access_illegally  # Triton is not everywhere
+    def watched(draft: Callable[[Sequence[DraftRequest]], T]) -> Callable[[Sequence[DraftRequest]], T]:
+        @wraps(draft)
+        def fault_first(requests: Sequence[DraftRequest]) -> T:
+            if trigger.exists():
+                trigger.unlink(missing_ok=True)
+                if not torch.cuda.is_available():
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                from support.illegal_access import access_illegally  # Triton is not everywhere
 
-            access_illegally("cuda:0" if options.device == "cpu" else options.device)
-        return propose(requests)
+                access_illegally("cuda:0" if options.device == "cpu" else options.device)
+            return draft(requests)
 
-    proposer.propose = watched
+        return fault_first
+
+    proposer.propose = watched(proposer.propose)
+    proposer.begin = watched(proposer.begin)
     return proposer

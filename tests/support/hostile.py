@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
-from slipstream_kernels.exchange.byte_ring import RingError
+from slipstream_kernels.exchange.byte_ring import NONCE_BYTES, RingError
+from slipstream_kernels.exchange.device_memory import CudaMemory
 from support.drafters import shake_hands
 
 
@@ -45,7 +47,8 @@ class HostileDrafter:
     """Attaches as proposer `name` and answers each wish with `answer(wanted)`: a list of trees, or bytes as they are.
 
     `delay` seconds pass before each answer. Use as a context manager; `status` holds the code that ended the exchange.
-    Over `shm` the rings are in `rings`, the one it reads first.
+    Over `shm` and `cuda_ipc` the rings are in `rings`, the one it reads first. It asks for states at `boundaries`,
+    without which there is no `cuda_ipc`, and leaves them where they are.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class HostileDrafter:
         name: str = "hostile",
         delay: float = 0.0,
         transport: str = "grpc",
+        boundaries: Sequence[int] = (),
     ):
         self.name = name
+        self._boundaries = boundaries
         self.wishes = 0
         self.epoch = 0
         self.status: grpc.StatusCode | None = None
@@ -85,17 +90,23 @@ class HostileDrafter:
             draft_pb2.AttachRequest(
                 min_version=1,
                 max_version=1,
-                proposers=[draft_pb2.ProposerOffer(name=self.name, max_nodes=64, max_depth=63)],
+                proposers=[
+                    draft_pb2.ProposerOffer(
+                        name=self.name, max_nodes=64, max_depth=63, feature_boundaries=self._boundaries
+                    )
+                ],
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
                 vocab_size=info.vocab_size,
                 transports=[self._transport],
                 name="hostile",
+                process_id=os.getpid(),
             ),
             timeout=60,
         )
         self.epoch = attached.epoch
-        if self._transport == "shm":
-            self.rings = shake_hands(attached)
+        assert attached.transport == self._transport, attached
+        if self._transport != "grpc":
+            self.rings = shake_hands(attached, _device_nonce(attached) if self._transport == "cuda_ipc" else b"")
         self._call = self.exchange_again()
         self._thread.start()
         try:
@@ -115,7 +126,8 @@ class HostileDrafter:
     def exchange_again(self):
         """Open the exchange of this epoch, perhaps not for the first time."""
         outgoing = self._outgoing() if self._transport == "grpc" else self._silence()
-        return self._exchange(outgoing, metadata=(("slipstream-epoch", str(self.epoch)),))
+        metadata = (("slipstream-epoch", str(self.epoch)), ("slipstream-transport", self._transport))
+        return self._exchange(outgoing, metadata=metadata)
 
     def send(self, data: bytes) -> None:
         """Send bytes on their own."""
@@ -199,3 +211,9 @@ class HostileDrafter:
                 time.sleep(0.001)
         except RingError:
             return  # its own scribbles
+
+
+def _device_nonce(attached: draft_pb2.AttachResponse) -> bytes:
+    """What shows that the ring on the GPU was opened, which stays mapped."""
+    ring = attached.device_ring
+    return CudaMemory().open(ring.handle, ring.size, ring.gpu_uuid).read_nonce(NONCE_BYTES)

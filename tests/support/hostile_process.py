@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("verify")
     parser.add_argument("attack", choices=ATTACKS)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--transport", default="shm", choices=("shm", "grpc"))
+    parser.add_argument("--transport", default="shm", choices=("cuda_ipc", "shm", "grpc"))
+    parser.add_argument("--boundaries", type=int, nargs="*", default=(), help="whose states it wants, for cuda_ipc")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
 
@@ -48,6 +49,7 @@ def main() -> int:
             lambda wanted: answer(options.attack, wanted),
             name=options.name,
             transport=options.transport,
+            boundaries=options.boundaries,
         )
 
     with ExitStack() as stack:
