@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from support.interpreter import replace_once_a_launch  # loads triton
+
+        replace_once_a_launch()

@@ -11,6 +11,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from support.interpreter import replace_once_a_launch  # loads triton
+
+        replace_once_a_launch()
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the kernels under test run."""
