@@ -107,6 +107,9 @@ def fit(
     micro_rows: Annotated[
         int, typer.Option(help="Rows computed together by a process.", show_default="all of its share", min=0)
     ] = 0,
+    graph: Annotated[
+        bool, typer.Option(help="Have a GPU keep a step's work as a CUDA graph, where all its rows go together.")
+    ] = True,
     lr: Annotated[float, typer.Option(help="Greatest learning rate.")] = 1e-4,
     schedule: Annotated[str, typer.Option(metavar="cosine|constant", help="After the warm-up.")] = "cosine",
     warmup: Annotated[float, typer.Option(help="Part of the steps in which the learning rate rises.")] = 0.015,
@@ -164,6 +167,7 @@ def fit(
             row_length=row_length,
             batch_rows=batch_rows,
             micro_rows=micro_rows,
+            graph=graph,
             lr=lr,
             schedule=cast(Literal["cosine", "constant"], schedule),
             warmup=warmup,

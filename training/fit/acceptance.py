@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from training.fit.batch import Batch
 from training.fit.family import Findings
@@ -40,25 +40,21 @@ def simulate(batch: Batch, findings: Findings) -> Chances:
     engine does, but for the ends of answers, which cut its last steps short.
     """
     steps = len(findings.hits)
-    tried, accepted = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
-    reach = batch.reach.cpu().numpy()
-    hits, agrees = findings.hits.cpu().numpy(), findings.agrees.cpu().numpy()
-    for row in range(len(reach)):
-        base, length = 0, reach.shape[1]
-        while base < length:
-            step = 0
-            while step < min(steps, reach[row, base]):
-                tried[step] += 1
-                if not hits[step, row, base]:
-                    break
-                accepted[step] += 1
-                if not agrees[row, base + step]:
-                    break
-                step += 1
-            base += step + 1
-    return Chances(tried, accepted)
-
-
-def pooled(chances: Chances, device: torch.device) -> Tensor:
-    """Both rows as float64 [2, steps], to be summed over processes."""
-    return torch.from_numpy(np.stack([chances.tried, chances.accepted])).to(device, torch.float64)
+    goes_on = torch.stack(
+        [hits & F.pad(findings.agrees, (0, step))[:, step:] for step, hits in enumerate(findings.hits)]
+    )
+    # Of the chain from each position: tokens that have a verdict, those accepted, and how far the next chain is.
+    known = torch.arange(steps, device=goes_on.device)[:, None, None] < batch.reach
+    reached = torch.cat((torch.ones_like(goes_on[:1]), goes_on[:-1])).to(torch.uint8).cumprod(dim=0) * known
+    of_chain = torch.stack(
+        [reached.sum(dim=0), (reached * findings.hits).sum(dim=0), (reached * goes_on).sum(dim=0) + 1]
+    )
+    tried, accepted, ahead = of_chain.to(torch.int32).cpu().numpy()
+    begun = np.zeros(tried.shape, np.bool_)
+    for row, steps_ahead in zip(begun, ahead.tolist(), strict=True):
+        base = 0
+        while base < len(steps_ahead):
+            row[base] = True
+            base += steps_ahead[base]
+    depths = np.arange(steps)[:, None]
+    return Chances((tried[begun] > depths).sum(axis=1), (accepted[begun] > depths).sum(axis=1))

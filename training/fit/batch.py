@@ -32,6 +32,32 @@ def reach(produced: Tensor, ends: Tensor | None = None) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """Shapes that all batches of a run fit in, so that the device can be told of all its work once.
+
+    sizes: places of each step, those too many being padding that counts for nothing. edges: length of `Batch.ends`,
+    those too many lying at the end. spare: positions behind each row, so that every step has tokens ahead of padding.
+    """
+
+    sizes: tuple[int, ...]
+    edges: int
+    spare: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int], rows: int, documents: int) -> Frame:
+        """counts: places that count at each step, at most. documents: sequences in `rows` rows, at most."""
+        return cls(
+            tuple(-(-count // 64) * 64 for count in counts), documents + rows + 1, -(-(len(counts) + 2) // 8) * 8
+        )
+
+    def empty(self, rows: int, length: int, width: int, dtype: torch.dtype) -> Batch:
+        """Padding alone, with states of that width."""
+        shape = (rows, length + self.spare)
+        zeros = torch.zeros(shape, dtype=torch.int64)
+        return Batch.of(zeros, zeros - 1, zeros, zeros, torch.zeros(*shape, width, dtype=dtype)).fitted(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows [B, L]. tokens int64, 0 in padding. documents int64: which sequence of its row a position belongs to, -1 in
     padding. positions int64, from 0 in each sequence. reach int64: `reach`. states [B, L, boundaries * hidden].
@@ -65,7 +91,7 @@ class Batch:
         )
 
     def at(self, step: int) -> Tensor:
-        """Places that count at a step, int64 [n]."""
+        """Places that count at a step, int64 [n]; in a frame perhaps others behind them, whose `reach` is less."""
         return self.counting[: self.sizes[step] if step < len(self.sizes) else 0]
 
     @property
@@ -78,6 +104,16 @@ class Batch:
         shifted = torch.zeros_like(self.tokens)
         shifted[:, : -1 - step] = self.tokens[:, 1 + step :]
         return shifted
+
+    def fitted(self, frame: Frame) -> Batch:
+        """In a frame, with as much room at the ends of its rows; on the CPU."""
+        size = self.tokens.numel()
+        counting = torch.full((frame.sizes[0],), size - frame.spare).index_copy_(
+            0, torch.arange(len(self.counting)), self.counting
+        )
+        ends = torch.full((frame.edges,), size, dtype=torch.int32)
+        ends[: len(self.ends)] = self.ends
+        return replace(self, counting=counting, sizes=frame.sizes, ends=ends, longest=self.tokens.shape[1])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """On a device, the states in the type that is computed in. What lies in pinned memory is not waited for."""
@@ -99,13 +135,16 @@ class Batch:
         return replace(self, **changed)
 
 
-def collate(rows: Sequence[Sequence[FeatureSequence]], length: int, *, pinned: bool = False) -> Batch:
-    """Rows of `length` positions; a sequence that is longer than its row is cut at its end."""
-    width, size = rows[0][0].states.shape[1], len(rows) * length
+def collate(
+    rows: Sequence[Sequence[FeatureSequence]], length: int, *, frame: Frame | None = None, pinned: bool = False
+) -> Batch:
+    """Rows of `length` positions, or more in a frame; a sequence that is longer is cut at its end."""
+    whole = length + (0 if frame is None else frame.spare)
+    width, size = rows[0][0].states.shape[1], len(rows) * whole
     states = torch.empty(size, width, dtype=rows[0][0].states.dtype, pin_memory=pinned)
     tokens, produced, numbers, lengths, begins = list[Tensor](), list[Tensor](), list[int](), list[int](), list[int]()
     for row, sequences in enumerate(rows):
-        begin, end = row * length, (row + 1) * length
+        begin, end = row * whole, (row + 1) * whole
         for number, sequence in enumerate(sequences):
             n = min(len(sequence.token_ids), length)
             states[begin : begin + n] = sequence.states[:n]
@@ -127,10 +166,11 @@ def collate(rows: Sequence[Sequence[FeatureSequence]], length: int, *, pinned: b
         "positions": (positions, 0),
         "reach": (reached, 0),
     }
-    shape = (len(rows), length)
+    shape = (len(rows), whole)
     grids = {
         name: torch.full((size,), padding).index_copy_(0, places, values).view(shape)
         for name, (values, padding) in found.items()
     }
     batch = Batch.of(**grids, states=states.view(*shape, width))
+    batch = batch if frame is None else batch.fitted(frame)
     return batch.pinned() if pinned else batch

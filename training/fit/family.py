@@ -50,6 +50,11 @@ class Head(Protocol):
         """Its parameters are float32."""
         ...
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `look` asks the device for the same work each time, whatever a batch in a frame holds."""
+        ...
+
     def look(self, batch: Batch, counts: Tensor, *, steps: int, noise: int | None) -> Findings:
         """Loss and metrics over `steps` steps.
 

@@ -15,10 +15,11 @@ from training.features.source import FeatureSource
 from training.fit.acceptance import Chances, simulate
 from training.fit.batch import Batch
 from training.fit.family import Findings, Head
-from training.fit.loader import Loader, Share
+from training.fit.loader import Loader, Share, compute_dtype
 from training.fit.metrics import Figures
 from training.fit.parallel import World
 from training.fit.settings import FitSettings
+from training.fit.step_graph import StepGraph
 
 BETAS = (0.9, 0.95)
 """Of Adam, as EAGLE-3 is published."""
@@ -41,6 +42,7 @@ class Learner:
         """steps: unroll steps of the loss. total_steps: those of the run, to whose end the learning rate falls."""
         self.head, self._settings, self._steps, self._total, self._world = head, settings, steps, total_steps, world
         self._parameters = [each for each in head.module.parameters() if each.requires_grad]
+        self._graph: StepGraph | None = None
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay, fused=True
         )
@@ -52,16 +54,32 @@ class Learner:
             group["lr"] = rate
         share.arrive()
         for number, batch in enumerate(share.batches):
-            noise = _seed(self._settings.seed, step, self._world.rank, number)
-            findings = self.head.look(batch, share.totals, steps=self._steps, noise=noise)
-            findings.loss.backward()
+            findings = self._learn(batch, share.totals, _seed(self._settings.seed, step, self._world.rank, number))
             if tally is not None:
                 tally.add(batch, findings)
         self._world.sum_gradients(self._parameters)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip, error_if_nonfinite=False)
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._graph is None:
+            self._optimizer.zero_grad(set_to_none=True)
         return {"lr": rate, "gradient_norm": float(norm)} if tally is not None else {}
+
+    def capture(self, batch: Batch) -> None:
+        """Have the device keep the work of a step, of which it is reminded for each from here on.
+
+        batch: any in the frame of those to come, of which each step has one. The head is one that `repeats`.
+        """
+        self._graph = StepGraph(
+            self.head, self._parameters, self._steps, batch.to(self._world.device, compute_dtype(self._world.device))
+        )
+
+    def _learn(self, batch: Batch, totals: Tensor, noise: int) -> Findings:
+        """Leaves, or adds, the gradients."""
+        if self._graph is not None:
+            return self._graph.step(batch, totals)
+        findings = self.head.look(batch, totals, steps=self._steps, noise=noise)
+        findings.loss.backward()
+        return findings
 
     @torch.no_grad()
     def evaluate(self, source: FeatureSource, rows: Sequence[Sequence[int]], counts: np.ndarray) -> Figures:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from training.features.source import FeatureSource
-from training.fit.batch import Batch, collate
+from training.fit.batch import Batch, Frame, collate
 from training.fit.parallel import World
 from training.fit.settings import FitSettings
 
@@ -50,8 +50,9 @@ class Share:
 class Loader:
     """Reads the rows of steps up to AHEAD steps before they are asked for, in a thread and a stream of its own."""
 
-    def __init__(self, source: FeatureSource, settings: FitSettings, world: World) -> None:
-        self._source, self._settings, self._world = source, settings, world
+    def __init__(self, source: FeatureSource, settings: FitSettings, world: World, frame: Frame | None = None) -> None:
+        """frame: of all batches, where they are to have one."""
+        self._source, self._settings, self._world, self._frame = source, settings, world, frame
         self._dtype = compute_dtype(world.device)
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
 
@@ -78,10 +79,7 @@ class Loader:
         mine = rows[self._world.rank :: self._world.size]
         micro = self._settings.micro_rows or max(1, len(mine))
         device, pinned = self._world.device, self._stream is not None
-        batches = [
-            load(self._source, mine[at : at + micro], self._settings.row_length, pinned=pinned)
-            for at in range(0, len(mine), micro)
-        ]
+        batches = [self._load(mine[at : at + micro], pinned) for at in range(0, len(mine), micro)]
         totals = torch.from_numpy(counts).float()
         with torch.cuda.stream(self._stream):
             share = Share(
@@ -95,11 +93,11 @@ class Loader:
                 share.copied.record()
         return share
 
-
-def load(source: FeatureSource, rows: Sequence[Sequence[int]], length: int, *, pinned: bool = False) -> Batch:
-    """Rows of sequences, by their indices in the source."""
-    found = iter(source.batch([index for row in rows for index in row]))
-    return collate([[next(found) for _ in row] for row in rows], length, pinned=pinned)
+    def _load(self, rows: Sequence[Sequence[int]], pinned: bool) -> Batch:
+        """Rows of sequences, by their indices in the source."""
+        found = iter(self._source.batch([index for row in rows for index in row]))
+        sequences = [[next(found) for _ in row] for row in rows]
+        return collate(sequences, self._settings.row_length, frame=self._frame, pinned=pinned)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

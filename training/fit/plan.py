@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from training.features.source import FeatureSource
+from training.features.source import FeatureSource, TokenSequence
 from training.fit.batch import reach
 from training.fit.settings import FitSettings
 
 WINDOW = 1024
-"""Sequences among which those that fill a row are looked for."""
+"""Sequences among which those that fill a row are looked for, and that are surveyed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,29 @@ class Survey:
         counts = np.zeros((len(source), steps), np.int64)
         recorded = np.zeros(len(source), np.bool_)
         frequencies = torch.zeros(vocab_size, dtype=torch.int64)
-        for index in range(len(source)):
-            sequence = source.tokens(index)
-            ids, produced = sequence.token_ids[:row_length], sequence.produced[:row_length]
+        for begin in range(0, len(source), WINDOW):
+            window = slice(begin, min(begin + WINDOW, len(source)))
+            sequences = [source.tokens(index) for index in range(window.start, window.stop)]
+            ids = torch.cat([sequence.token_ids[:row_length] for sequence in sequences])
+            produced = torch.cat([sequence.produced[:row_length] for sequence in sequences])
             if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
-                raise ValueError(f"sequence {sequence.id} holds tokens outside the target's vocabulary of {vocab_size}")
-            reached = reach(produced)
-            lengths[index] = len(ids)
-            recorded[index] = sequence.recorded
-            counts[index] = [int((reached > step).sum()) for step in range(steps)]
+                raise ValueError(f"{_foreign(sequences, vocab_size)} outside the target's vocabulary of {vocab_size}")
+            each = torch.tensor([min(len(sequence.token_ids), row_length) for sequence in sequences])
+            ends = each.cumsum(0)
+            reached = reach(produced, ends.repeat_interleave(each)).numpy()
+            begins = (ends - each).numpy()
+            lengths[window] = each
+            recorded[window] = [sequence.recorded for sequence in sequences]
+            for step in range(steps):
+                counts[window, step] = np.add.reduceat((reached > step).astype(np.int64), begins)
             frequencies += torch.bincount(ids[produced], minlength=vocab_size)
         return cls(lengths, counts, frequencies.numpy(), recorded)
+
+
+def _foreign(sequences: Sequence[TokenSequence], vocab_size: int) -> str:
+    """Which sequence it is that holds other tokens."""
+    outside = (each.id for each in sequences if not ((each.token_ids >= 0) & (each.token_ids < vocab_size)).all())
+    return f"sequence {next(outside)} holds tokens"
 
 
 def pack(lengths: Sequence[int], order: Sequence[int], row_length: int) -> list[list[int]]:
@@ -91,6 +103,15 @@ class Plan:
         """The rows of a step, and how many positions count at each unroll step in all of them, int64 [steps]."""
         chosen = [self._row(number) for number in range(step * self._batch_rows, (step + 1) * self._batch_rows)]
         return [self.rows[row] for row in chosen], self._counts[chosen].sum(axis=0)
+
+    def largest(self, rank: int, size: int) -> tuple[list[int], int]:
+        """How many positions count at each unroll step, and how many sequences there are, in any step's rows of one
+        process of `size`, at most.
+        """
+        chosen = np.array([self._row(number) for number in range(self.steps * self._batch_rows)])
+        mine = chosen.reshape(self.steps, self._batch_rows)[:, rank::size]
+        sequences = np.array([len(row) for row in self.rows])
+        return self._counts[mine].sum(axis=1).max(axis=0).tolist(), int(sequences[mine].sum(axis=1).max())
 
     def _row(self, number: int) -> int:
         epoch, place = divmod(number, len(self.rows))

@@ -16,6 +16,7 @@ import torch
 from slipstream_kernels.models.boundaries import boundaries_of
 from training.durable import check_task, sole_user, write_whole
 from training.features.source import FeatureSource
+from training.fit.batch import Frame
 from training.fit.checkpoint import Checkpoints
 from training.fit.export import copy_tokenizer, write_head
 from training.fit.family import Family, Head, family_of
@@ -93,7 +94,7 @@ class Run:
             board = stack.enter_context(self._board(first, state["journal_bytes"])) if self.world.leads else None
             if board is not None and not first:
                 self._introduce(board)
-            loader = Loader(self.source, self.settings, self.world)
+            loader = Loader(self.source, self.settings, self.world, self._captured(learner))
             jobs = map(self.plan.step, range(first, self.plan.steps))
             for step, share in enumerate(loader.shares(jobs), first):
                 done = step + 1
@@ -112,6 +113,18 @@ class Run:
                 if board is not None and self._is_due(done, self.options.checkpoint_every):
                     checkpoints.save(done, learner.state() | {"step": done, "journal_bytes": board.journal_bytes})
             return self._finish(learner, board)
+
+    def _captured(self, learner: Learner) -> Frame | None:
+        """The frame of all steps, of which a graph is made, where that is possible."""
+        share = self.settings.batch_rows // self.world.size
+        whole = not self.settings.micro_rows or self.settings.micro_rows >= share
+        if self.world.device.type != "cuda" or not (self.settings.graph and self.head.repeats and whole):
+            return None
+        counts, documents = self.plan.largest(self.world.rank, self.world.size)
+        frame = Frame.of(counts, share, documents)
+        width = len(self.source.boundaries) * self.source.hidden_size
+        learner.capture(frame.empty(share, self.settings.row_length, width, torch.bfloat16))
+        return frame
 
     def _is_due(self, done: int, every: int) -> bool:
         return bool(every) and done % every == 0

@@ -43,6 +43,8 @@ class FitSettings:
     """Rows of a step, on all devices together."""
     micro_rows: int = 0
     """Rows computed together on one device; 0: all that it has of a step."""
+    graph: bool = True
+    """Whether a GPU keeps the work of a step as a graph, in a frame that all steps fit in, where that is possible."""
     lr: float = 1e-4
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.015

@@ -44,6 +44,8 @@ class DraftModel(LastStateFamily):
 class DraftModelHead:
     """A Llama with tied embeddings and the target's vocabulary."""
 
+    repeats = False
+
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
         assert settings.start is not None
         config = ModelConfig.from_folder(settings.start)

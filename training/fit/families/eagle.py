@@ -57,6 +57,7 @@ class Eagle1(LastStateFamily):
 class Eagle1Head(UnrolledHead):
     """fc joins embedding and state; what the layer gives is the state that children take, and what is scored."""
 
+    repeats = False
     _score_share = SCORE_WEIGHT
 
     def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:

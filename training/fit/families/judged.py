@@ -36,6 +36,7 @@ class Drafted:
 class JudgedHead(ABC):
     """What all families share. `_decay` weighs each step over the one before, `_score_share` all scores."""
 
+    repeats: ClassVar[bool] = True
     _score_share: ClassVar[float] = 1.0
 
     def __init__(self, target: Target, settings: FitSettings, vocabulary: DraftVocabulary, final: slice) -> None:
@@ -73,23 +74,21 @@ class JudgedHead(ABC):
         judged = batch.at(0)
         truth = batch.states.flatten(0, 1)[:, self._final].index_select(0, judged + 1)
         verdict = self._target.judge(truth, self._scored_ids, self._argmax_weight)
-        number = (
-            torch.empty_like(batch.reach)
-            .flatten()
-            .index_copy_(0, judged, torch.arange(len(judged), device=judged.device))
-        )
+        number = torch.zeros_like(batch.reach).flatten()
+        number.index_copy_(0, judged, torch.arange(len(judged), device=judged.device))
         places = number.index_select(0, drafted.flat + drafted.step)
         wanted = verdict.best.index_select(0, places)
-        known = self._known[wanted]
+        valid = batch.reach.flatten().index_select(0, drafted.flat) > drafted.step
+        known = self._known[wanted] & valid
         shares = counts.clamp(min=1).reciprocal()
         weights = self._decay ** torch.arange(steps, device=shares.device) * self._score_share * shares
         loss, losses, best = soft_cross_entropy(
             drafted.scored, self._score_weight(), verdict.probabilities, places, weights[drafted.step] * known
         )
-        regression = self._regress(drafted, truth, places, shares[drafted.step])
+        regression = self._regress(drafted, truth, places, shares[drafted.step] * valid)
         if regression is not None:
             loss = loss + regression
-        return self._found(batch, drafted, loss, losses * known, self._ids[best] == wanted, verdict.best)
+        return self._found(batch, drafted, loss, losses * known, (self._ids[best] == wanted) & valid, verdict.best)
 
     @staticmethod
     def _found(batch: Batch, drafted: Drafted, loss: Tensor, losses: Tensor, right: Tensor, wanted: Tensor) -> Findings:
