@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from draft_service.codec import DeviceRingAddress
@@ -115,4 +114,8 @@ class DeviceStates:
         position, rows, row_bytes = record.device_rows
         start, copy = next((start, copy) for start, copy in reversed(copies) if start <= position)
         first, width = (position - start) // NUMBER_BYTES, row_bytes // NUMBER_BYTES
-        return replace(record, features=copy[first : first + rows * width].view(rows, width))
+        features = copy.as_strided((rows, width), (width, 1), first)
+        if isinstance(record, Extend):
+            return Extend(record.stamp, record.first_position, features)
+        stamp, tokens, nodes, depth = record.stamp, record.token_ids, record.max_nodes, record.max_depth
+        return Commit(stamp, tokens, nodes, depth, features, record.tree_id)

@@ -79,6 +79,8 @@ class Question:
             tree.validate(vocab_size=self._vocab_size, max_nodes=request.max_nodes - 1, max_depth=request.max_depth)
             if not all(-MAX_LOG_PROB < log_prob < MAX_LOG_PROB for log_prob in tree.log_probs or ()):
                 raise InvalidTreeError("log_probs must be finite float32 numbers")
+            if type(tree) is TokenTree and tree.sources is None and _is_plain(tree):
+                return tree
             return TokenTree(
                 tuple(map(index, tree.token_ids)),
                 tuple(map(index, tree.parents)),
@@ -88,3 +90,10 @@ class Question:
         except Exception as error:  # noqa: BLE001 (a third party's objects may fail in any way)
             _log.error("proposer %s made a malformed tree: %.200s", self._proposer.name, error)
             return None
+
+
+def _is_plain(tree: TokenTree) -> bool:
+    """Whether a tree's lists are tuples of Python's own numbers."""
+    ids, parents, log_probs = tree.token_ids, tree.parents, tree.log_probs
+    tuples = type(ids) is tuple and type(parents) is tuple and (log_probs is None or type(log_probs) is tuple)
+    return tuples and {*map(type, ids), *map(type, parents)} <= {int} and {*map(type, log_probs or ())} <= {float}

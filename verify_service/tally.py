@@ -62,8 +62,14 @@ def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, 
 
 def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
     """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
-    at, count = -1, 0
-    for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
-        if count < len(tokens) and parent == at and token == tokens[count]:
-            at, count = node, count + 1
+    ids, parents, at, count = tree.token_ids, tree.parents, -1, 0
+    for token in tokens:
+        node = at
+        try:
+            node = ids.index(token, node + 1)
+            while parents[node] != at:
+                node = ids.index(token, node + 1)
+        except ValueError:
+            break
+        at, count = node, count + 1
     return at, count

@@ -91,7 +91,7 @@ class GpuEagleProposer(EagleBase):
         if state.is_full:
             return
         assert first_position == state.begin + state.length + state.pending
-        state.waiting.append(features)
+        state.add(features)
         self._behind[session] = None
 
     def close(self, session: int) -> None:
@@ -154,22 +154,24 @@ class GpuEagleProposer(EagleBase):
         features: list[torch.Tensor] = []
         filtered = False
         for request, session in ready:
-            taken = self._take(session, session.pending)
+            nodes = min(request.max_nodes, self.max_nodes) - 1
+            depth = min(request.max_depth, self.max_depth, nodes)
+            taken = self._take(session, session.pending, nodes, depth)
             self._settle(session)
             if taken is None:
                 continue
             item, states = taken
-            nodes = min(request.max_nodes, self.max_nodes) - 1
-            depth = min(request.max_depth, self.max_depth, nodes)
-            items.append(replace(item, max_nodes=nodes, max_depth=depth))
+            items.append(item)
             numbers.append(session.number)
             features.extend(states)
             filtered |= is_filtered(session.sampling)
         return numbers, self._round.begin(items, features, filtered=filtered) if items else None
 
-    def _take(self, session: PagedSession, rows: int) -> tuple[RoundItem, list[torch.Tensor]] | None:
+    def _take(
+        self, session: PagedSession, rows: int, max_nodes: int = 0, max_depth: int = 0
+    ) -> tuple[RoundItem, list[torch.Tensor]] | None:
         draft, sessions, _ = self._running
-        taken = sessions.take_rows(draft, session, rows)
+        taken = sessions.take_rows(draft, session, rows, max_nodes, max_depth)
         if taken is None:
             _log.info("request of %d tokens outgrew what the head holds: it goes on without trees", len(session.tokens))
         return taken

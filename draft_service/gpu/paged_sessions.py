@@ -20,8 +20,8 @@ class PagedSession:
     """A request of a head that reads the target's states.
 
     begin: the position of its first row. length: rows of its text that are computed. waiting: states of the next ones.
-    newest: that of the last row computed, which is computed again where no other waits. is_full: it outgrew its pages
-    or the longest context, and gets no more trees.
+    pending: rows whose states wait. newest: that of the last row computed, which is computed again where no other
+    waits. is_full: it outgrew its pages or the longest context, and gets no more trees.
     """
 
     number: int
@@ -32,13 +32,9 @@ class PagedSession:
     length: int = 0
     pages: list[int] = field(default_factory=list)
     waiting: deque[torch.Tensor] = field(default_factory=deque)
+    pending: int = 0
     newest: torch.Tensor | None = None
     is_full: bool = False
-
-    @property
-    def pending(self) -> int:
-        """Rows whose states are there and that are not computed."""
-        return sum(len(states) for states in self.waiting)
 
     @property
     def is_complete(self) -> bool:
@@ -46,16 +42,27 @@ class PagedSession:
         rows = self.length + self.pending
         return 0 < rows == len(self.tokens) - 1 - self.begin
 
+    def add(self, states: torch.Tensor) -> None:
+        """The next rows' states have come."""
+        self.waiting.append(states)
+        self.pending += states.shape[0]
+
     def take(self, rows: int) -> list[torch.Tensor]:
         """The states of the next `rows` rows, which wait no longer."""
-        taken: list[torch.Tensor] = []
+        self.pending -= rows
+        if not self.pending:
+            taken = list(self.waiting)
+            self.waiting.clear()
+            return taken
+        taken = []
         while rows:
             piece = self.waiting.popleft()
-            if len(piece) > rows:
+            size = piece.shape[0]
+            if size > rows:
                 self.waiting.appendleft(piece[rows:])
-                piece = piece[:rows]
+                piece, size = piece[:rows], rows
             taken.append(piece)
-            rows -= len(piece)
+            rows -= size
         return taken
 
 
@@ -95,17 +102,19 @@ class PagedSessions:
             self._free_lines.append(session.line)
 
     def take_rows(
-        self, draft: DraftRound, session: PagedSession, rows: int
+        self, draft: DraftRound, session: PagedSession, rows: int, max_nodes: int = 0, max_depth: int = 0
     ) -> tuple[RoundItem, list[torch.Tensor]] | None:
         """The session's next `rows` rows of text with their states; the last one again where rows is 0.
 
-        They count as computed. None where there is no room for them: the session is full then.
+        They count as computed, and a tree within the limits hangs below the last. None where there is no room for them:
+        the session is full then.
         """
         again = rows == 0
         first = session.length - again
         if not self._reserve(draft, session, first + rows + again):
             session.is_full = True
             session.waiting.clear()
+            session.pending = 0
             return None
         if again:
             assert session.newest is not None
@@ -116,7 +125,7 @@ class PagedSessions:
         session.length = first + rows + again
         position = session.begin + first
         tokens = session.tokens[position + 1 : position + 1 + rows + again]
-        return RoundItem(session.line, first, position, tokens), states
+        return RoundItem(session.line, first, position, tokens, max_nodes, max_depth), states
 
     def _reserve(self, draft: DraftRound, session: PagedSession, length: int) -> bool:
         """Give the session pages for `length` rows."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from operator import lt
 
 MAX_ROWS = 64
 """Rows of the largest tree a verify step takes, the root included."""
@@ -30,6 +32,8 @@ class TokenTree:
     """of `depths`, once they are known"""
     _depth: int | None = field(default=None, init=False, repr=False, compare=False)
     """of `depth`, once it is known"""
+    _largest: int | None = field(default=None, init=False, repr=False, compare=False)
+    """the largest token id, once the lists have been found to be in order"""
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> TokenTree:
@@ -94,19 +98,32 @@ class TokenTree:
 
         `max_nodes` counts nodes without the root.
         """
-        if len(self.token_ids) != len(self.parents):
-            raise InvalidTreeError(f"{len(self.token_ids)} token_ids but {len(self.parents)} parents")
-        if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
-            raise InvalidTreeError(f"{len(self.token_ids)} token_ids but {len(self.log_probs)} log_probs")
+        largest = self._check_lists() if self._largest is None else self._largest
         if len(self.token_ids) > max_nodes:
             raise InvalidTreeError(f"{len(self.token_ids)} nodes, limit {max_nodes}")
-        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if not -1 <= parent < node:
-                raise InvalidTreeError(f"parents[{node}] is {parent}, must be from -1 to {node - 1}")
-            if not 0 <= token < vocab_size:
-                raise InvalidTreeError(f"token_ids[{node}] is {token}, vocabulary has {vocab_size}")
+        if largest >= vocab_size:
+            node = next(node for node, token in enumerate(self.token_ids) if token >= vocab_size)
+            raise InvalidTreeError(f"token_ids[{node}] is {self.token_ids[node]}, vocabulary has {vocab_size}")
         if self.depth > max_depth:
             raise InvalidTreeError(f"depth {self.depth}, limit {max_depth}")
+
+    def _check_lists(self) -> int:
+        """What `validate` asks of a tree whatever the limits. Returns the largest token id, -1 without nodes."""
+        ids, parents = self.token_ids, self.parents
+        if len(ids) != len(parents):
+            raise InvalidTreeError(f"{len(ids)} token_ids but {len(parents)} parents")
+        if self.log_probs is not None and len(self.log_probs) != len(ids):
+            raise InvalidTreeError(f"{len(ids)} token_ids but {len(self.log_probs)} log_probs")
+        if not (all(map(lt, parents, count())) and min(parents, default=-1) >= -1):
+            node = next(node for node, parent in enumerate(parents) if not -1 <= parent < node)
+            raise InvalidTreeError(f"parents[{node}] is {parents[node]}, must be from -1 to {node - 1}")
+        if min(ids, default=0) < 0:
+            node = next(node for node, token in enumerate(ids) if token < 0)
+            raise InvalidTreeError(f"token_ids[{node}] is {ids[node]}, must be 0 or more")
+        largest = max(ids, default=-1)
+        if {type(ids), type(parents)} == {tuple}:  # which nobody changes afterwards
+            object.__setattr__(self, "_largest", largest)
+        return largest
 
     def walk(self, root_token: int, node_tokens: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Follow sampled tokens from the root: sample, then match.

@@ -6,7 +6,6 @@ A round computes the latest rows of text of all its sessions, then level after l
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter, sleep
@@ -150,7 +149,7 @@ class DraftRound:
     def _send(self, bucket: RoundBucket, items: Sequence[RoundItem]) -> None:
         """Queue the copy of a plan, and of the changes of the tables noted since the last one."""
         layout, host, _ = self._laid_out(bucket)
-        layout.pack(items, self._pages, host)
+        layout.pack(items, self._pages, self._host_words)
         changes = self._tables.take_changes(len(host.updates))
         host.updates[: len(changes)] = changes
         host.updates[len(changes) :] = -1
@@ -258,7 +257,7 @@ class DraftRound:
         """A bucket's layout with its arrays on the host and on the device."""
         if bucket not in self._layouts:
             layout = RoundLayout(bucket, self.forward.shape, self.limits)
-            self._layouts[bucket] = layout, layout.views(self._host_plan.numpy()), layout.views(self._plan)
+            self._layouts[bucket] = layout, layout.views(self._host_words), layout.views(self._plan)
         return self._layouts[bucket]
 
     def _allocate(self, chain_rows: int, rope_theta: float, rope_scaling: Llama3Scaling | None) -> None:
@@ -281,6 +280,7 @@ class DraftRound:
         words = max(RoundLayout(bucket, shape, limits).words for bucket in self._buckets.all())
         self._plan = torch.zeros(words, dtype=torch.int32, device=device)
         self._host_plan = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
+        self._host_words = self._host_plan.numpy()
         self._result = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self._result_words = self._result.numpy()
 
@@ -314,11 +314,11 @@ class RoundTicket:
         """A tree a session. To be called before anything else is queued."""
         if self._done is not None:
             self._done.synchronize()
-        return [_tree(words) for words in self._words.tolist()]
+        scores = self._words[:, LOG_PROBS:].view(np.float32).tolist()
+        return [_tree(words, each) for words, each in zip(self._words.tolist(), scores, strict=True)]
 
 
-def _tree(words: list[int]) -> TokenTree:
-    """A tree of the TREE_WIDTH words of a line of `DraftTrees.result`."""
+def _tree(words: list[int], log_probs: list[float]) -> TokenTree:
+    """A tree of the TREE_WIDTH words of a line of `DraftTrees.result`, and the last of them as log-probabilities."""
     count = words[COUNT]
-    log_probs = struct.unpack(f"{count}f", struct.pack(f"{count}i", *words[LOG_PROBS : LOG_PROBS + count]))
-    return TokenTree(tuple(words[:count]), tuple(words[PARENTS : PARENTS + count]), log_probs)
+    return TokenTree(tuple(words[:count]), tuple(words[PARENTS : PARENTS + count]), tuple(log_probs[:count]))

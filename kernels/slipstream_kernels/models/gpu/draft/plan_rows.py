@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_kernels.jit import kernel
+from slipstream_kernels.models.gpu.plan_kernels import pack_segments
 
 Int32 = npt.NDArray[np.int32]
 
@@ -85,3 +86,67 @@ def lay_nodes(
             for level in range(len(positions)):
                 positions[level, row] = last + 1 + level
                 choices[level, row] = last + level + shift
+
+
+@kernel
+def pack_round(
+    items: Int32,
+    token_ids: Int32,
+    page_table: Int32,
+    page_size: int,
+    shift: int,
+    width: int,
+    segment_rows: int,
+    splits: Int32,
+    block: int,
+    places: Int32,
+    words: Int32,
+) -> None:
+    """Write the arrays of a round into `words`, padded: all of `RoundArrays` but updates and tiles, in one call.
+
+    `token_ids` of all items' rows. `segment_rows`, `splits`, `block`: of `pack_segments`. `places` [fields, 2]: first
+    word and number of words of each array, in the order of the fields.
+    """
+    ids = _place(words, places, 1)
+    ids[: len(token_ids)] = token_ids
+    ids[len(token_ids) :] = 0
+    positions, write_slots = _place(words, places, 2), _place(words, places, 3)
+    lay_rows(items, page_table, page_size, positions, write_slots, _place(words, places, 4))
+    prefix_lengths, parents = _place(words, places, 6), _place(words, places, 7)
+    lay_chains(items, prefix_lengths, parents, _place(words, places, 8), _place(words, places, 12))
+    spans = np.empty((len(items), 4), np.int32)
+    row = 0
+    for item in range(len(items)):
+        spans[item, 0], spans[item, 1] = row, items[item, ROWS]
+        spans[item, 2], spans[item, 3] = items[item, LINE], items[item, CACHED]
+        row += items[item, ROWS]
+    _segment(spans, segment_rows, splits, block, places, 9, words)
+    limits = _place(words, places, 16).reshape(-1, 2)
+    roots, lines = _place(words, places, 13), _place(words, places, 14)
+    lay_roots(items, shift, roots, lines, _place(words, places, 15), limits)
+    nodes = _place(words, places, 19)
+    if places[17, 1] == 0:
+        return
+    node_positions = _place(words, places, 17).reshape(-1, len(nodes))
+    choices = _place(words, places, 18).reshape(-1, len(nodes))
+    lay_nodes(items, width, shift, node_positions, choices, nodes, _place(words, places, 20))
+    for item in range(len(items)):
+        spans[item, 0], spans[item, 1] = item * width, width
+        spans[item, 3] = items[item, CACHED] + items[item, ROWS]
+    _segment(spans, segment_rows, splits, block, places, 21, words)
+
+
+@kernel
+def _segment(
+    spans: Int32, segment_rows: int, splits: Int32, block: int, places: Int32, first: int, words: Int32
+) -> None:
+    """Cut spans into segments; the rows, the segments and their offsets are fields from `first` on."""
+    segments = _place(words, places, first + 1).reshape(-1, 4)
+    rows, offsets = _place(words, places, first), _place(words, places, first + 2)
+    pack_segments(spans, segment_rows, splits, block, rows, segments, offsets)
+
+
+@kernel
+def _place(words: Int32, places: Int32, field: int) -> Int32:
+    first = places[field, 0]
+    return words[first : first + places[field, 1]]

@@ -14,7 +14,6 @@ from slipstream_kernels.models.gpu.draft import plan_rows
 from slipstream_kernels.models.gpu.draft.draft_forward import DraftShape
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket
-from slipstream_kernels.models.gpu.plan_kernels import pack_segments
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
@@ -100,6 +99,7 @@ class RoundLayout:
             self._offsets[name] = end
             end += -(-prod(size) // _ALIGNMENT) * _ALIGNMENT
         self.words = end
+        self._places = np.array([(first, prod(self._shapes[name])) for name, first in self._offsets.items()], np.int32)
 
     def views(self, block: Any) -> RoundArrays[Any]:
         """The arrays within a block of at least `words` words, a tensor or a numpy array."""
@@ -110,41 +110,32 @@ class RoundLayout:
             }
         )
 
-    def pack(self, items: Sequence[RoundItem], page_table: Int32, host: RoundArrays[Int32]) -> None:
-        """Fill all arrays of `host` but the updates. page_table: int32 [lines, pages]."""
+    def pack(self, items: Sequence[RoundItem], page_table: Int32, words: Int32) -> None:
+        """Fill all arrays but the updates, which lie in `words`. page_table: int32 [lines, pages]."""
         table = np.array(
             [(i.line, i.cached, i.position, len(i.token_ids), i.max_nodes, i.max_depth) for i in items], np.int32
         ).reshape(-1, 6)
-        tokens = [token for item in items for token in item.token_ids]
-        host.token_ids[: len(tokens)] = tokens
-        host.token_ids[len(tokens) :] = 0
-        plan_rows.lay_rows(table, page_table, PAGE_SIZE, host.positions, host.write_slots, host.lines)
+        tokens = np.array([token for item in items for token in item.token_ids], np.int32)
         if not self._bucket.levels:
+            host = self.views(words)
+            host.token_ids[: len(tokens)] = tokens
+            host.token_ids[len(tokens) :] = 0
+            plan_rows.lay_rows(table, page_table, PAGE_SIZE, host.positions, host.write_slots, host.lines)
             self._lay_tiles(table, host.tiles)
             return
-        plan_rows.lay_chains(table, host.prefix_lengths, host.parents, host.root_rows, host.last_rows)
-        spans = np.empty((len(items), 4), np.int32)
-        spans[:, 1], spans[:, 2], spans[:, 3] = table[:, plan_rows.ROWS], table[:, 0], table[:, plan_rows.CACHED]
-        spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
-        self._lay_segments(spans, host.decode_rows, host.segments, host.item_offsets)
-        plan_rows.lay_roots(table, self._shift, host.roots, host.root_lines, host.root_positions, host.limits)
-        if self._bucket.levels > 1:
-            plan_rows.lay_nodes(
-                table,
-                self._width,
-                self._shift,
-                host.node_positions,
-                host.node_choices,
-                host.node_lines,
-                host.node_prefix_lengths,
-            )
-            spans[:, 3] += spans[:, 1]
-            spans[:, 1] = self._width
-            spans[:, 0] = np.arange(len(items)) * self._width
-            self._lay_segments(spans, host.node_decode_rows, host.node_segments, host.node_item_offsets)
-
-    def _lay_segments(self, spans: Int32, decode_rows: Int32, segments: Int32, item_offsets: Int32) -> None:
-        pack_segments(spans, self._segment_rows, self._splits, BLOCK, decode_rows, segments, item_offsets)
+        plan_rows.pack_round(
+            table,
+            tokens,
+            page_table,
+            PAGE_SIZE,
+            self._shift,
+            self._width,
+            self._segment_rows,
+            self._splits,
+            BLOCK,
+            self._places,
+            words,
+        )
 
     def _lay_tiles(self, table: Int32, target: Int32) -> None:
         tiles: list[tuple[int, int, int, int]] = []

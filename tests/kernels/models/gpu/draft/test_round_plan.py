@@ -14,9 +14,9 @@ PAGES = np.array([[7, 8, 9, 0, 0], [3, 2, 1, 5, 4], [20, 21, 22, 0, 0], [30, 31,
 
 def packed(bucket, items):
     layout = RoundLayout(bucket, HEAD, LIMITS)
-    arrays = layout.views(np.full(layout.words, 99, np.int32))
-    layout.pack(items, PAGES, arrays)
-    return arrays
+    words = np.full(layout.words, 99, np.int32)
+    layout.pack(items, PAGES, words)
+    return layout.views(words)
 
 
 def test_a_round():
