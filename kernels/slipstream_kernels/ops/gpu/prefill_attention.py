@@ -34,8 +34,8 @@ PREFILL_COLUMNS = 64
 STAGES = 5
 """Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
 
-PROGRAMS = 256
-"""About as many as an H200 runs at a time."""
+PROGRAMS = 96
+"""As many keep the memory of an H200 busy; twice its 132 multiprocessors run at a time."""
 
 _BLOCK = tl.constexpr(BLOCK)
 
