@@ -13,7 +13,7 @@ from support.cluster import Cluster
 from support.second_draft import PYTHON_PATH, draft_service, drafters_at
 
 STREAMS = 6
-TOKENS = 900
+TOKENS = 450
 OLD = "guess=support.proposers:random_tree"
 
 
