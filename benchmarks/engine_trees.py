@@ -44,6 +44,9 @@ class LocalTrees:
     def begin(self, opening: Opening) -> None:
         self._requests[opening.key] = _Request(opening, list(opening.token_ids))
 
+    def listens(self) -> bool:
+        return True
+
     def commit(self, commits: Sequence[Committed]) -> None:
         for each in commits:
             request = self._requests[each.key]
@@ -92,6 +95,9 @@ class TreesByName:
     def begin(self, opening: Opening) -> None:
         source = self._chosen[opening.key] = self._sources[opening.proposer]
         source.begin(opening)
+
+    def listens(self) -> bool:
+        return True
 
     def commit(self, commits: Sequence[Committed]) -> None:
         for each in commits:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fault_services import Services
-from benchmarks.runner import REQUEST_SECONDS, Job
+from benchmarks.runner import REQUEST_SECONDS, STATE_SECONDS, Job
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 
@@ -25,7 +25,7 @@ NOT_OVER = sampling_pb2.FINISH_REASON_UNSPECIFIED
 class Section:
     """What came of the jobs, all at the same time: each one's tokens in the order of the jobs, and what it took.
 
-    `seconds` run from the first tokens to the last, `cpu_seconds` are those of the verify service's processor time.
+    `seconds` run from the first request to the last token, `cpu_seconds` are the verify service's of a processor.
     """
 
     answers: Sequence[tuple[int, ...]]
@@ -49,20 +49,21 @@ def section(services: Services, jobs: Sequence[Job]) -> Section:
     for number, job in enumerate(jobs):
         requests.put(_submit(number, job))
     messages: list[Any] = []
-    arrivals: list[float] = []
     left = len(jobs)
     with open_sync_channel(services.cluster.verify_address) as channel:
-        call = verify_pb2_grpc.VerifyServiceStub(channel).Session(iter(requests.get, None), timeout=REQUEST_SECONDS)
-        spent = services.verify_cpu_seconds()
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        stub.GetState(verify_pb2.GetStateRequest(), timeout=STATE_SECONDS)  # connects
+        spent, begun = services.verify_cpu_seconds(), time.perf_counter()
+        call = stub.Session(iter(requests.get, None), timeout=REQUEST_SECONDS)
         while left:
             message = next(call)
-            arrivals.append(time.perf_counter())
             messages.append(message)
             left -= sum(output.finish_reason != NOT_OVER for output in message.outputs)
+        seconds = time.perf_counter() - begun
         spent = services.verify_cpu_seconds() - spent
         requests.put(None)
     answers, failures = _read(messages, len(jobs))
-    return Section(answers, failures, arrivals[-1] - arrivals[0], spent)
+    return Section(answers, failures, seconds, spent)
 
 
 def spread_of(values: Sequence[float]) -> dict[str, Any]:

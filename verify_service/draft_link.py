@@ -186,6 +186,10 @@ class DraftLink:
             places = {place.slot.key: place for place in self._drafted(keys)}
             return [places[key].slot.hand_over() if key in places else () for key in keys]
 
+    def listens(self) -> bool:
+        """Always: what need not be told to drafters that hang, others hold back."""
+        return True
+
     def deaf(self) -> bool:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
         with self._changed:

@@ -63,6 +63,8 @@ class Drafting:
         self._crowded = False
         self._adaptive_pays = True
         self._foreseen: set[RequestKey] = set()
+        self._heard = True
+        """Whether the source took in the last step's tokens."""
 
     def begin(self, state: RequestState, history: FeatureHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
@@ -139,7 +141,7 @@ class Drafting:
 
     def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
-        if self._crowded:
+        if self._crowded or not self._heard:
             return []
         return [
             item.state.key
@@ -265,10 +267,15 @@ class Drafting:
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
         `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
         `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
+        A source that does not listen is told later, when it does, without the states.
         """
         self._crowded = self._step_nodes < running
         drafted = [entry for entry in progressed if entry[0].proposer]
         if not drafted:
+            return
+        if not self._listens():
+            for state, tokens in drafted:
+                state.untold += len(tokens)
             return
         nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
@@ -280,6 +287,8 @@ class Drafting:
             if depth > 0:
                 rows = min(state.max_nodes, nodes, 1 + self._width(state, depth))
             states = features.get(key)
+            if state.untold:
+                tokens, states, state.untold = tuple(state.tokens[-len(tokens) - state.untold :]), None, 0
             if states is not None:
                 states = states.of(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
@@ -288,6 +297,15 @@ class Drafting:
             self._trees.commit(commits)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to take a step's tokens")
+
+    def _listens(self) -> bool:
+        """Whether the source takes in what a step added; while it does not, nothing is done for it."""
+        try:
+            self._heard = self._trees.listens()
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("the tree source failed to say whether it listens")
+            self._heard = True
+        return self._heard
 
     def _depths(self, drafted: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> list[int]:
         """Depth of each request's next tree; 0 asks for none."""

@@ -26,6 +26,8 @@ LINGER_SECONDS = 30.0
 class Features:
     """Captures what is asked for, from the next step on; nothing is captured or kept while nobody asks.
 
+    While those who asked take nothing in nothing is captured either, but what is kept stays.
+
     All boundaries are captured together: what a step keeps does for everybody who asks.
     """
 
@@ -44,6 +46,7 @@ class Features:
         self._always = always
         self._clock = clock
         self._boundaries: tuple[int, ...] = ()
+        self._captured: tuple[int, ...] = ()
         self._asked_at = float("-inf")
         self._held: dict[ScheduledRows, FeatureRows] = {}
 
@@ -52,15 +55,17 @@ class Features:
         if self._taker is None:
             return
         boundaries = self._settled(self._taker)
-        if boundaries != self._boundaries:
-            self._boundaries = boundaries
+        captured = boundaries if self._always or not self._taker.deaf() else ()
+        if (boundaries, captured) != (self._boundaries, self._captured):
+            kept, self._boundaries, self._captured = self._boundaries, boundaries, captured
             try:
-                self._engine.capture(boundaries)
-                self._store.lay_out(boundaries)
-                _log.info("states are captured at boundaries %s", list(boundaries) or "none")
+                self._engine.capture(captured)
+                if boundaries != kept:
+                    self._store.lay_out(boundaries)
+                _log.info("states are captured at boundaries %s", list(captured) or "none")
             except Exception:  # noqa: BLE001 - states may cost speed and nothing else
-                _log.exception("states cannot be captured at boundaries %s", list(boundaries))
-        routes = self._routes(self._taker, items) if boundaries else {}
+                _log.exception("states cannot be captured at boundaries %s", list(captured))
+        routes = self._routes(self._taker, items) if captured else {}
         if routes:
             self._engine.direct(routes)
 

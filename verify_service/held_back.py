@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
@@ -27,19 +27,18 @@ class Link(TreeSource, ForesightSource, Protocol):
 class HeldBack:
     """The link as the verify loop sees it. Implements TreeSource and ForesightSource.
 
-    While all drafters hang, what steps commit is held back and told in one piece a request from time to time, without
-    hidden states. Until the last of it is told the link lags behind, so that no tree is taken from it. The first commit
-    after a drafter is heard, or another one attaches, brings it up to date.
+    While all drafters hang it does not listen, but once in a while. Then it asks them for trees of which nothing comes
+    but the notice that one goes on: steps that are launched ahead of the tokens ask for none. Until what was left out
+    is told the link lags behind, so that no tree is taken from it. The first commit after a drafter is heard, or
+    another one attaches, brings it up to date.
     """
 
-    __slots__ = ("_clock", "_held", "_holding", "_link", "_tokens", "_told_at")
+    __slots__ = ("_clock", "_lags", "_link", "_told_at")
 
     def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
-        self._held: list[Sequence[Committed]] = []
-        self._holding = False
-        self._tokens = 0
+        self._lags = False
         self._told_at = 0.0
 
     def known(self, name: str) -> bool:
@@ -49,51 +48,58 @@ class HeldBack:
         return self._link.default()
 
     def begin(self, opening: Opening) -> None:
-        self._tell()  # keys may be used again
         self._link.begin(opening)
 
+    def listens(self) -> bool:
+        if not self._link.deaf():
+            return True
+        now = self._clock()
+        if self._lags and now - self._told_at >= TOLD_SECONDS:
+            self._told_at = now
+            return True
+        if not self._lags:
+            self._lags, self._told_at = True, now
+        return False
+
     def commit(self, commits: Sequence[Committed]) -> None:
-        """Tell the link, or hold back."""
-        deaf = self._link.deaf()
-        if self._holding:
-            self._held.append(commits)
-            self._tokens += sum(len(committed.token_ids) for committed in commits)
-            if not deaf or self._tokens >= MOST_TOKENS or self._clock() - self._told_at >= TOLD_SECONDS:
-                self._tell()
-        else:
+        if not self._lags:
             self._link.commit(commits)
-            self._told_at = self._clock()
-        self._holding = deaf
+            return
+        self._lags = self._link.deaf()
+        if self._lags:
+            commits = [each._replace(max_nodes=2, max_depth=1) for each in commits]
+        for part in _parts(commits):
+            self._link.commit(part)
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
-        """None for all, without a wait, while anything may be held back."""
-        return [None] * len(wanted) if self._holding else self._link.collect(wanted)
+        """None for all, without a wait, while the link lags behind."""
+        return [None] * len(wanted) if self._lags else self._link.collect(wanted)
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
-        return not self._holding and self._link.expects(keys)
+        return not self._lags and self._link.expects(keys)
 
     def foresees(self, keys: Sequence[RequestKey]) -> bool:
-        return self._holding or self._link.foresees(keys)
+        return self._lags or self._link.foresees(keys)
 
     def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        return self._holding or self._link.await_prepared(keys, seconds)
+        return self._lags or self._link.await_prepared(keys, seconds)
 
     def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
-        """Nothing while anything may be held back."""
-        return [()] * len(keys) if self._holding else self._link.take_prepared(keys)
+        """Nothing while the link lags behind."""
+        return [()] * len(keys) if self._lags else self._link.take_prepared(keys)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         self._link.end(key, reason)
 
-    def _tell(self) -> None:
-        """Hand over what was held back, in the order of the requests' first commits."""
-        if not self._held:
-            return
-        newest: dict[RequestKey, Committed] = {}
-        tokens: dict[RequestKey, list[int]] = {}
-        for commits in self._held:
-            for committed in commits:
-                newest[committed.key] = committed
-                tokens.setdefault(committed.key, []).extend(committed.token_ids)
-        self._held, self._tokens, self._told_at = [], 0, self._clock()
-        self._link.commit([newest[key]._replace(token_ids=tuple(ids), features=None) for key, ids in tokens.items()])
+
+def _parts(commits: Sequence[Committed]) -> Iterator[list[Committed]]:
+    """All commits in order, in as few parts as hold no more than MOST_TOKENS, or one commit."""
+    part: list[Committed] = []
+    tokens = 0
+    for committed in commits:
+        if part and tokens + len(committed.token_ids) > MOST_TOKENS:
+            yield part
+            part, tokens = [], 0
+        part.append(committed)
+        tokens += len(committed.token_ids)
+    yield part

@@ -14,7 +14,7 @@ class RequestState:
     """Mutable state of one admitted request.
 
     `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
-    `spread` is how many more than these they decide at most.
+    `spread` is how many more than these they decide at most. `untold` of the last tokens its drafter has not been told.
     `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
     once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
     written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
@@ -43,6 +43,7 @@ class RequestState:
     begun: bool = False
     prefilled: bool = False
     wants_tree: bool = False
+    untold: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     seed_told: bool = False
     cached_tokens: int = 0

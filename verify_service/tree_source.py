@@ -85,6 +85,13 @@ class TreeSource(Protocol):
         """A request with a proposer starts. Called once a request; preemption is not seen here."""
         ...
 
+    def listens(self) -> bool:
+        """Whether anybody takes in what is committed now.
+
+        Where nobody does the commit may be left out; a request's next one then adds all that was not told of it.
+        """
+        ...
+
     def commit(self, commits: Sequence[Committed]) -> None:
         """What one verify step added to the requests that go on, in the order of their arrival."""
         ...
@@ -139,6 +146,10 @@ class ForesightSource(Protocol):
 class FeatureTaker(Protocol):
     """Whoever wants hidden states. Nothing raises or waits; used by the loop's thread."""
 
+    def deaf(self) -> bool:
+        """Whether nobody takes them in now."""
+        ...
+
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
         ...
@@ -163,6 +174,9 @@ class NoTrees:
 
     def begin(self, opening: Opening) -> None:
         return None
+
+    def listens(self) -> bool:
+        return True
 
     def commit(self, commits: Sequence[Committed]) -> None:
         return None

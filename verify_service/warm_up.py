@@ -49,6 +49,9 @@ class _FixedTree:
     def begin(self, opening: Opening) -> None:
         return None
 
+    def listens(self) -> bool:
+        return True
+
     def commit(self, commits: Sequence[Committed]) -> None:
         return None
 

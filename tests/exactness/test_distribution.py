@@ -45,6 +45,9 @@ class LikelyTrees:
     def begin(self, opening):
         self.outputs[opening.key] = ()
 
+    def listens(self):
+        return True
+
     def commit(self, commits):
         for each in commits:
             self.outputs[each.key] += each.token_ids

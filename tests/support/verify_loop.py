@@ -138,6 +138,9 @@ class ScriptedTrees:
         self.openings.append(opening)
         self.tokens[opening.key] = list(opening.token_ids)
 
+    def listens(self) -> bool:
+        return True
+
     def commit(self, commits: Sequence[Committed]) -> None:
         for committed in commits:
             self.tokens[committed.key].extend(committed.token_ids)

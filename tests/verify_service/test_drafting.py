@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
+from verify_service.feature_rows import FeatureRows
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.request import RequestKey, SamplingParams
@@ -158,6 +160,33 @@ def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     drafting_of(trees, memory, config).report([(state, (1,)), (other, (1,))], 2)
     assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
     assert (state.wants_tree, other.wants_tree) == (False, True)
+
+
+def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_their_states() -> None:
+    class Absent(Listener):
+        here = False
+
+        def listens(self) -> bool:
+            return self.here
+
+        def expects(self, keys: object) -> bool:
+            return True
+
+    trees = Absent()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    state.wants_tree = False
+    drafting = drafting_of(trees, memory, config)
+    features = {state.key: FeatureRows((1,), 9, np.zeros((1, 8), np.uint16))}
+    for trees.here, tokens in ((False, (1, 2)), (False, (3,)), (True, (4,)), (True, (5,))):
+        state.tokens.extend(tokens)
+        state.computed = len(state.tokens) - 1
+        drafting.report([(state, tokens)], 1, features)
+        assert state.wants_tree == trees.here
+        assert drafting.expects_trees([ScheduledRows(state, 1)]) == trees.here
+    assert [told.token_ids for told in trees.told] == [(1, 2, 3, 4), (5,)]
+    assert [told.features is None for told in trees.told] == [True, False]
 
 
 def test_the_trees_of_a_step_share_its_nodes() -> None:

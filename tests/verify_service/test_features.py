@@ -63,6 +63,7 @@ class Taker:
     def __init__(self, trees: ScriptedTrees, wanted: tuple[int, ...] = WANTED) -> None:
         self.trees = trees
         self.wanted = wanted
+        self.is_deaf = False
         self.received: dict[RequestKey, Received] = {}
 
     def __getattr__(self, name: str):
@@ -70,6 +71,9 @@ class Taker:
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         return self.wanted
+
+    def deaf(self) -> bool:
+        return self.is_deaf
 
     def begin(self, opening: Opening) -> None:
         self.trees.begin(opening)
@@ -254,6 +258,20 @@ def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
     taker = Failing(RandomTrees(model.config.vocab_size))
     with running_loop(model, config, taker, taker) as runner:
         assert [answer.token_ids for answer in runner.run(requests)] == plain
+
+
+def test_nothing_is_captured_for_drafters_that_hang_and_what_is_kept_stays() -> None:
+    engine, taker = Recorder(), Taker(RandomTrees(8), (2, 5))
+    store = FeatureStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
+    features = Features(engine, store, taker)
+    for taker.is_deaf in (False, True, True, False):
+        features.prepare()
+        assert store.boundaries == (2, 5)
+    assert engine.captured == [(2, 5), (), (2, 5)]
+    taker.is_deaf = True
+    always = Features(engine, store, taker, (2,))
+    always.prepare()
+    assert engine.captured[3:] == [(2, 5)], "the operator wants them kept"
 
 
 class Recorder:
