@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ from draft_service.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, Drafting, 
 from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
 from draft_service.proposers.base import CPU, Proposer
-from draft_service.records import Reply, ShareReply
+from draft_service.records import Record, Reply, ShareReply
 from draft_service.shm_exchange import ShmExchange
+from draft_service.stream_exchange import StreamFeed
 from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
@@ -35,6 +37,8 @@ _STEADY_S = 5.0
 """An attachment that lasted this long starts the back-off anew."""
 _MAX_UNSENT = 1024
 """Replies held for a verify service that does not read."""
+AWAKE_CPUS = 4
+"""So many must the process have to stay awake over a stream: two threads keep one each, and others have work to do."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class VerifyLink:
         "_reported",
         "_share",
         "_spin",
+        "_stays_awake",
         "_token",
         "_transport",
         "_transport_reason",
@@ -96,9 +101,10 @@ class VerifyLink:
         memory: Callable[[], DeviceMemory] = CudaMemory,
         spin: float = 0.0,
     ) -> None:
-        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange`."""
+        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange` and `StreamFeed`."""
         self._memory = memory
         self._spin = spin
+        self._stays_awake = bool(spin) and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
         self._address = address
         self._drafting = drafting
         self._worker = worker
@@ -226,17 +232,20 @@ class VerifyLink:
         """Run until either direction ends; raises why."""
         loop = asyncio.get_running_loop()
         outbox = Outbox(_MAX_UNSENT)
+        attachment = exchange.attachment
+        feed = StreamFeed(self._spin) if shared is None and self._stays_awake else None
 
         def send(replies: list[Reply]) -> None:
             loop.call_soon_threadsafe(outbox.put, replies)
+            if feed is not None:
+                feed.answered()
 
-        attachment = exchange.attachment
         if shared is None:
-            self._worker.attach(attachment, proposers, send)
+            self._worker.attach(attachment, proposers, send, feed)
         else:
             self._worker.attach(attachment, proposers, shared.send, shared)
-        reader = loop.create_task(self._read(exchange.call))
-        writer = loop.create_task(_write(exchange.call, outbox, attachment.replies_per_message))
+        reader = loop.create_task(self._read(exchange.call, self._worker.put if feed is None else feed.put))
+        writer = loop.create_task(_write(exchange.call, outbox, attachment.replies_per_message, feed))
         try:
             await asyncio.wait((reader, writer, exchange.failed), return_when=asyncio.FIRST_EXCEPTION)
             for task in (exchange.failed, reader, writer):
@@ -250,10 +259,11 @@ class VerifyLink:
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _read(self, call: Any) -> NoReturn:
-        """Hand records to the worker; raises why the exchange has ended."""
+    @staticmethod
+    async def _read(call: Any, put: Callable[[Sequence[Record]], None]) -> NoReturn:
+        """Hand records over; raises why the exchange has ended."""
         while (message := await call.read()) is not grpc.aio.EOF:
-            self._worker.put(codec.decode_commands(message))
+            put(codec.decode_commands(message))
         status = await call.code()
         if status is not grpc.StatusCode.OK:
             raise UnavailableError(f"{status.name}: {await call.details()}")
@@ -314,12 +324,17 @@ def _in_loop(failed: asyncio.Future[NoReturn]) -> Callable[[SlipstreamError], No
     return tell
 
 
-async def _write(call: Any, outbox: Outbox, most: int) -> None:
-    """Send what waits, at most `most` replies a message. Returns when the call is over: its status says why."""
+async def _write(call: Any, outbox: Outbox, most: int, feed: StreamFeed | None) -> None:
+    """Send what waits, at most `most` replies a message. Returns when the call is over: its status says why.
+
+    With a feed the event loop is awake for what comes next.
+    """
     with suppress(grpc.RpcError, asyncio.InvalidStateError):
         while True:
             replies = await outbox.take(most)
             await call.write(codec.encode_replies(replies))
+            if feed is not None:
+                await feed.look_out(outbox)
 
 
 async def _say_farewell(call: Any, reader: asyncio.Task[NoReturn]) -> None:

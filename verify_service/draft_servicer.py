@@ -14,6 +14,7 @@ from slipstream.rpc.server import abort
 from verify_service.attachments import OPEN_SECONDS, Attachment
 from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
 from verify_service.draft_link import DraftLink
+from verify_service.transports import StreamTransport
 
 SERVICE = "slipstream.v1.DraftLinkService"
 EPOCH_KEY = "slipstream-epoch"
@@ -95,17 +96,24 @@ class DraftLinkServicer:
         woken: asyncio.Event,
     ) -> None:
         """Run both directions; return when the drafter has half-closed, raise what ends either."""
+        transport = attachment.transport
+        stream = transport if isinstance(transport, StreamTransport) else None
 
         async def receive() -> None:
             async for request in requests:
                 link.receive(attachment, decode_replies(request, attachment.slots.size), len(request))
+                if stream is not None:
+                    stream.heard()
 
-        async def send() -> None:
+        async def send(stream: StreamTransport) -> None:
             while True:
                 await woken.wait()
                 woken.clear()
                 while records := link.take(attachment):
                     await context.write(encode_commands(records))
+                # A step waits, awake, for what this thread reads, which does not sleep either.
+                while stream.awaited and not woken.is_set():  # noqa: ASYNC110 - not to sleep is the purpose
+                    await asyncio.sleep(0)
 
         async def tend() -> None:
             while True:
@@ -115,8 +123,7 @@ class DraftLinkServicer:
                 woken.clear()
                 link.tend(attachment)
 
-        polled = attachment.transport is not None and attachment.transport.polled
-        tasks = (asyncio.create_task(receive()), asyncio.create_task(tend() if polled else send()))
+        tasks = (asyncio.create_task(receive()), asyncio.create_task(tend() if stream is None else send(stream)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from slipstream_kernels.exchange.alarm import Alarm
 from verify_service.draft_records import Reply
 from verify_service.outbox import Outbox
 
@@ -25,7 +26,7 @@ class Transport(Protocol):
 
     @property
     def polled(self) -> bool:
-        """Whether records are picked up by `receive`; otherwise the Exchange's task hands them to the link."""
+        """Whether `wait` tells when something has arrived; otherwise the link itself is told."""
         ...
 
     def send(self, outbox: Outbox) -> None:
@@ -61,15 +62,33 @@ class Transport(Protocol):
 
 
 class StreamTransport:
-    """`grpc`: the Exchange's task takes records from the outbox and hands over what it reads."""
+    """`grpc`: the Exchange's task takes records from the outbox and hands over what it reads.
 
-    __slots__ = ("_wake",)
+    With an alarm a step's thread waits awake for `spin` seconds. `heard` tells it that something was handed over.
+    """
+
+    __slots__ = ("_alarm", "_spin", "_wake")
 
     name = "grpc"
-    polled = False
 
-    def __init__(self, wake: Wake) -> None:
+    def __init__(self, wake: Wake, alarm: Alarm | None = None, *, spin: float = 0.0) -> None:
         self._wake = wake
+        self._alarm = alarm
+        self._spin = spin
+
+    @property
+    def polled(self) -> bool:
+        return self._alarm is not None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a step's thread is awake for what comes, and needs no interpreter meanwhile."""
+        return self._alarm is not None and self._alarm.awaited
+
+    def heard(self) -> None:
+        """The link has what has come."""
+        if self._alarm is not None:
+            self._alarm.ring(give_way=True)
 
     def send(self, outbox: Outbox) -> None:
         self._wake()
@@ -82,10 +101,13 @@ class StreamTransport:
 
     @property
     def position(self) -> int:
-        return 0
+        return 0 if self._alarm is None else self._alarm.position
 
     def wait(self, seconds: float, position: int) -> None:
-        return None
+        if self._alarm is not None:
+            self._alarm.wait(position, seconds, awake=self._spin)
 
     def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.ring(give_way=False)
         self._wake()
