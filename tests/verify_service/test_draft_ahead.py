@@ -248,3 +248,59 @@ def test_the_fan_out_is_bounded_and_stated() -> None:
             assert slot_of(link).max_ahead == MAX_AHEAD
 
     run(scenario)
+
+
+def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right() -> None:
+    async def scenario() -> None:
+        async with drafted() as (link, drafter):
+            assert link.foresees([KEY])
+            await drafter.send(tree_reply(stamp(drafter), [20, 21], [-1, 0], tree_id=1))
+            await settled(link, lambda: slot_of(link).tree is not None)
+            assert await collect(link) == TokenTree.chain([20, 21])
+            assert not await asyncio.to_thread(link.await_prepared, [KEY], 0.01)
+            await drafter.send(
+                ahead(drafter, 3, 50, (1, 1), [51], 2),
+                ahead(drafter, 2, 50, (1, 0), [52], 3),
+                ahead(drafter, 1, 50, (0, -1), [53], 4),
+            )
+            assert await asyncio.to_thread(link.await_prepared, [KEY], 60.0), "at once: no more are kept"
+            (prepared,) = link.take_prepared([KEY])
+            assert [(each.path, each.token) for each in prepared] == [((20, 21), 50), ((20,), 50), ((), 50)]
+            await drafter.send(ahead(drafter, 2, 51, (1, 0), [54], 5))
+            await settled(link, lambda: tally(link).ahead_late == 1)
+            link.commit([Committed(KEY, (20, 50), 6, 8, 4, None, prepared[1].tree)])
+            *_, commit = await drafter.wait_for("open", "commit", "commit")
+            assert commit.tree_id == 3
+            assert (slot_of(link).given, slot_of(link).given_id) == (TokenTree.chain([52]), 3)
+            assert tally(link) == Tally(
+                hits=2, late=1, drafted=2, accepted=1, ahead_hits=1, ahead_misses=1, ahead_late=1
+            )
+            link.commit([Committed(KEY, (52, 60), 8, 8, 4)])
+            assert (tally(link).drafted, tally(link).accepted) == (3, 2)
+
+    run(scenario)
+
+
+def test_who_is_waited_for_is_not_begun_without() -> None:
+    async def scenario() -> None:
+        async with drafted(draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT) as (link, _):
+            assert not link.foresees([KEY])
+        async with drafted(lockstep=True) as (link, _):
+            assert not link.foresees([KEY])
+
+    run(scenario)
+
+
+def test_steps_that_begin_without_any_tree_end_the_patience_with_a_drafter() -> None:
+    async def scenario() -> None:
+        async with drafted() as (link, _):
+            for length in range(5, 8):
+                assert link.expects([KEY])
+                assert link.take_prepared([KEY]) == [[]]
+                link.commit([Committed(KEY, (40,), length, 8, 4)])
+            assert not link.expects([KEY])
+            assert link.foresees([KEY])
+            assert await asyncio.to_thread(link.await_prepared, [KEY], 60.0), "nobody is left to wait for"
+            assert link.take_prepared([KEY]) == [()]
+
+    run(scenario)

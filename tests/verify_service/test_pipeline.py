@@ -16,7 +16,7 @@ from verify_service.node_budget import NodeBudget, RowCosts
 from verify_service.pipeline import Pipeline
 from verify_service.request import SamplingParams
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduler import Choice, ScheduledRows
 from verify_service.step_engine import Decision, Launched
 from verify_service.tree_source import NoTrees, TreeSource
 from verify_service.verifier import Walk
@@ -31,6 +31,7 @@ class Scripted:
         self.lookahead = lookahead
         self.journal: list[str] = []
         self.failing = False
+        self.chooses = True
 
     def launch(self, items: Sequence[ScheduledRows]) -> Launched:
         if self.failing:
@@ -185,3 +186,42 @@ def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyP
     pipeline.launch(row(state))
     now = 101.5
     assert pipeline.decide(pipeline.next())[1] == 1.5
+
+
+class Foreseeing(Attached):
+    """Whose trees are there before they are due."""
+
+    def foresees(self, keys: object) -> bool:
+        return self.expecting
+
+
+def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> None:
+    trees = Foreseeing()
+    engine = Scripted(1)
+    budget = NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)]))
+    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget, trees)
+    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    state = decoding(trees)
+    assert not pipeline.open_to_choices
+    tree = TokenTree.chain([7, 8])
+    pipeline.launch([ScheduledRows(state, 1, tree)])
+    assert (pipeline.open, pipeline.open_to_choices) == (False, True)
+    assert pipeline.spare_seconds() is None
+    trees.expecting = False
+    assert not pipeline.open_to_choices
+    trees.expecting = True
+    engine.chooses = False
+    assert not pipeline.open_to_choices
+    engine.chooses = True
+
+    assert (state.length, state.spread) == (8, 2)
+    item = ScheduledRows(state, 1, choices=(Choice(-1, 7, TokenTree.chain([1, 2, 3])),), unsettled=True)
+    pipeline.launch([item])
+    assert not pipeline.open_to_choices
+    assert (state.length, state.computed, state.spread) == (9, 8, 5)
+    assert pipeline.under_way == {state: item}
+    pipeline.decide(pipeline.next())
+    assert (item.tree, item.first, state.spread) == (TokenTree.chain([1, 2, 3]), 7, 3)
+    pipeline.decide(pipeline.next())
+    assert (state.pending, state.spread, pipeline.under_way) == (0, 0, {})
+    assert pipeline.open

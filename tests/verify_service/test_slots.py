@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_records import NO_NODE, Offer, ParentNode, TreeReply
 from verify_service.request import RequestKey
@@ -124,3 +126,61 @@ def test_a_plain_step_leads_to_what_supposed_no_node() -> None:
     slot.settle((10,))
     slot.stand_at(6, 10, 8, 4, OFFER)
     assert slot.tree == TokenTree.chain([20, 21, 22])
+
+
+def handed_over() -> Slot:
+    """Its step's ends are 10 -> 11 with 6, and 5 without any node; one that cannot come, and two of other lengths."""
+    slot = ahead_slot(max_ahead=5)
+    wrong = [ahead(slot, 3, 6, 70, 2), ahead(slot, 4, 6, 70, 1), ahead(slot, 2, 6, 70, 9)]
+    for reply in (ahead(slot, 3, 6, 70, 1, 30), ahead(slot, 1, 5, 70, -1, 40), *wrong):
+        slot.hold(reply)
+    prepared = slot.hand_over()
+    assert [(each.path, each.token, each.tree.token_ids) for each in prepared] == [
+        ((10, 11), 6, (30, 31, 32)),
+        ((), 5, (40, 41, 42)),
+    ]
+    return slot
+
+
+def test_what_comes_after_the_trees_ahead_were_handed_over_is_late() -> None:
+    slot = handed_over()
+    late = ahead(slot, 1, 7, 70, -1)
+    assert not slot.may_hold(late)
+    assert slot.too_late(late)
+    assert not slot.too_late(ahead(slot, 1, 7, 71, 0)), "which no step leads to, late or not"
+    slot.settle((10, 11, 6))
+    slot.stand_at(8, 6, 8, 4, OFFER)
+    assert slot.may_hold(ahead(slot, 1, 7, 130, -1))
+
+
+def test_the_step_under_way_has_what_it_was_given_of_the_trees_handed_over() -> None:
+    slot = handed_over()
+    slot.settle((10, 11, 6))
+    slot.stand_at(8, 6, 8, 4, OFFER)
+    slot.begin(TokenTree.chain([30]))
+    slot.count()
+    assert (slot.tree_id, slot.given, slot.given_id) == (130, TokenTree.chain([30]), 130)
+    assert (slot.tally.hits, slot.tally.ahead_hits, slot.tally.ahead_misses) == (1, 1, 0)
+    slot.settle((30, 9))
+    assert slot.origin == ParentNode(130, 0)
+
+
+@pytest.mark.parametrize(("tokens", "tree"), [((10, 11, 6), None), ((10, 4), None), ((10, 4), TokenTree.chain([30]))])
+def test_a_step_without_a_tree_or_with_one_that_was_not_handed_over_is_plain(
+    tokens: tuple[int, ...], tree: TokenTree | None
+) -> None:
+    slot = handed_over()
+    slot.settle(tokens)
+    slot.stand_at(5 + len(tokens), tokens[-1], 8, 4, OFFER)
+    slot.begin(tree)
+    slot.count()
+    assert (slot.tree_id, slot.given, slot.tally.ahead_hits, slot.tally.ahead_misses) == (0, None, 0, 1)
+    assert slot.may_hold(ahead(slot, 1, 7, 0, -1))
+
+
+def test_of_equal_siblings_the_first_is_the_end_of_a_path() -> None:
+    slot = ahead_slot()
+    slot.put(TreeReply(slot.stamp, TokenTree((10, 10), (-1, -1)), tree_id=71))
+    slot.give()
+    slot.hold(ahead(slot, 2, 6, 71, 1))
+    assert slot.hand_over() == []
