@@ -84,6 +84,7 @@ class InMemory:
     hidden_size: int = SHAPE.hidden_size
     fails_at: int = -1
     reads: int = field(default=0, init=False)
+    readers: int = 1
 
     @property
     def fingerprint(self) -> str:

@@ -24,6 +24,8 @@ VERSION: Final = 1
 class FeatureSet:
     """A FeatureSource over a folder of features."""
 
+    readers: Final = 4
+
     def __init__(self, folder: Path, model: Path | None = None) -> None:
         """`model`: the target's folder, if it is not where it was. DamagedError where something is missing."""
         index = read_index(folder)
@@ -88,11 +90,14 @@ class _ShardReader:
         if not path.is_file() or path.stat().st_size != size:
             raise DamagedError(f"{path} is not what was written")
         try:
-            self._file = _opened(path)
-            metadata = self._file.metadata()
+            file = _opened(path)
+            metadata = file.metadata()
             self._names: list[tuple[str, int, str]] = json.loads(metadata["sequences"])
             self._recorded = frozenset[int](json.loads(metadata.get("recorded", "[]")))
-            self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
+            self._offsets: list[int] = file.get_tensor("offsets").tolist()
+            self._tensors: dict[str, torch.Tensor] = {
+                name: file.get_tensor(name) for name in ("token_ids", "produced", "states")
+            }
         except (SafetensorError, KeyError, ValueError) as error:
             raise DamagedError(f"{path}: {error}") from error
 
@@ -101,12 +106,12 @@ class _ShardReader:
         return [end - start for start, end in zip(self._offsets, self._offsets[1:], strict=False)]
 
     def tokens(self, place: int) -> TokenSequence:
-        token_ids, produced = self._rows("token_ids", place).long(), self._rows("produced", place).clone()
+        token_ids, produced = self._rows("token_ids", place).long(), self._rows("produced", place)
         return TokenSequence(*self._names[place], token_ids, produced, place in self._recorded)
 
     def states(self, place: int) -> torch.Tensor:
         return self._rows("states", place)
 
     def _rows(self, name: str, place: int) -> torch.Tensor:
-        rows: torch.Tensor = self._file.get_slice(name)[self._offsets[place] : self._offsets[place + 1]]
-        return rows
+        """They lie in the file."""
+        return self._tensors[name][self._offsets[place] : self._offsets[place + 1]]

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Final
 
 from training.durable import MismatchError
 from training.features.dataset import FeatureSet
@@ -17,6 +18,8 @@ from training.features.texts import checked_index
 
 class JoinedFeatures:
     """A FeatureSource over one or more folders of features of one target, whose first names where the target is."""
+
+    readers: Final = FeatureSet.readers
 
     def __init__(self, sets: Sequence[FeatureSet]) -> None:
         """MismatchError, naming a folder, for one of another target or other boundaries than the first."""

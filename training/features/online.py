@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ class OnlineFeatures:
     The states equal those of a `FeatureSet` of the same answers, settings and kind of device, bit for bit, and so
     does the fingerprint.
     """
+
+    readers: Final = 1
 
     def __init__(self, answers: Sequence[Path], model: Path, settings: FeatureSettings, machine: Machine) -> None:
         """Loads the target.

@@ -70,6 +70,11 @@ class FeatureSource(Protocol):
         ...
 
     @property
+    def readers(self) -> int:
+        """How many threads may read at once, with profit."""
+        ...
+
+    @property
     def lengths(self) -> Sequence[int]:
         """Tokens of each sequence; costs no pass of the target."""
         ...

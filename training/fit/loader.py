@@ -1,4 +1,4 @@
-"""Reads what steps compute with, ahead of them: rows are put together and brought to the device by another thread."""
+"""Reads what steps compute with, ahead of them: rows are put together and brought to the device by other threads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from training.fit.batch import Batch, Frame, collate
 from training.fit.parallel import World
 from training.fit.settings import FitSettings
 
-AHEAD = 4
-"""Steps whose rows may wait for their turn."""
+AHEAD = 3
+"""Steps whose rows may wait for their turn, beside those that are being read."""
 
 Job = tuple[Sequence[Sequence[int]], np.ndarray]
 """Rows of a step, by the indices of their sequences, and how many positions count at each unroll step in all of it."""
@@ -48,7 +48,7 @@ class Share:
 
 
 class Loader:
-    """Reads the rows of steps up to AHEAD steps before they are asked for, in a thread and a stream of its own."""
+    """Reads the rows of steps before they are asked for, in threads and a stream of its own."""
 
     def __init__(self, source: FeatureSource, settings: FitSettings, world: World, frame: Frame | None = None) -> None:
         """frame: of all batches, where they are to have one."""
@@ -58,16 +58,16 @@ class Loader:
 
     def shares(self, jobs: Iterable[Job]) -> Iterator[Share]:
         """This process's share of each."""
-        left, waiting = iter(jobs), deque[Future[Share]]()
-        with ThreadPoolExecutor(1, "features", self._enter) as thread:
+        left, waiting, readers = iter(jobs), deque[Future[Share]](), self._source.readers
+        with ThreadPoolExecutor(readers, "features", self._enter) as threads:
             try:
-                waiting.extend(thread.submit(self._read, job) for job in islice(left, AHEAD))
+                waiting.extend(threads.submit(self._read, job) for job in islice(left, readers + AHEAD))
                 while waiting:
                     share = waiting.popleft().result()
-                    waiting.extend(thread.submit(self._read, job) for job in islice(left, 1))
+                    waiting.extend(threads.submit(self._read, job) for job in islice(left, 1))
                     yield share
             finally:
-                thread.shutdown(cancel_futures=True)
+                threads.shutdown(cancel_futures=True)
 
     def _enter(self) -> None:
         """The device is a setting of each thread."""

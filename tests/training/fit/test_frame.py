@@ -87,7 +87,7 @@ def test_every_step_of_every_process_fits(source: InMemory, plan: Plan) -> None:
 
 @pytest.mark.gpu
 def test_a_graph_teaches_what_its_steps_do(source: InMemory, plan: Plan) -> None:
-    """The same bits, batch for batch, as one that is launched kernel by kernel."""
+    """The same bits each time, and batch for batch what is launched kernel by kernel, within what bfloat16 rounds."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     target, chosen = Target(source.model, device, dtype), family_of(FitSettings(unroll=STEPS, draft_vocab=64))
     survey = Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size)
@@ -101,8 +101,15 @@ def test_a_graph_teaches_what_its_steps_do(source: InMemory, plan: Plan) -> None
         rows, counted = plan.step(step)
         batch = collate([source.batch(row) for row in rows], LENGTH, frame=frame, pinned=True).to(device, dtype)
         totals = torch.from_numpy(counted).float().to(device)
-        findings = graph.step(batch, totals)
-        replayed = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+        once, again = (taught(graph, parameters, batch, totals) for _ in range(2))
+        assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
         plain, gradients = learnt(head, batch, totals)
-        assert torch.equal(findings.loss, plain.loss) and torch.equal(findings.hits, plain.hits)
-        assert all(torch.equal(*pair) for pair in zip(replayed, gradients, strict=True))
+        for mine, theirs in zip(once, [plain.loss, plain.losses, *gradients], strict=True):
+            assert (mine - theirs).norm() <= 0.02 * theirs.norm()
+
+
+def taught(graph: StepGraph, parameters: list[torch.Tensor], batch: Batch, totals: torch.Tensor) -> list[torch.Tensor]:
+    """Losses, then gradients, out of memory that the next step takes."""
+    findings = graph.step(batch, totals)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [each.detach().clone() for each in (findings.loss, findings.losses, *gradients)]
