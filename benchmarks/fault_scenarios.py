@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_hang import Section, section, spread_of
-from benchmarks.fault_services import ROOT, Services
+from benchmarks.fault_services import POLL_SECONDS, ROOT, START_SECONDS, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
 from benchmarks.fault_traffic import Traffic, middle, spread, while_doing
 from benchmarks.runner import Job
@@ -76,8 +76,8 @@ def kill(bench: Bench) -> Result:
         over = time.monotonic() + bench.seconds
         while time.monotonic() < over:
             begun, former = time.monotonic(), services.state().accepted_tokens
-            services.wait_until(services.any_attached, "did not attach again")
-            services.wait_accepted(1)
+            if not _drafts_again(services, former, over if moments else over + START_SECONDS):
+                break
             back.append(time.monotonic() - begun)
             time.sleep(max(0.0, bench.every - back[-1]))
             accepted.append(services.state().accepted_tokens - former)
@@ -104,6 +104,15 @@ def kill(bench: Bench) -> Result:
         "step_plus_deadline_ms": round(1000 * (step + deadline), 2),
         **_grown(before, after, len(services.drafters)),
     }
+
+
+def _drafts_again(services: Services, former: int, until: float) -> bool:
+    """Whether more than `former` tokens have been accepted of a drafter that is attached; waits for it."""
+    while not (services.any_attached() and services.state().accepted_tokens > former):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def hang(bench: Bench) -> Result:

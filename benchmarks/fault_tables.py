@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import quantiles
 from typing import Any
 
 from benchmarks.report import markdown_table
@@ -29,16 +30,17 @@ def text(content: Content) -> str:
 def _noted(name: str, found: Content) -> str:
     """What else there is to say, in a line."""
     if name == "kill":
-        accepted = found["accepted_between_kills"]
+        accepted, drafters = found["accepted_between_kills"], found.get("drafters", 1)
+        several = f" of {drafters} drafters" if drafters > 1 else ""
         return (
-            f"{found['kills']} kills; {min(accepted)} to {max(accepted)} tokens accepted before each; "
+            f"{found['kills']} kills{several}; {min(accepted)} to {max(accepted)} tokens accepted before each; "
             f"deadline {found['deadline_ms']:g} ms"
         )
     if name == "hang":
         return (
-            f"{found['of_plain_throughput']['median']:.3f} of plain throughput, "
+            f"{_of_plain(found['of_plain_throughput'])} of plain throughput, "
             f"{found['of_plain_processor_time']['median']:.3f} of its processor time (medians of {found['pairs']} "
-            f"pairs of rounds); "
+            f"pairs); "
             f"waits of each hang: {', '.join(map(str, found['waits_a_hang']))}"
         )
     if "attacks" in found:
@@ -50,6 +52,14 @@ def _noted(name: str, found: Content) -> str:
             f"{found['deadline_ms']:g} ms"
         )
     return f"verify {found['verify']}; longest pause {found['longest_pause_ms'] / 1000:.2f} s"
+
+
+def _of_plain(ratios: Content) -> str:
+    """The median, and within which figures half of the ratios are."""
+    if len(ratios["each"]) < 2:
+        return f"{ratios['median']:.3f}"
+    low, _, high = quantiles(ratios["each"], n=4, method="inclusive")
+    return f"{ratios['median']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _pauses(kill: Content) -> str:
