@@ -152,7 +152,7 @@ def paged_slots(
     seen: tl.tensor | None = None,
     FRESH: tl.constexpr = False,
 ) -> tl.tensor:
-    """int64 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0.
+    """int32 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0.
 
     FRESH ones, of `seen` positions, are read past the L1 cache.
     """
@@ -163,7 +163,7 @@ def paged_slots(
         page = tl.load(entries, mask=seen, other=0, cache_modifier=".cg")
     else:
         page = tl.load(entries, mask=seen, other=0)
-    return page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
+    return page * PAGE_SIZE + positions % PAGE_SIZE
 
 
 @triton.jit
@@ -175,7 +175,7 @@ def load_rows(
     FRESH: tl.constexpr = False,
 ) -> tl.tensor:
     """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above."""
-    addresses = base + slots[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    addresses = base + slots.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if seen is None:
         rows = tl.load(addresses)
     elif FRESH:

@@ -28,25 +28,13 @@ _UPCAST = tl.constexpr(INTERPRETED)
 _DEPENDENT = tl.constexpr(_has_dependent_launch())
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    *args: Any,
-    warps: int = 4,
-    stages: int = 1,
-    registers: int | None = None,
-    **constants: Any,
-) -> None:
-    """Launch `kernel` on `grid` programs with positional `args` and constexpr keyword `constants`.
-
-    `registers` is the most that a thread may have, so that more programs run at a time.
-    """
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 1, **constants: Any) -> None:
+    """Launch `kernel` on `grid` programs with positional `args` and constexpr keyword `constants`."""
     kernel[grid](
         *args,
         **constants,
         num_warps=warps,
         num_stages=stages,
-        maxnreg=registers,
         enable_fp_fusion=False,
         launch_pdl=_DEPENDENT.value,
     )

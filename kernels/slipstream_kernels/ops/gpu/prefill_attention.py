@@ -34,8 +34,8 @@ PREFILL_COLUMNS = 64
 STAGES = 5
 """Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
 
-PROGRAMS = 96
-"""As many keep the memory of an H200 busy; twice its 132 multiprocessors run at a time."""
+PROGRAMS = 144
+"""As many are faster at reading whole sequences than `prefix_attention` is with their splits."""
 
 _BLOCK = tl.constexpr(BLOCK)
 
@@ -85,15 +85,13 @@ def _prefill_attention(
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
         products = block_products(query, key)
-        if start == full:
-            products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
-        peak = block_peak(products, SCALE)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start) | (start == full):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            m, l, o = peak, tl.zeros_like(l), tl.zeros_like(o)
+            products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
+            m, l, o = block_peak(products, SCALE), tl.zeros_like(l), tl.zeros_like(o)
         else:
-            m, l, o = raised(m, l, o, tl.maximum(m, peak))
+            m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM

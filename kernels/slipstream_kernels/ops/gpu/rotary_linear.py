@@ -25,8 +25,8 @@ from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_referen
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import best_tile
 
-MOST_ROWS = 64
-"""Rows up to which one kernel does both: beyond, the layer is cut into whole blocks of outputs in their own order."""
+MOST_ROWS = 1
+"""Rows up to which one kernel is faster: with more, attention's kernel is better prepared while rows are rotated."""
 
 _GROUP = tl.constexpr(8)
 """Elements of a head's first half in a row, then as many of its second: rows r and r + 8 of a product."""
@@ -79,7 +79,7 @@ def _rotary_linear(
     """`share` outputs, a multiple of 16, of one block of tokens, as `linear_stream` has them."""
     release_next()
     token_tiles = tl.cdiv(rows, TOKENS)
-    first = tl.program_id(0) // token_tiles * share
+    first = tl.multiple_of(tl.program_id(0) // token_tiles * share, 2 * _GROUP)
     first_token = tl.program_id(0) % token_tiles * TOKENS
     end = tl.minimum(first + share, (HEADS + 2 * KV_HEADS) * 2 * HALF)
     place = first + tl.arange(0, WEIGHT_ROWS)
@@ -90,7 +90,7 @@ def _rotary_linear(
         prefetch_rows(rows_at, own & (first_token == 0), ahead, inputs)
     tokens = first_token + tl.arange(0, TOKENS)
     present = tokens < rows
-    pair = first // 2 + tl.arange(0, WEIGHT_ROWS // 2)[:, None]
+    pair = tl.multiple_of(first // 2, _GROUP) + tl.arange(0, WEIGHT_ROWS // 2)[:, None]
     head, column = pair // HALF, pair % HALF
     row = tokens[None, :]
     angles = table + tl.load(positions + row, mask=row < rows, other=0) * (2 * HALF) + column
@@ -106,7 +106,7 @@ def _rotary_linear(
     is_value = head >= HEADS + KV_HEADS
     turned = rounded(tl.where(is_value, a, a * cosines - b * sines), tl.bfloat16)
     other = rounded(tl.where(is_value, b, b * cosines + a * sines), tl.bfloat16)
-    inside = pair * 2 < end
+    inside = pair < tl.multiple_of(end // 2, _GROUP)
     is_query = inside & (head < HEADS) & (row < rows)
     target = q_out + (row * HEADS + head) * (2 * HALF) + column
     tl.store(target, turned, mask=is_query)

@@ -37,10 +37,6 @@ _TOGETHER = tl.constexpr(2 if INTERPRETED else 16)
 """Splits whose states are read side by side; any number gives the same sums."""
 _COMPARED = tl.constexpr(INTERPRETED)
 """Whether one of equal numbers is found as the largest: the interpreter is slow at reductions of one's own."""
-_PROGRAMS = 132 * 2
-"""Programs that an H200 runs at a time when a thread has all the registers it asks for."""
-_ALL_REGISTERS, _FEW_REGISTERS = 255, 128
-"""Registers of a thread: with the few twice as many programs run, and what does not fit lies in memory."""
 
 
 @triton.jit
@@ -53,12 +49,12 @@ def _row_slots(
     end: tl.tensor,
     PAGE_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """int64 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
+    """int32 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
     committed = position < prefix_length
     drafted = (position < end) & (position >= prefix_length)
     ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
     own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
-    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own.to(tl.int64))
+    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own)
 
 
 @triton.jit
@@ -223,8 +219,6 @@ def tail_attention(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
-    *,
-    registers: int | None = None,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own blocks.
 
@@ -234,7 +228,6 @@ def tail_attention(
     at the positions from the prefix length on; depth 0 for committed rows) and the slots written; decode_rows [n] the
     rows to serve, -1 for padding. `partials` are what `prefix_attention` wrote for the same rows and prefix lengths: it
     is the kernel launched in front of this one, and writes none of the other inputs, which are read while it runs.
-    `registers` of a thread change no bit; by default they are few where the rows are many.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -243,8 +236,6 @@ def tail_attention(
     assert paths.is_contiguous()
     assert paths.shape[1] <= BLOCK
     assert partials.l.shape[:2] == (rows, heads)
-    if registers is None:
-        registers = _FEW_REGISTERS if len(decode_rows) * kv_heads > _PROGRAMS else _ALL_REGISTERS
     launch(
         _tail_attention,
         (len(decode_rows), kv_heads),
@@ -273,7 +264,6 @@ def tail_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim),
         warps=warps_of(_COLUMNS.value),
-        registers=registers,
     )
 
 
@@ -291,8 +281,6 @@ def tail_attention_reference(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
-    *,
-    registers: int | None = None,  # noqa: ARG001  a twin takes what its kernel takes
 ) -> None:
     """The same in torch, in float64. It reads all positions itself: a row's bits are those of any other twin's."""
     assert partials.l.shape[:2] == out.shape[:2]

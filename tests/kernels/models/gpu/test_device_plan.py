@@ -75,11 +75,11 @@ def test_every_row_is_served_once(prefill: bool, drafted: bool) -> None:
 
 
 def test_rows_enough_to_fill_the_device_are_tiles_but_for_the_longest() -> None:
-    """Eight rows of 12 heads: a row may have as many blocks as all of them have on average."""
+    """Eight rows of 18 heads: a row may have as many blocks as all of them have on average."""
     starts = (700, 700, 700, 700, 700, 700, 2000, 700)
     made = [Span(line, [line], start, range(256), TokenTree((), ())) for line, start in enumerate(starts)]
     plan = pass_of(LIMITS, made).reordered()
-    host = packed(plan, Bucket(8, 8, has_trees=False, has_prefill=False), kv_heads=12)
+    host = packed(plan, Bucket(8, 8, has_trees=False, has_prefill=False), kv_heads=18)
     tiles = host["tiles"][host["tiles"][:, 1] > 0]
     longest = int(np.argmax(plan.positions))
     assert sorted(tiles[:, 0].tolist()) == [row for row in range(8) if row != longest]
@@ -88,19 +88,19 @@ def test_rows_enough_to_fill_the_device_are_tiles_but_for_the_longest() -> None:
     assert host["decode_rows"][host["decode_rows"] >= 0].tolist() == [longest]
     segments = host["segments"][host["segments"][:, 1] > 0]
     assert segments.tolist() == [[longest, 1, plan.lines[longest], plan.prefix_lengths[longest]]]
-    assert not fits_tiles(plan, kv_heads=12)
+    assert not fits_tiles(plan, kv_heads=18)
 
 
 def test_where_all_rows_fit_tiles_no_other_kernel_has_work() -> None:
     made = [Span(line, [line], 700 + 5 * line, range(256), TokenTree((), ())) for line in range(9)]
     plan = pass_of(LIMITS, made).reordered()
-    assert fits_tiles(plan, kv_heads=12)
-    host = packed(plan, Bucket(9, 9, has_trees=False, has_prefill=False, tiles_only=True), kv_heads=12)
+    assert fits_tiles(plan, kv_heads=18)
+    host = packed(plan, Bucket(9, 9, has_trees=False, has_prefill=False, tiles_only=True), kv_heads=18)
     assert (host["decode_rows"] == -1).all() and not host["segments"].any() and not host["item_offsets"].any()
     assert sorted(host["tiles"][:, 0].tolist()) == list(range(9))
     drafted = pass_of(LIMITS, [dataclasses.replace(made[0], tree=TREE), *made[1:]]).reordered()
     prefilled = pass_of(LIMITS, [dataclasses.replace(made[0], tokens=[1, 2]), *made[1:]]).reordered()
-    assert not fits_tiles(drafted, kv_heads=12) and not fits_tiles(prefilled, kv_heads=12)
+    assert not fits_tiles(drafted, kv_heads=18) and not fits_tiles(prefilled, kv_heads=18)
     assert not fits_tiles(plan, kv_heads=8)
 
 

@@ -6,7 +6,13 @@ import torch
 from slipstream_kernels.ops.gpu.linear import linear
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.rotary import rotary_write
-from slipstream_kernels.ops.gpu.rotary_linear import fused_tile, in_two_steps, rotary_linear, rotary_linear_reference
+from slipstream_kernels.ops.gpu.rotary_linear import (
+    MOST_ROWS,
+    fused_tile,
+    in_two_steps,
+    rotary_linear,
+    rotary_linear_reference,
+)
 from slipstream_kernels.ops.rotary import rotary_table
 
 SLOTS = 50
@@ -68,8 +74,8 @@ def test_bits_are_those_of_two_steps(
 
 
 def test_one_kernel_writes_no_result_between(device) -> None:
-    case = Case(3, 2, 1, 64, 64, device)
-    qkv = torch.full((3, 256), torch.nan, dtype=torch.bfloat16, device=device)
+    case = Case(1, 2, 1, 64, 64, device)
+    qkv = torch.full((1, 256), torch.nan, dtype=torch.bfloat16, device=device)
 
     def op(x, weight, positions, slots, table, _, *store):
         rotary_linear(x, weight, positions, slots, table, qkv, *store)
@@ -95,5 +101,5 @@ def test_norms_of_heads_take_two_kernels(device) -> None:
 
 
 def test_many_rows_take_two_kernels(device) -> None:
-    assert fused_tile(640, 384, 64, device) is not None
-    assert fused_tile(640, 384, 65, device) is None
+    assert fused_tile(640, 384, MOST_ROWS, device) is not None
+    assert fused_tile(640, 384, MOST_ROWS + 1, device) is None
