@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from draft_service.codec import DeviceRingAddress
+from draft_service.proposers.base import CPU
 from draft_service.records import Commit, DeviceRows, Extend, Record
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.exchange.byte_ring import NONCE_BYTES
@@ -31,7 +32,10 @@ class DeviceStates:
         self.nonce = nonce
         self._capacity = block.size - DATA_OFFSET
         self._device = device
-        self._copied: deque[tuple[int, torch.cuda.Event | None]] = deque()
+        self._copied: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []
+        self._stream: torch.cuda.Stream | None = None
+        """on which copies were queued that no event follows yet"""
         self._released = 0
         self._messages = 0
         self._numbers = block.numbers()
@@ -44,9 +48,14 @@ class DeviceStates:
 
     @property
     def released(self) -> int:
-        """How many messages were taken in whose states have been copied, and those of all before them."""
-        while self._copied and (self._copied[0][1] is None or self._copied[0][1].query()):
-            self._released = self._copied.popleft()[0]
+        """How many messages were taken in whose states have been copied, and those of all before them.
+
+        Takes some microseconds, which are better spent once trees are on their way.
+        """
+        self._follow()
+        while self._copied and self._copied[0][1].query():
+            self._released, event = self._copied.popleft()
+            self._spare.append(event)
         if not self._copied:
             self._released = self._messages
         return self._released
@@ -56,13 +65,17 @@ class DeviceStates:
 
         UnavailableError for rows that cannot be.
         """
-        self._messages += 1
         rows = [record.device_rows for record in records if isinstance(record, Commit | Extend) and record.device_rows]
         if not rows:
+            self._messages += 1
             return list(records)
         runs = self._runs(rows)
+        stream = self._present_stream()
+        if stream is not None and self._stream is not None and stream.cuda_stream != self._stream.cuda_stream:
+            self._follow()
+        self._messages += 1
+        self._stream = stream
         copies = [(start, self._copy(start, end)) for start, end in runs]
-        self._copied.append((self._messages, self._event()))
         return [self._with_states(record, copies) for record in records]
 
     def close(self) -> None:
@@ -90,22 +103,25 @@ class DeviceStates:
         return runs
 
     def _copy(self, start: int, end: int) -> torch.Tensor:
-        import torch
-
         place = start % self._capacity // NUMBER_BYTES
         source = self._numbers[place : place + (end - start) // NUMBER_BYTES]
-        target = torch.empty(len(source), dtype=source.dtype, device=self._device)
-        return target.copy_(source, non_blocking=True)
+        return source.to(self._device, non_blocking=self._device != CPU, copy=True)
 
-    def _event(self) -> torch.cuda.Event | None:
-        """Comes when the copies queued so far are made; None where they are."""
+    def _present_stream(self) -> torch.cuda.Stream | None:
+        """On which copies are queued; None where they are made at once."""
         import torch
 
-        if not self._numbers.is_cuda:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._numbers.device))
-        return event
+        return torch.cuda.current_stream(self._numbers.device) if self._numbers.is_cuda else None
+
+    def _follow(self) -> None:
+        """Have an event come once the copies queued so far are made."""
+        import torch
+
+        if self._stream is not None:
+            event = self._spare.pop() if self._spare else torch.cuda.Event()
+            event.record(self._stream)
+            self._copied.append((self._messages, event))
+            self._stream = None
 
     @staticmethod
     def _with_states(record: Record, copies: Sequence[tuple[int, torch.Tensor]]) -> Record:

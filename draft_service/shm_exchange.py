@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 MAX_UNSENT = 1024
 """Replies held for a verify service that does not read."""
+MOST_UNRELEASED = 8
+"""Messages after which verify is told which states have been copied, where nothing is sent or waited for."""
 MESSAGES_PER_LOOK = 256
 """Messages taken in before those of them that want trees are answered."""
 
@@ -30,7 +32,7 @@ MESSAGES_PER_LOOK = 256
 class ShmExchange:
     """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
 
-    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_spin", "_spins_until", "_states", "_unsent")
+    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_spin", "_spins_until", "_states", "_unreleased", "_unsent")
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class ShmExchange:
         self._fail = fail
         self._outbox = Outbox(MAX_UNSENT)
         self._unsent = b""
+        self._unreleased = 0
         self._spin, self._spins_until = spin, 0.0
         self._most = max(1, min(attachment.replies_per_message, outgoing.limit // codec.BYTES_PER_REPLY))
 
@@ -75,8 +78,9 @@ class ShmExchange:
                     break
                 arrived = codec.decode_command_bytes(message)
                 records.extend(arrived if self._states is None else self._states.resolve(arrived))
-            if self._ends is not None and self._states is not None:
-                self._ends[1].set_mark(self._states.released)
+                self._unreleased += 1
+            if self._unreleased >= MOST_UNRELEASED:
+                self._release()
             if records and self._spin:
                 self._spins_until = time.perf_counter() + self._spin
         except (RingError, SlipstreamError) as error:
@@ -87,9 +91,11 @@ class ShmExchange:
         """Send replies; what finds no room waits, the oldest trees of it not for long."""
         self._outbox.put(replies)
         self._flush()
+        self._release()
 
     def wait(self, seconds: float) -> None:
         """Return when something may have arrived, when poked, or after `seconds`."""
+        self._release()
         if self._ends is None:
             time.sleep(seconds)
         else:
@@ -107,6 +113,12 @@ class ShmExchange:
         states, self._ends, self._states = self._states, None, None
         if states is not None:
             states.close()
+
+    def _release(self) -> None:
+        """Tell verify which states have been copied."""
+        self._unreleased = 0
+        if self._ends is not None and self._states is not None:
+            self._ends[1].set_mark(self._states.released)
 
     def _flush(self) -> None:
         try:

@@ -19,7 +19,7 @@ from verify_service.link_types import AUTO, LinkConfig
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
 MAX_DEADLINE, DEADLINE_SHARE = 0.02, 0.25
-SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 1e-3
+SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 2e-3
 """How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
 """Seconds that a step waits for trees at most, and the share of a plain step, where the operator says nothing."""
 
