@@ -7,6 +7,8 @@ from statistics import median
 
 FIRST_SECONDS = 0.001
 """The deadline before any step was measured."""
+SAVED_SHARE = 0.5
+"""Of the time that trees save, how much a step may wait for them."""
 _RECENT = 32
 
 
@@ -15,9 +17,10 @@ class Deadline:
 
     Steps are measured from the moment their trees are settled to the commit of their tokens. Those that had no trees
     are plain ones; while there were none, the quickest of the others stands for them. Times are those of one clock.
+    Trees that have shown what they bring are worth longer waits: half of the time that they save on average.
     """
 
-    __slots__ = ("_begun", "_drafted", "_limit", "_plain", "_share")
+    __slots__ = ("_begun", "_drafted", "_limit", "_plain", "_share", "_usual")
 
     def __init__(self, limit: float, share: float | None) -> None:
         self._limit = limit
@@ -25,6 +28,8 @@ class Deadline:
         self._plain: deque[float] = deque(maxlen=_RECENT)
         self._drafted: deque[float] = deque(maxlen=_RECENT)
         self._begun: tuple[float, bool] | None = None
+        self._usual: float | None = None
+        """the median of plain steps, until there is another one"""
 
     @property
     def seconds(self) -> float:
@@ -32,8 +37,17 @@ class Deadline:
         if self._share is None:
             return self._limit
         if self._plain:
-            return min(self._limit, self._share * median(self._plain))
+            return min(self._limit, self._share * self._usually)
         return min(self._limit, self._share * min(self._drafted) if self._drafted else FIRST_SECONDS)
+
+    def seconds_for(self, gain: float) -> float:
+        """The longest wait for trees that bring `gain` tokens each, on average."""
+        least = self.seconds
+        if self._share is None or not (self._plain and gain > 0.0):
+            return least
+        plain = self._usually
+        saved = (1.0 + gain) * plain - max(plain, median(self._drafted or self._plain))
+        return min(self._limit, max(least, SAVED_SHARE * saved))
 
     def step_begins(self, now: float, *, plain: bool) -> None:
         """A step goes on with the trees it got, or with none at all."""
@@ -45,7 +59,15 @@ class Deadline:
             begun, plain = self._begun
             (self._plain if plain else self._drafted).append(now - begun)
             self._begun = None
+            if plain:
+                self._usual = None
 
     def step_lost(self) -> None:
         """No tokens of the step that has begun will come: nobody is left to whom they would belong."""
         self._begun = None
+
+    @property
+    def _usually(self) -> float:
+        if self._usual is None:
+            self._usual = median(self._plain)
+        return self._usual

@@ -43,7 +43,7 @@ from verify_service.request import FinishReason, RequestKey
 from verify_service.slots import SlotTable
 from verify_service.transports import Transport, Wake
 from verify_service.tree_source import Committed, Extended, Opening, Prepared, Wanted
-from verify_service.waiting import deaf, learn
+from verify_service.waiting import deaf, learn, patience_for
 from verify_service.ways import Means, Ways
 
 _log = logging.getLogger(__name__)
@@ -141,10 +141,10 @@ class DraftLink:
             places = [self._bindings.place(key) for key in wanted]
             self._pick_up(places)
             begun = now = self._clock()
-            patient = {place.attachment.epoch for place in places if place and place.attachment.patience.waits(now)}
-            awaited = [place for place in places if place and place.attachment.epoch in patient and place.slot.awaited]
+            longest = patience_for(places, self._deadline, now)
+            awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
             if awaited:
-                until = begun + self._deadline.seconds
+                until = begun + max(longest[place.attachment.epoch] for place in awaited)
                 while awaited and (left := until - now) > 0:
                     self._wait(awaited, left)
                     now = self._clock()
@@ -155,7 +155,7 @@ class DraftLink:
                     place.slot.tally.misses += 1
                 if self._on_wait is not None:
                     self._on_wait(now - begun)
-            learn(places, patient, now)
+            learn(places, set(longest), now, now - begun)
             trees = [place.slot.give() if place else None for place in places]
             self._deadline.step_begins(now, plain=not any(trees))
         return trees

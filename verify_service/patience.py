@@ -8,6 +8,8 @@ MAX_MISSES = 3
 FIRST_BACKOFF = 0.25
 LAST_BACKOFF = 5.0
 SILENCE = 1.0
+MORE_TIME = 1.25
+"""How much more time than it missed makes another trial worth while."""
 
 
 @dataclass(slots=True)
@@ -16,7 +18,8 @@ class Patience:
 
     The pause doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds while probes fail, so that a drafter too slow
     costs plain decoding at most one deadline a pause. One that says nothing at all hangs and is not probed. Once it is
-    heard again after `SILENCE` seconds or more, it is waited for as at first. Times are time.monotonic() in seconds.
+    heard again after `SILENCE` seconds or more, it is waited for as at first. One that is offered `MORE_TIME` as long
+    as it has missed is probed at once. Times are time.monotonic() in seconds.
     """
 
     misses: int = 0
@@ -24,10 +27,15 @@ class Patience:
     resume_at: float = 0.0
     missed_at: float = 0.0
     heard_at: float = 0.0
+    missed: float = 0.0
+    """seconds of the longest wait that was in vain"""
 
-    def waits(self, now: float) -> bool:
-        """Whether a step may wait for this draft service now."""
-        return self.misses < MAX_MISSES or (now >= self.resume_at and self.heard_at >= self.missed_at)
+    def waits(self, now: float, seconds: float = 0.0) -> bool:
+        """Whether a step may wait for this draft service now, and for so long."""
+        if self.misses < MAX_MISSES:
+            return True
+        due = now >= self.resume_at or seconds > MORE_TIME * self.missed > 0.0
+        return due and self.heard_at >= self.missed_at
 
     def hangs(self, now: float) -> bool:
         """Whether it has said nothing for `SILENCE` seconds or more since a wait for it was in vain."""
@@ -36,7 +44,7 @@ class Patience:
     def hit(self) -> None:
         """All trees that were wanted were there in time."""
         self.misses = 0
-        self.backoff = 0.0
+        self.backoff = self.missed = 0.0
 
     def heard(self, now: float) -> None:
         """Something has come, whatever it was."""
@@ -44,9 +52,10 @@ class Patience:
             self.hit()
         self.heard_at = now
 
-    def miss(self, now: float) -> None:
-        """A wait ended at its deadline."""
+    def miss(self, now: float, seconds: float = 0.0) -> None:
+        """A wait of so many seconds ended at its deadline."""
         self.misses += 1
+        self.missed = max(self.missed, seconds)
         self.missed_at = now
         if self.misses >= MAX_MISSES:
             self.backoff = min(max(2 * self.backoff, FIRST_BACKOFF), LAST_BACKOFF)

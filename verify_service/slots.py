@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.draft_records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
+from verify_service.hindsight import Hindsight
 from verify_service.request import RequestKey
 from verify_service.tally import Tally, matched
 from verify_service.tree_source import Prepared
@@ -36,6 +37,8 @@ class Slot:
     tree: TokenTree | None = None
     given: TokenTree | None = None
     """The tree that the step under way was given."""
+    hindsight: Hindsight | None = None
+    """Of a tree that came when its step had begun without it."""
     tally: Tally = field(default_factory=Tally)
     """Of the proposer that drafts for the request."""
     fed: bool = False
@@ -233,6 +236,11 @@ class Slot:
             node = self.tally.settle(self.given, tokens)
             if node >= 0:
                 self.origin = ParentNode(self.given_id, node)
+        elif self.tree and not self.max_ahead and self.hindsight is None:
+            self.hindsight = Hindsight(self.tree)
+        if self.hindsight is not None and self.hindsight.follow(tokens):
+            self.tally.judge(self.hindsight.right)
+            self.hindsight = None
         self.given, self.given_id = None, 0
 
     def close(self) -> None:
@@ -244,6 +252,7 @@ class Slot:
     def _drop_trees(self) -> None:
         self.tree = self.given = None
         self.tree_id = self.given_id = 0
+        self.hindsight = None
         self.prepared = self.supplied = self.handed_over = False
         self.origin = NO_NODE
         self.ahead = {}

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.request import SourceCount
 
+_DOUBT = 4.0
+"""Trees that brought nothing, beside those seen."""
+_FADE = 0.02
+
 
 @dataclass(slots=True)
 class Tally:
@@ -35,6 +39,19 @@ class Tally:
     ahead_late: int = 0
     ahead_stale: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
+    _judged: float = field(default=0.0, compare=False)
+    _right: float = field(default=0.0, compare=False)
+    """trees, and levels of them that the text went on with; old ones fade"""
+
+    @property
+    def gain(self) -> float:
+        """Tokens that a tree brings, as lately seen; less as long as few were seen."""
+        return self._right / (self._judged + _DOUBT)
+
+    def judge(self, levels: int) -> None:
+        """The text went on with so many levels of a tree, whether a step had it or it came too late."""
+        self._judged += 1.0 - _FADE * self._judged
+        self._right += levels - _FADE * self._right
 
     def settle(self, tree: TokenTree, tokens: Sequence[int]) -> int:
         """A step that was given `tree` has committed `tokens`, the last of which is no node's.
@@ -42,6 +59,7 @@ class Tally:
         Returns the last node accepted, -1 for none.
         """
         node, count = matched(tree, tokens[:-1])
+        self.judge(count)
         self.drafted += len(tree)
         self.accepted += count
         for name, drafted, accepted in by_source(tree, tree.path(node)):

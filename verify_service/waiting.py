@@ -6,10 +6,23 @@ from collections.abc import Sequence
 
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
+from verify_service.deadline import Deadline
 
 
-def learn(places: Sequence[Place | None], patient: set[int], now: float) -> None:
-    """A step in which every tree was there counts as a hit; one that waited in vain counts as a miss.
+def patience_for(places: Sequence[Place | None], deadline: Deadline, now: float) -> dict[int, float]:
+    """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
+    gains: dict[Attachment, float] = {}
+    for place in places:
+        if place is not None:
+            gains[place.attachment] = max(gains.get(place.attachment, 0.0), place.slot.tally.gain)
+    longest = {attachment: deadline.seconds_for(gain) for attachment, gain in gains.items()}
+    return {
+        attachment.epoch: seconds for attachment, seconds in longest.items() if attachment.patience.waits(now, seconds)
+    }
+
+
+def learn(places: Sequence[Place | None], patient: set[int], now: float, waited: float = 0.0) -> None:
+    """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss.
 
     Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
     """
@@ -27,7 +40,7 @@ def learn(places: Sequence[Place | None], patient: set[int], now: float) -> None
         if complete[epoch] and supplied[epoch]:
             attachment.patience.hit()
         elif epoch in patient:
-            attachment.patience.miss(now)
+            attachment.patience.miss(now, waited)
 
 
 def deaf(attachments: Sequence[Attachment], now: float) -> bool:

@@ -67,3 +67,33 @@ def test_a_step_that_is_lost_is_no_measurement() -> None:
     deadline.step_lost()
     deadline.step_ends(200.0)
     assert deadline.seconds == pytest.approx(0.001)
+
+
+def measured(*, plain: float, drafted: float, limit: float = 0.02, share: float | None = 0.25) -> Deadline:
+    deadline = Deadline(limit, share)
+    for _ in range(5):
+        step(deadline, plain, plain=True)
+        step(deadline, drafted, plain=False)
+    return deadline
+
+
+def test_trees_that_bring_much_are_worth_half_of_what_they_save() -> None:
+    deadline = measured(plain=0.004, drafted=0.005)
+    assert deadline.seconds_for(2.0) == pytest.approx(0.0035)  # three plain steps for one with a tree
+    assert deadline.seconds_for(0.3) == pytest.approx(0.001)
+    assert deadline.seconds_for(0.0) == deadline.seconds == pytest.approx(0.001)
+    assert deadline.seconds_for(50.0) == 0.02
+
+
+def test_steps_that_trees_make_slow_save_nothing() -> None:
+    assert measured(plain=0.004, drafted=0.020).seconds_for(2.0) == pytest.approx(0.001)
+
+
+def test_before_any_plain_step_nothing_is_known_to_be_saved() -> None:
+    deadline = Deadline(0.02, 0.25)
+    step(deadline, 0.004, plain=False)
+    assert deadline.seconds_for(3.0) == deadline.seconds == pytest.approx(0.001)
+
+
+def test_a_limit_that_is_set_is_kept_to() -> None:
+    assert measured(plain=0.004, drafted=0.005, limit=0.002, share=None).seconds_for(5.0) == 0.002

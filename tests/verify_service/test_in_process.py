@@ -226,3 +226,49 @@ def test_a_malformed_tree_that_a_steps_thread_has_made_ends_the_attachment_alone
     host.replies = [TreeValue(commit.stamp, TokenTree((4, 4), (1, 0)))]
     assert link.collect([KEY]) == [None]
     assert (link.state().malformed, host.detached) == (1, 1)
+
+
+class LateHost(SharedHost):
+    """Needs `takes` seconds of a clock that goes only while somebody waits."""
+
+    def __init__(self, takes: float) -> None:
+        super().__init__()
+        self.takes, self.now, self.offered = takes, 0.0, 0.0
+
+    def finish(self, seconds: float) -> Replies | None:
+        if seconds > 0.0:
+            self.offered = seconds
+            self.now += min(seconds, self.takes)
+        return super().finish(seconds) if seconds >= self.takes else None
+
+
+def waits_for(host: LateHost, *, right: bool, steps: int) -> list[float]:
+    """How long each of so many steps waits, 4 ms each plain and 5 with a tree, where trees are right or wrong."""
+    link = DraftLink(FACTS, LinkConfig(deadline=0.02, deadline_share=0.25), clock=lambda: host.now)
+    attach_host(link, host)
+    link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
+    length, tokens, waits = 4, (8,), []
+    for _ in range(steps):
+        link.commit([Committed(KEY, tokens, length, 6, 3)])
+        commit = host.batches[-1][0]
+        assert isinstance(commit, CommitValue)
+        host.replies, host.offered = [TreeValue(commit.stamp, TokenTree.chain((4, 4, 4)))], 0.0
+        (tree,) = link.collect([KEY])
+        waits.append(host.offered)
+        if tree is None and host.replies is not None:
+            host.answer(host.replies)
+        host.now += 0.005 if tree else 0.004
+        tokens = (4,) * (4 if tree else 1) if right else (5,)
+        length += len(tokens)
+    return waits
+
+
+def test_a_drafter_whose_late_trees_would_have_been_right_is_waited_for_longer() -> None:
+    host = LateHost(takes=0.0013)
+    waits = waits_for(host, right=True, steps=40)
+    assert max(waits[:4]) <= 0.001
+    assert min(waits[-10:]) > 0.0013
+
+
+def test_one_whose_trees_are_wrong_is_not() -> None:
+    assert max(waits_for(LateHost(takes=0.0013), right=False, steps=40)) <= 0.001

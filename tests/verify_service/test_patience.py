@@ -80,3 +80,20 @@ def test_one_that_is_heard_after_a_silence_is_waited_for_again() -> None:
         patience.miss(20.0)
     assert not patience.waits(20.0)
     assert patience.resume_at == 20.0 + FIRST_BACKOFF
+
+
+def test_more_time_than_was_missed_is_worth_a_trial_at_once() -> None:
+    patience = Patience()
+    patience.heard(0.9)
+    for now in (1.0, 1.1, 1.2):
+        patience.miss(now, 0.001)
+    assert not patience.waits(1.3, 0.005)  # nothing was heard since
+    patience.heard(1.25)
+    assert not patience.waits(1.3)
+    assert not patience.waits(1.3, 0.001)
+    assert patience.waits(1.3, 0.005)
+    patience.miss(1.3, 0.005)
+    patience.heard(1.35)
+    assert not patience.waits(1.4, 0.005)
+    patience.hit()
+    assert patience.waits(1.5, 0.0)
