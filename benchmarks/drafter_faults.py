@@ -35,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +161,11 @@ def main() -> int:
     with ExitStack() as stack:
         environment = stack.enter_context(mps_server()) if options.placement == "mps" else {}
         bench = stack.enter_context(started(options, environment))
-        calm, state = bench.calm(CALM_SECONDS), bench.services.state()
+        bench = replace(bench, before=bench.calm(CALM_SECONDS))
+        state = bench.services.state()
         used, reason = _transports(bench)
         print(f"transport in use: {', '.join(used)}; deadline {state.draft_deadline_us / 1000:g} ms", flush=True)
-        print(f"ready after {time.monotonic() - begun:.1f} s; without faults {_acceptance(calm)}", flush=True)
+        print(f"ready after {time.monotonic() - begun:.1f} s; without faults {_acceptance(bench.before)}", flush=True)
         print("\n".join(start_times(bench.services)), flush=True)
         if used != {options.transport}:
             print(f"NOT AS ASKED FOR: {options.transport}: {reason or 'no reason given'}")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ HANG_SECONDS = 12.0
 """Below the 20 s after which a process that does not answer is taken for gone, with room for a pair of sections."""
 SETTLED_SECONDS = 1.5
 """How long a drafter has hung before its cost is measured: steps have found out by then."""
-CALM_SECONDS = 3.0
+AGAIN_SECONDS = 8.0
+"""Within which a drafter that goes on has to draft again: it has much to catch up with."""
+CALM_SECONDS = 2.0
 HOSTILE_BOUNDARY = "2"
 """Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""
 SWAP_STEPS = 50
@@ -52,6 +54,8 @@ class Bench:
     hang_tokens: int
     trigger: Path
     shares_context: bool
+    before: Traffic = field(default_factory=Traffic)
+    """The requests drafted for, before anything was done to anybody."""
 
     @property
     def drafted(self) -> list[Job]:
@@ -69,7 +73,7 @@ def kill(bench: Bench) -> Result:
     `every` seconds after the last one, or once some drafter is attached and has had a tree accepted if that is later.
     """
     services = bench.services
-    calm = bench.calm(min(CALM_SECONDS, bench.seconds / 3))
+    calm = bench.before
     before, accepted, moments, back = services.holdings(), list[int](), list[float](), list[float]()
 
     def act() -> None:
@@ -143,7 +147,9 @@ def hang(bench: Bench) -> Result:
         finally:
             services.signal_drafts(signal.SIGCONT)
         services.wait_until(services.all_attached, "did not attach again")
-    after = bench.calm(bench.every)
+    former, until = services.state().accepted_tokens, time.monotonic() + AGAIN_SECONDS
+    while services.state().accepted_tokens == former and time.monotonic() < until:
+        made.append(section(services, drafted))
     expected = [tokens[: bench.hang_tokens] for tokens in bench.plain]
     return {
         "answers": len(made) * len(bench.jobs),
@@ -158,7 +164,7 @@ def hang(bench: Bench) -> Result:
         "plain_tokens_per_second": round(made[0].pace),
         "section_seconds": round(made[0].seconds, 3),
         "waits_a_hang": waits,
-        "accepted_after": sum(answer.accepted for _, answer in after.answers),
+        "accepted_after": services.state().accepted_tokens - former,
     }
 
 
