@@ -49,7 +49,7 @@ class UnrolledAttention:
 
 
 class _Merged(torch.autograd.Function):
-    """Softmax over the text and a chain of each row, with g = heads / kv_heads queries a key."""
+    """Softmax over the text and a chain of each row."""
 
     @staticmethod
     def forward(
@@ -57,53 +57,77 @@ class _Merged(torch.autograd.Function):
     ) -> Tensor:
         spread = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, places, query)
         out, ends, state = text.forward(spread, keys, values)
-        grouped = _grouped(query, keys)
-        merged = out.index_select(0, places)
-        shares = query.new_empty(0)
         if chain:
-            own_keys, own_values = torch.stack(chain[::2])[:, :, :, None], torch.stack(chain[1::2])[:, :, :, None]
-            scores = (query.view(grouped).float() * own_keys).sum(dim=-1) * query.shape[2] ** -0.5
-            of_text = ends.index_select(0, places).view(grouped[:3])
-            total = torch.logsumexp(torch.cat((of_text[None], scores)), dim=0)
-            shares = (scores - total).exp_()
-            seen = merged.view(grouped) * (of_text - total).exp_()[..., None]
-            merged = (seen + (shares[..., None] * own_values).sum(dim=0)).to(query.dtype).view_as(query)
-            out.index_copy_(0, places, merged)
-            ends.index_copy_(0, places, total.flatten(1))
-        ctx.save_for_backward(spread, keys, values, out, ends, places, query, merged, shares, *chain, *state)
+            own = torch.stack(chain[::2]), torch.stack(chain[1::2])
+            merged = text.merge(query.contiguous(), *own, places, out, ends)
+        else:
+            merged = out.index_select(0, places)
+        ctx.save_for_backward(spread, keys, values, out, ends, places, query, merged, *chain, *state)
         ctx.text, ctx.chain = text, len(chain)
         return merged
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        spread, keys, values, out, ends, places, query, merged, shares, *rest = ctx.saved_tensors
+        spread, keys, values, out, ends, places, query, merged, *rest = ctx.saved_tensors
         chain, state = rest[: ctx.chain], rest[ctx.chain :]
+        grad = grad.contiguous()
         spread_grad = torch.zeros_like(spread).index_copy_(0, places, grad)
-        spread_query, key_grad, value_grad = ctx.text.backward(spread_grad, spread, keys, values, out, ends, state)
-        query_grad = spread_query.index_select(0, places)
-        own: list[Tensor] = []
-        if chain:
-            grouped = _grouped(query, keys)
-            own_keys, own_values = torch.stack(chain[::2])[:, :, :, None], torch.stack(chain[1::2])[:, :, :, None]
-            given = grad.reshape(grouped).float()
-            common = (given * merged.view(grouped)).sum(dim=-1)
-            errors = shares * ((given * own_values).sum(dim=-1) - common) * query.shape[2] ** -0.5
-            more = (errors[..., None] * own_keys).sum(dim=0)
-            query_grad = (query_grad + more.view_as(query)).to(query.dtype)
-            of_keys = (errors[..., None] * query.view(grouped)).sum(dim=3).to(query.dtype)
-            of_values = (shares[..., None] * given).sum(dim=3).to(query.dtype)
-            own = [each for pair in zip(of_keys, of_values, strict=True) for each in pair]
+        of_text, key_grad, value_grad = ctx.text.backward(spread_grad, spread, keys, values, out, ends, state)
+        if not chain:
+            return of_text.index_select(0, places), key_grad, value_grad, None, None
+        stacked = torch.stack(chain[::2]), torch.stack(chain[1::2])
+        query_grad, *pairs = ctx.text.derive(grad, merged, query.contiguous(), *stacked, places, ends, of_text)
+        own = [each for pair in zip(*pairs, strict=True) for each in pair]
         return query_grad, key_grad, value_grad, None, None, *own
 
 
+def merge_plainly(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, out: Tensor, ends: Tensor) -> Tensor:
+    """As `slipstream_kernels.ops.gpu.chain_rows.merge_chain`, whose twin it is."""
+    grouped = _grouped(query, keys)
+    scores = (query.view(grouped).float() * keys[:, :, :, None]).sum(dim=-1) * query.shape[2] ** -0.5
+    of_text = ends.index_select(0, places).view(grouped[:3])
+    total = torch.logsumexp(torch.cat((of_text[None], scores)), dim=0)
+    seen = out.index_select(0, places).view(grouped) * (of_text - total).exp_()[..., None]
+    own = ((scores - total).exp_()[..., None] * values[:, :, :, None]).sum(dim=0)
+    merged: Tensor = (seen + own).to(query.dtype).view_as(query)
+    out.index_copy_(0, places, merged)
+    ends.index_copy_(0, places, total.flatten(1))
+    return merged
+
+
+def derive_plainly(
+    grad: Tensor,
+    merged: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: Tensor,
+    ends: Tensor,
+    of_text: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `slipstream_kernels.ops.gpu.chain_rows.derive_chain`, whose twin it is."""
+    grouped, scale = _grouped(query, keys), query.shape[2] ** -0.5
+    asked, given = query.view(grouped).float(), grad.view(grouped).float()
+    total = ends.index_select(0, places).view(grouped[:3])
+    shares = ((asked * keys[:, :, :, None]).sum(dim=-1) * scale - total).exp_()
+    common = (given * merged.view(grouped)).sum(dim=-1)
+    errors = shares * ((given * values[:, :, :, None]).sum(dim=-1) - common) * scale
+    own = (errors[..., None] * keys[:, :, :, None]).sum(dim=0).view_as(query)
+    of_query = (of_text.index_select(0, places) + own).to(query.dtype)
+    of_keys = (errors[..., None] * asked).sum(dim=3).to(query.dtype)
+    return of_query, of_keys, (shares[..., None] * given).sum(dim=3).to(query.dtype)
+
+
 def _grouped(query: Tensor, keys: Tensor) -> tuple[int, int, int, int]:
-    """[n, kv_heads, g, head_dim]"""
+    """[n, kv_heads, g, head_dim], with g queries a key; keys [steps, n, kv_heads, head_dim]."""
     n, heads, dim = query.shape
-    return n, keys.shape[1], heads // keys.shape[1], dim
+    return n, keys.shape[2], heads // keys.shape[2], dim
 
 
 class _Masked:
     """On CPUs: rows of the batch under a mask."""
+
+    merge, derive = staticmethod(merge_plainly), staticmethod(derive_plainly)
 
     def __init__(self, batch: Batch) -> None:
         documents = batch.documents
@@ -146,6 +170,16 @@ class _Segments:
     def __init__(self, batch: Batch) -> None:
         self._ends, self._longest = batch.ends, batch.longest
 
+    def merge(self, query: Tensor, *others: Tensor) -> Tensor:
+        from slipstream_kernels.ops.gpu.chain_rows import merge_chain  # brings triton
+
+        return (merge_chain if _is_power_of_two(query.shape[2]) else merge_plainly)(query, *others)
+
+    def derive(self, grad: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from slipstream_kernels.ops.gpu.chain_rows import derive_chain  # brings triton
+
+        return (derive_chain if _is_power_of_two(grad.shape[2]) else derive_plainly)(grad, *others)
+
     def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         ends, most = self._ends, self._longest
         out, normalisers, *state = _ON_GPU(query, keys, values, ends, ends, most, most, 0.0, True, False)
@@ -167,6 +201,11 @@ class _Segments:
                 grad, query, keys, values, out, ends.mT.contiguous(), edges, edges, most, most, 0.0, True, *state
             )
         return grads
+
+
+def _is_power_of_two(dim: int) -> bool:
+    """As the kernels of chains want head_dim."""
+    return dim.bit_count() == 1
 
 
 _Text = _Masked | _Segments
