@@ -75,7 +75,10 @@ def test_growing_evicts_idle_pages_and_then_fails_without_a_change() -> None:
     assert len(second.pages) == 6
     assert memory.grow_up_to(second, 40) == 32
     assert memory.available == 0
-    assert memory.reclaim([second]) == 6
+    second.pending, second.spread = 1, 16
+    assert memory.reclaim([second]) == 1, "all but those of 25 tokens that steps under way may decide"
+    second.pending = second.spread = 0
+    assert memory.reclaim([second]) == 5
     assert len(second.pages) == 2
     memory.end(second, keep=False)
     assert memory.free == 8
