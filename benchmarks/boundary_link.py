@@ -41,8 +41,10 @@ _STOP_SECONDS = 10.0
 class TimedLink(DraftLink):
     """A link that keeps the times of its commits and collections."""
 
-    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None) -> None:
+    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None, step_rows: int = 0) -> None:
+        """step_rows: of the largest step."""
         super().__init__(facts, config, rings=rings)
+        self.step_rows = step_rows
         self.commits: list[Span] = []
         self.collections: list[Span] = []
 
@@ -75,11 +77,11 @@ def timed_link(
         most_boundaries=model.limits.boundaries,
     )
     rings = None
+    rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
     if CUDA_IPC in transports:
-        rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
         device = model.kv.keys.device.index or 0
         rings = DeviceRings(CudaMemory(device), step_rows=rows, hidden_size=config.hidden_size)
-    return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings)
+    return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, rows)
 
 
 @contextmanager
@@ -87,7 +89,7 @@ def attached_here(link: DraftLink, spec: str, device: str) -> Iterator[None]:
     """A proposer of this process is attached to a link, which is closed at the end."""
     host = load_host((spec,), HostLimits(device=device))
     try:
-        attach_host(link, host)
+        attach_host(link, host, step_rows=link.step_rows if isinstance(link, TimedLink) else 0)
         yield
     finally:
         link.close()

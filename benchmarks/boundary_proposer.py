@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.boundary_plan import DraftPlan, DraftReport
 from benchmarks.boundary_reader import DeviceReader
 from benchmarks.continuations import continuation_key, read_continuations
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
+from draft_service.proposers.base import CPU, DraftRequest, Opening, Proposer, ProposerOptions, Target
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -49,6 +49,20 @@ class _Session:
         return self.truth[at] if self.right and at < len(self.truth) else 0
 
 
+class _Reading(NamedTuple):
+    """What a proposer reads for some requests."""
+
+    proposer: BoundaryProposer
+    requests: Sequence[DraftRequest]
+    begun: float
+
+    def wait(self, seconds: float) -> bool:
+        return self.proposer.wait(seconds)
+
+    def trees(self) -> list[TokenTree | None]:
+        return self.proposer.finish(self.requests, self.begun)
+
+
 class BoundaryProposer(Proposer):
     """See the module. Trees are a chain as deep as the plan says, and other children of its nodes in turn."""
 
@@ -59,6 +73,7 @@ class BoundaryProposer(Proposer):
         self._plan = plan
         self.feature_boundaries = plan.boundaries
         self.state_device = options.device
+        self.shares_thread = options.device != CPU
         columns = len(plan.boundaries) * plan.hidden_size
         self._reader = DeviceReader(plan.size, plan.depth, options.device, columns)
         self._continuations: dict[str, tuple[int, ...]] = {}
@@ -95,8 +110,20 @@ class BoundaryProposer(Proposer):
         self._sessions.pop(session, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+        return self.begin(requests).trees()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> _Reading:
         begun = time.perf_counter()
-        seconds = self._reader.read(self._plan.depth)
+        self._reader.begin(self._plan.depth)
+        return _Reading(self, requests, begun)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the reading that was begun is done, after so many seconds at most."""
+        return self._reader.wait(seconds)
+
+    def finish(self, requests: Sequence[DraftRequest], begun: float) -> list[TokenTree | None]:
+        """The trees, once what was begun at that time is read."""
+        seconds = self._reader.finish()
         trees: list[TokenTree | None] = [self._tree(request) for request in requests]
         self._trees.append((begun, time.perf_counter(), seconds))
         return trees

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter, sleep
 
 import torch
 from torch.nn.functional import linear
@@ -56,16 +57,36 @@ class DeviceReader:
 
     def read(self, passes: int) -> float:
         """Make 1 pass or all of them and wait for what comes out; seconds on the GPU, 0 on the CPU."""
+        self.begin(passes)
+        return self.finish()
+
+    def begin(self, passes: int) -> None:
+        """Queue 1 pass or all of them; on the CPU they are made."""
         if not self._cuda:
             self._run(passes)
-            return 0.0
+            return
         begun, ended = self._events
         with self._current():
             begun.record()
             self._graphs[passes].replay()
             self._answer.copy_(self._result, non_blocking=True)
             ended.record()
-            ended.synchronize()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether what was begun is done, after so many seconds at most."""
+        until = perf_counter() + seconds
+        while self._cuda and not self._events[1].query():
+            if perf_counter() >= until:
+                return False
+            sleep(0)
+        return True
+
+    def finish(self) -> float:
+        """Wait for it; seconds on the GPU."""
+        if not self._cuda:
+            return 0.0
+        begun, ended = self._events
+        ended.synchronize()
         return float(begun.elapsed_time(ended)) / 1e3
 
     def _run(self, passes: int) -> None:

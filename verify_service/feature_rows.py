@@ -41,17 +41,23 @@ class FeatureRows:
 
     `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in their
     order. The memory may be a step's, which later steps use again: whoever keeps rows takes a copy by `at`. `spans` say
-    where the device's memory has them, from where some drafters take them.
+    where the device's memory has them, from where some drafters take them; `copied` waits until it does.
     """
 
-    __slots__ = ("_count", "_rows", "boundaries", "first", "spans")
+    __slots__ = ("_copied", "_count", "_rows", "boundaries", "first", "spans")
 
     def __init__(
-        self, boundaries: tuple[int, ...], first: int, rows: Bits | LateRows, spans: tuple[Span, ...] = ()
+        self,
+        boundaries: tuple[int, ...],
+        first: int,
+        rows: Bits | LateRows,
+        spans: tuple[Span, ...] = (),
+        copied: Callable[[], None] | None = None,
     ) -> None:
         self.boundaries = boundaries
         self.first = first
         self.spans = spans
+        self._copied = copied
         self._rows = rows
         self._count = len(rows)
 
@@ -81,7 +87,7 @@ class FeatureRows:
         assert self.first <= first <= end <= self.end
         low, high = first - self.first, end - self.first
         rows = self._rows.of(low, high) if isinstance(self._rows, LateRows) else self._rows[low:high]
-        return FeatureRows(self.boundaries, first, rows, self.spans)
+        return FeatureRows(self.boundaries, first, rows, self.spans, self._copied)
 
     def has(self, boundaries: Sequence[int]) -> bool:
         """Whether all these boundaries were captured."""
@@ -97,8 +103,16 @@ class FeatureRows:
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
     def span_of(self, slot: Slot) -> Span | None:
-        """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them."""
-        return next((span for span in self.spans if span.serves(slot)), None)
+        """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them.
+
+        Waits until they are there.
+        """
+        for span in self.spans:
+            if span.serves(slot):
+                if self._copied is not None:
+                    self._copied()
+                return span
+        return None
 
 
 class FeatureHistory(Protocol):

@@ -119,11 +119,12 @@ class GpuEngine:
         shape = launched.ticket.states_shape if launched.boundaries else None
         if shape is None:
             return None
-        launched.ticket.wait_for_copies()
+        ticket = launched.ticket
         accepted = {decision.item: decision.walk.nodes for decision in launched.decisions}
         places_of = self._rows.packed_places if launched.packed else self._rows.places
         places = places_of(launched.items, accepted)
-        return StepStates(launched.boundaries, partial(_rows_of, launched.ticket), shape[1], places, launched.routes)
+        load, copied = partial(_rows_of, ticket), ticket.wait_for_copies
+        return StepStates(launched.boundaries, load, shape[1], places, launched.routes, copied)
 
     def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
         for line, start, pages in self._page_table.take_changes():

@@ -19,7 +19,7 @@ class StepStates:
     """`load` returns bits of bfloat16 [rows, `width`], states at `boundaries` side by side; waits for them.
 
     `places` names the rows of each item's positions from `first` on: its tokens, then its accepted nodes; as a range
-    where they follow one another. `spans` have them on the device.
+    where they follow one another. `spans` have them on the device, once `copied` has returned.
     """
 
     boundaries: tuple[int, ...]
@@ -27,6 +27,7 @@ class StepStates:
     width: int
     places: dict[ScheduledRows, range | list[int]]
     spans: Mapping[ScheduledRows, tuple[Span, ...]] = field(default_factory=dict)
+    copied: Callable[[], None] | None = None
 
     def of(self, items: Sequence[ScheduledRows]) -> list[tuple[ScheduledRows, FeatureRows]]:
         """The states of some of the step's items, compacted to committed rows; they last as long as the step's do."""
@@ -34,7 +35,7 @@ class StepStates:
 
     def _rows_of(self, item: ScheduledRows) -> FeatureRows:
         rows = LateRows(self.load, self.places[item], self.width)
-        return FeatureRows(self.boundaries, item.first, rows, self.spans.get(item, ()))
+        return FeatureRows(self.boundaries, item.first, rows, self.spans.get(item, ()), self.copied)
 
 
 def places_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,8 +82,8 @@ def numbers(first: int, rows: int) -> torch.Tensor:
 def stepped(link: DraftLink, first: int, rows: int) -> FeatureRows:
     """What a step that computes these positions captures; on the host are other numbers than on the device."""
     (spans,) = link.route([Wanted(KEY, first, rows)], (1,))
-    fill(spans, first, rows)
-    return FeatureRows((1,), first, np.zeros((rows, HIDDEN), np.uint16), spans)
+    copied = partial(fill, spans, first, rows)
+    return FeatureRows((1,), first, np.zeros((rows, HIDDEN), np.uint16), spans, copied)
 
 
 def fill(spans: Sequence[Span], first: int, rows: int) -> None:
