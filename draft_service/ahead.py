@@ -14,6 +14,7 @@ from itertools import count
 from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
+from draft_service.fan_out import FanOut
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError
 from draft_service.records import EMPTY_TREE, Commit, Reply, TreeReply
 from slipstream_kernels.token_tree import TokenTree
@@ -41,10 +42,12 @@ class Prepared(NamedTuple):
 class Outlook:
     """One request's tokens, the tree that the step from them verifies as far as known, and what was prepared.
 
-    `due`: outcomes of that step have yet to be looked at. `prepared` has the tokens that an outcome adds as key.
+    `due`: outcomes of that step have yet to be looked at. `prepared` has the tokens that an outcome adds as key, the
+    likeliest first. `fan_out` is the proposer's.
     """
 
     opening: Opening
+    fan_out: FanOut
     tree: TokenTree = EMPTY_TREE
     tree_id: int = 0
     due: bool = False
@@ -56,7 +59,10 @@ class Outlook:
         Raises whatever the proposer does.
         """
         prepared, self.prepared = self.prepared, {}
-        found = prepared.pop(tuple(record.token_ids), None)
+        tokens = tuple(record.token_ids)
+        rank = next((rank for rank, key in enumerate(prepared) if key == tokens), None)
+        self.fan_out.observe(len(prepared), rank)
+        found = prepared.pop(tokens, None)
         for other in prepared.values():
             proposer.close(other.fork)
         if found is None:
@@ -83,13 +89,12 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Prepares outcomes of all slots that are due.
+    """Prepares outcomes of all slots that are due, as many of each as its fan-out says.
 
     propose: checked trees of a proposer, None for each it failed at. is_current: whether a slot's state is the newest,
     as far as known. look: find out what has arrived. numbers: of sessions and trees, unique in the process.
     """
 
-    fan_out: int
     numbers: count[int]
     propose: Callable[[Proposer, list[DraftRequest]], list[TokenTree | None]]
     is_current: Callable[[Slot], bool]
@@ -139,10 +144,12 @@ class Foresight:
     def _outcomes(self, proposer: Proposer, slots: list[Slot], at: dict[tuple[int, int], int]) -> list[_Outcome]:
         """The likeliest outcomes of each slot's step. `at` gets the session that stands at a slot's node."""
         asked: list[tuple[float, Slot, int]] = []
+        fan_outs = {slot.stamp.slot: slot.outlook.fan_out for slot in slots if slot.outlook is not None}
+        most = max(fan_out.most for fan_out in fan_outs.values())
         for slot in slots:
             tree = _tree(slot)
             scores = {-1: 0.0, **dict(enumerate(path_scores(tree)))}
-            for node in sorted(scores, key=lambda node: -scores[node])[: self.fan_out]:
+            for node in sorted(scores, key=lambda node: -scores[node])[:most]:
                 session = slot.session if node < 0 else self._fork(proposer, slot, slot.session, tree, node, ())
                 if session:
                     at[slot.stamp.slot, node] = session
@@ -151,23 +158,20 @@ class Foresight:
         for begin in range(0, len(asked), GROUP):
             group = asked[begin : begin + GROUP]
             sessions = [at[slot.stamp.slot, node] for _, slot, node in group]
-            for (score, slot, node), tokens in zip(group, proposer.next_tokens(sessions, self._width), strict=True):
+            # Some of the tokens looked at after a node are its children in the tree.
+            likely = proposer.next_tokens(sessions, most + 2)
+            for (score, slot, node), tokens in zip(group, likely, strict=True):
                 tree = _tree(slot)
                 known = {tree.token_ids[child] for child in tree.children(node)}
                 found.extend(_Outcome(score + gain, slot, node, token) for token, gain in tokens if token not in known)
         found.sort(key=lambda outcome: -outcome.score)
-        left = dict.fromkeys((slot.stamp.slot for slot in slots), self.fan_out)
+        left = {slot: fan_out.next() for slot, fan_out in fan_outs.items()}
         chosen: list[_Outcome] = []
         for outcome in found:
             left[outcome.slot.stamp.slot] -= 1
             if left[outcome.slot.stamp.slot] >= 0:
                 chosen.append(outcome)
         return chosen
-
-    @property
-    def _width(self) -> int:
-        """Tokens that are looked at after each node: some of them are its children in the tree."""
-        return self.fan_out + 2
 
     def _answer(
         self, proposer: Proposer, outcomes: Sequence[_Outcome], at: dict[tuple[int, int], int]

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from draft_service.ahead import Outlook, Prepared
+from draft_service.fan_out import FanOut
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
 from draft_service.records import (
     Close,
@@ -76,6 +77,8 @@ class SessionTable:
     max_ahead: int = 0
     waits: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
+    fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
+    """What each proposer's trees ahead have been worth."""
     _slots: dict[int, Slot] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -169,7 +172,8 @@ class SessionTable:
             _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
         self._want(slot, record)
         if self.max_ahead and proposer.forkable:
-            slot.outlook = Outlook(record.opening, due=slot.wants_tree)
+            fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
+            slot.outlook = Outlook(record.opening, fan_out, due=slot.wants_tree)
             slot.wants_tree &= self.waits
         return None
 

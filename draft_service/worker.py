@@ -334,7 +334,7 @@ class Worker:
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""
-        foresight = Foresight(table.max_ahead, self._numbers, self._propose, self._is_current, self._look)
+        foresight = Foresight(self._numbers, self._propose, self._is_current, self._look)
         for replies in foresight.prepare(table.slots):
             if replies and self._send is not None:
                 self._send(replies)

@@ -75,7 +75,7 @@ class Ahead:
 
     def prepare(self) -> list[TreeReply]:
         foresight = Foresight(
-            4, self.table.numbers, lambda by, wanted: list(by.propose(wanted)), lambda _: self.current, lambda: None
+            self.table.numbers, lambda by, wanted: list(by.propose(wanted)), lambda _: self.current, lambda: None
         )
         replies = [reply for group in foresight.prepare(self.table.slots) for reply in group]
         assert all(isinstance(reply, TreeReply) for reply in replies)
@@ -112,6 +112,23 @@ def test_a_tree_that_verify_has_not_taken_is_sent_again_where_it_waits() -> None
     made = ahead.prepare()
     answer = ahead.commit(12)
     assert answer == TreeReply(ahead.stamp(), made[1].tree, made[1].tree_id)
+
+
+def test_ends_that_never_come_get_no_trees_any_more() -> None:
+    ahead = Ahead(Counting(), [1, 2, 3], SAMPLINGS[0])
+    ahead.commit(10)
+    made = ahead.prepare()
+    for _ in range(60):
+        likeliest = made[0]
+        outlook = ahead.table.slots[0].outlook
+        assert likeliest.parent is not None
+        assert outlook is not None
+        path = [outlook.tree.token_ids[node] for node in outlook.tree.path(likeliest.parent[1])]
+        ahead.commit(*path, likeliest.stamp.root_token, tree_id=likeliest.tree_id)
+        made = ahead.prepare()
+    assert len(made) == 1, "the longest path and what follows it is what has always come"
+    assert made[0].parent is not None
+    assert made[0].parent[1] == 2
 
 
 def test_what_nobody_foresaw_is_drafted_anew() -> None:
