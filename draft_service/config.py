@@ -100,7 +100,10 @@ class DraftSettings(ServiceSettings):
         "it may end, and verify goes on plainly where none was right; ahead-or-wait, where it waits for a tree then",
     )
     fan_out: int = Field(
-        default=6, ge=1, le=16, description="Trees made ahead for a request while a step runs, in the modes ahead"
+        default=6,
+        ge=1,
+        le=16,
+        description="Trees made ahead for a request while a step runs, in the modes ahead, at most",
     )
     spin_ms: float | None = Field(
         default=None,

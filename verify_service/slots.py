@@ -180,11 +180,12 @@ class Slot:
         return prepared
 
     def begin(self, tree: TokenTree | None) -> None:
-        """A step from the present state is under way, with this part of the tree that was prepared for it, or none."""
-        if tree is None or self.tree is None:
+        """A step from the present state is under way, with this part of the tree that was prepared for it, or none.
+
+        The drafter, who is told of the tree alone, goes on to name its nodes as if all that the state wants were there.
+        """
+        if tree is None:
             self.tree, self.tree_id, self.prepared = None, 0, False
-        else:
-            self.tree = tree
         self.give()
 
     def _path(self, parent: ParentNode) -> tuple[int, ...] | None:

@@ -159,9 +159,9 @@ def test_the_step_under_way_has_what_it_was_given_of_the_trees_handed_over() -> 
     slot.stand_at(8, 6, 8, 4, OFFER)
     slot.begin(TokenTree.chain([30]))
     slot.count()
-    assert (slot.tree_id, slot.given, slot.given_id) == (130, TokenTree.chain([30]), 130)
+    assert (slot.tree_id, slot.given, slot.given_id) == (130, TokenTree.chain([30, 31, 32]), 130)
     assert (slot.tally.hits, slot.tally.ahead_hits, slot.tally.ahead_misses) == (1, 1, 0)
-    slot.settle((30, 9))
+    slot.settle((30, 31))
     assert slot.origin == ParentNode(130, 0)
 
 
