@@ -130,10 +130,9 @@ class DraftLink:
                 now = self._clock()
                 learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
                 self._deadline.step_begins(now, plain=not any(place.slot.given for place in begun))
-            transports = [each.transport for each in self._bindings.live]
+            transports = [each.transport for each in self._bindings.live if each.transport]
         for transport in transports:
-            if transport is not None:
-                transport.give_way()
+            transport.give_way()
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""
@@ -144,7 +143,7 @@ class DraftLink:
             longest = patience_for(places, self._deadline, now)
             awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
             if awaited:
-                until = begun + max(longest[place.attachment.epoch] for place in awaited)
+                until = now + max(longest[place.attachment.epoch] for place in awaited)
                 while awaited and (left := until - now) > 0:
                     self._wait(awaited, left)
                     now = self._clock()
@@ -313,11 +312,10 @@ class DraftLink:
     def state(self) -> LinkState:
         """Counters of the moment."""
         with self._changed:
-            live = len(self._bindings.live)
-            live_ones, behind = self._bindings.live, self._bindings.catching_up
-            drafters = tuple(state for each in live_ones for state in drafter_states(each, behind.count(each)))
+            live, behind = self._bindings.live, self._bindings.catching_up
+            drafters = tuple(state for each in live for state in drafter_states(each, behind.count(each)))
             return LinkState(
-                live, self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps,
+                len(live), self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps,
                 self._deadline.seconds, drafters,
             )  # fmt: skip
 
@@ -326,10 +324,8 @@ class DraftLink:
         with self._changed:
             configured, offering = self.config.configured, self._bindings.offering
             offered = [offer.name for attachment in self._bindings.live for offer in attachment.request.offers]
-            return [
-                ProposerStatus(name, name in configured, offering(name))
-                for name in dict.fromkeys((*configured, *offered))
-            ]
+            names = dict.fromkeys((*configured, *offered))
+            return [ProposerStatus(name, name in configured, offering(name)) for name in names]
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
