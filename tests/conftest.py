@@ -13,6 +13,8 @@ from support.forked import Forks
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# numpy's products are small here: a second thread costs more than it saves, most of all beside other work.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Heads of random weights can stand no check of their boundaries, which would take part of a second at each start.
 os.environ.setdefault("SLIPSTREAM_DRAFT_BOUNDARY_CHECK", "false")
 # Triton is interpreted where there is no GPU; it settles that when the first test imports it.
