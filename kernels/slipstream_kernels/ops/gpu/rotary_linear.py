@@ -26,7 +26,7 @@ from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import best_tile
 
 MOST_ROWS = 1
-"""Rows up to which one kernel is faster: with more, attention's kernel is better prepared while rows are rotated."""
+"""Rows up to which one kernel was found faster than two."""
 
 _GROUP = tl.constexpr(8)
 """Elements of a head's first half in a row, then as many of its second: rows r and r + 8 of a product."""
