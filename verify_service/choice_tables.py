@@ -19,16 +19,25 @@ def choice_tables(items: Sequence[ScheduledRows], before: Mapping[RequestState, 
     """
     choices: list[int] = []
     entries: list[int] = []
-    nodes: list[int] = []
+    token_ids: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
     row = 0
     for index, item in enumerate(items):
         rows = item.room
         if item.choices is not None:
             choices += (index, before[item.state], item.first, row, rows, len(entries) // 4, len(item.choices), 0)
             for node, token, tree in item.choices:
-                entries += (node, token, len(nodes) // 4, len(tree))
-                for each in zip(tree.token_ids, tree.parents, tree.depths, strict=True):
-                    nodes += (*each, 0)
+                entries += (node, token, len(token_ids), len(tree.token_ids))
+                token_ids += tree.token_ids
+                parents += tree.parents
+                depths += tree.depths
         row += rows
-    columns = {"choices": (choices, CHOICE), "entries": (entries, 4), "entry_nodes": (nodes, 4)}
-    return {name: np.fromiter(flat, np.int32, len(flat)).reshape(-1, width) for name, (flat, width) in columns.items()}
+    nodes = np.zeros((len(token_ids), 4), np.int32)
+    for column, values in enumerate((token_ids, parents, depths)):
+        nodes[:, column] = values
+    return {
+        "choices": np.fromiter(choices, np.int32, len(choices)).reshape(-1, CHOICE),
+        "entries": np.fromiter(entries, np.int32, len(entries)).reshape(-1, 4),
+        "entry_nodes": nodes,
+    }

@@ -165,15 +165,17 @@ class Drafting:
     def _fitting(self, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:
         """What of prepared trees fits the request, the pages, and `room` nodes, by the end that each supposes."""
         state, rows = before.state, min(before.state.max_nodes, 1 + room)
+        nodes: dict[tuple[int, ...], int | None] = {(): -1}
         choices: list[Choice] = []
         for path, token, tree in prepared:
-            node, count = (-1, 0) if before.tree is None else matched(before.tree, path)
-            base = before.base + len(path) + 1
+            if path not in nodes:
+                nodes[path] = _end_of(path, before.tree)
+            node, base = nodes[path], before.base + len(path) + 1
             depth = min(tree.depth, state.max_depth, state.limit - base - 1)
-            if count < len(path) or depth < 1 or rows < 2:
+            if node is None or depth < 1:
                 continue
             depth = self._memory.grow_up_to(state, base + depth) - base
-            fitting = cut(tree, max_nodes=rows, max_depth=depth)
+            fitting = tree if depth == tree.depth and len(tree) < rows else cut(tree, max_nodes=rows, max_depth=depth)
             if fitting is not None:
                 choices.append(Choice(node, token, fitting))
         return tuple(choices)
@@ -342,6 +344,12 @@ class Drafting:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over trees, the step decodes plainly")
             return [None] * len(keys)
+
+
+def _end_of(path: tuple[int, ...], tree: TokenTree | None) -> int | None:
+    """The node of a tree at which these tokens below the root end; None where they leave it."""
+    node, count = (-1, 0) if tree is None else matched(tree, path)
+    return node if count == len(path) else None
 
 
 def _drafted(state: RequestState, tree: TokenTree) -> Drafted:

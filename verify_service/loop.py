@@ -191,12 +191,13 @@ class VerifyLoop:
         try:
             self._features.prepare()
             may_begin = self._drafting.await_prepared(under_way.values(), self._pipeline.spare_seconds())
+            begun = time.perf_counter()
             if not (may_begin and self._pipeline.open_to_choices):
                 return
             items = self._schedule()
             if items:
                 self._drafting.attach_choices(items, under_way)
-                self._pipeline.launch(items)
+                self._pipeline.launch(items, begun)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])

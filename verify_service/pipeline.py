@@ -73,11 +73,17 @@ class Pipeline:
         latest = self._times.latest(max(self._steps[0].launched_at, self._decided_at))
         return None if latest is None else latest - time.perf_counter()
 
-    def launch(self, items: Sequence[ScheduledRows]) -> None:
-        """Start a step and move its requests on. If the engine fails, they stay where they were."""
+    def launch(self, items: Sequence[ScheduledRows], prepared_from: float | None = None) -> None:
+        """Start a step and move its requests on. If the engine fails, they stay where they were.
+
+        `prepared_from` is when work on this launch began, time.perf_counter(), where its trees had to be there by then.
+        """
         begun = time.perf_counter()
         self._steps.append(Step(items, self._engine.launch(items), begun))
-        self._times.observe_launch(time.perf_counter() - begun)
+        if prepared_from is None:
+            self._times.observe_launch(time.perf_counter() - begun)
+        else:
+            self._times.observe_whole_launch(time.perf_counter() - prepared_from)
         for item in items:
             item.state.computed = item.base
             item.state.pending += item.decides

@@ -173,8 +173,9 @@ class Slot:
         """The trees ahead, cut to what the present state wants, for a step that begins before its state is known."""
         self.handed_over = True
         prepared: list[Prepared] = []
+        paths = {parent: self._path(parent) for _, _, parent in self.ahead}
         for (base_length, token, parent), reply in self.ahead.items():
-            path = self._path(parent)
+            path = paths[parent]
             if path is not None and base_length == self.base_length + len(path) + 1:
                 prepared.append(Prepared(path, token, self._cut(reply.tree)))
         return prepared
