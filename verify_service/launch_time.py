@@ -7,6 +7,8 @@ from statistics import median
 
 _RECENT = 16
 _MARGIN = 1.5
+_SEEN = 1e-4
+"""Seconds from the end of a step until its results are seen, at most."""
 _ASIDE = 2e-4
 """Seconds of a launch that are not the engine's, before any was measured whole."""
 
@@ -32,7 +34,7 @@ class LaunchTime:
             self._whole.popleft()
 
     def observe_whole_launch(self, seconds: float) -> None:
-        """So long it took from the moment when trees had to be there until the step was launched with them."""
+        """So long it took from when trees had to be there, or were, until the step was launched with them."""
         self._whole.append(seconds)
 
     def latest(self, begun: float) -> float | None:
@@ -44,4 +46,4 @@ class LaunchTime:
             return None
         quick = sorted(self._steps)[len(self._steps) // 4]
         launch = median(self._whole) if self._whole else median(self._launches) + _ASIDE
-        return begun + quick - _MARGIN * launch
+        return begun + quick - _MARGIN * launch - _SEEN

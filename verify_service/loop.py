@@ -190,8 +190,9 @@ class VerifyLoop:
         items: list[ScheduledRows] | None = None
         try:
             self._features.prepare()
-            may_begin = self._drafting.await_prepared(under_way.values(), self._pipeline.spare_seconds())
-            begun = time.perf_counter()
+            spare, asked = self._pipeline.spare_seconds(), time.perf_counter()
+            may_begin = self._drafting.await_prepared(under_way.values(), spare)
+            begun = min(time.perf_counter(), asked + max(0.0, spare or 0.0))
             if not (may_begin and self._pipeline.open_to_choices):
                 return
             items = self._schedule()

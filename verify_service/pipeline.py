@@ -76,7 +76,7 @@ class Pipeline:
     def launch(self, items: Sequence[ScheduledRows], prepared_from: float | None = None) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
-        `prepared_from` is when work on this launch began, time.perf_counter(), where its trees had to be there by then.
+        `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
         self._steps.append(Step(items, self._engine.launch(items), begun))
