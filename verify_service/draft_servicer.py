@@ -111,6 +111,7 @@ class DraftLinkServicer:
                 woken.clear()
                 while records := link.take(attachment):
                     await context.write(encode_commands(records))
+                stream.written()
                 # A step waits, awake, for what this thread reads, which does not sleep either.
                 while stream.awaited and not woken.is_set():  # noqa: ASYNC110 - not to sleep is the purpose
                     await asyncio.sleep(0)

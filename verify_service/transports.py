@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slipstream_kernels.exchange.alarm import Alarm
+from slipstream_kernels.exchange.bell import Bell
 from verify_service.draft_records import Reply
 from verify_service.outbox import Outbox
 
 Wake = Callable[[], None]
 """Tells the Exchange's task that there is something to do for it; may be called from any thread."""
+
+GIVE_WAY_SECONDS = 5e-4
+"""How long a step's thread lets that of the calls write what it has sent, at most, before it goes on beside it."""
 
 
 class Transport(Protocol):
@@ -64,10 +68,11 @@ class Transport(Protocol):
 class StreamTransport:
     """`grpc`: the Exchange's task takes records from the outbox and hands over what it reads.
 
-    With an alarm a step's thread waits awake for `spin` seconds. `heard` tells it that something was handed over.
+    With an alarm a step's thread waits awake for `spin` seconds, and until what it sent is written. `heard` tells it
+    that something was handed over, `written` that the outbox was emptied.
     """
 
-    __slots__ = ("_alarm", "_spin", "_wake")
+    __slots__ = ("_alarm", "_missed", "_sent", "_spin", "_wake", "_written")
 
     name = "grpc"
 
@@ -75,6 +80,11 @@ class StreamTransport:
         self._wake = wake
         self._alarm = alarm
         self._spin = spin
+        self._written = Bell() if alarm is not None else None
+        self._sent: int | None = None
+        """How often the outbox had been emptied as something was sent that nobody has waited for yet."""
+        self._missed: int | None = None
+        """The same, of what was waited for in vain: nothing more is until it has been written."""
 
     @property
     def polled(self) -> bool:
@@ -90,11 +100,21 @@ class StreamTransport:
         if self._alarm is not None:
             self._alarm.ring(give_way=True)
 
+    def written(self) -> None:
+        """The outbox was emptied, by the Exchange's task."""
+        if self._written is not None:
+            self._written.ring(give_way=True)
+
     def send(self, outbox: Outbox) -> None:
+        if self._written is not None:
+            self._sent = self._written.rung
         self._wake()
 
     def give_way(self) -> None:
-        return None
+        sent, self._sent = self._sent, None
+        if self._written is not None and sent is not None and sent != self._missed:
+            self._written.listen(sent, GIVE_WAY_SECONDS)
+            self._missed = sent if self._written.rung == sent else None
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []
