@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import threading
@@ -59,6 +60,7 @@ async def serve(settings: DraftSettings) -> None:
     server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
     port = await server.start()
     link.identify(f"{settings.host}:{port}")
+    gc.freeze()  # to look through what lives as long as the process would stop drafting for several steps
     worker.start()
     linking = asyncio.create_task(link.run())
     linking.add_done_callback(_quit_on_failure)
