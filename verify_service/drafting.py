@@ -239,7 +239,8 @@ class Drafting:
     def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`).
 
-        Also the last wait for trees, which is not looked at while the device has nothing to do.
+        Also the last wait for trees, which is not looked at while the device has nothing to do. What follows from all
+        that is worked out here, too, and not when the next trees are asked for or have come.
         """
         if self._wait is not None:
             wait, self._wait = self._wait, None
@@ -256,6 +257,8 @@ class Drafting:
                 self._budget.observe_tree(state.acceptance, nodes=len(tree), depth=tree.depth, matched=len(nodes))
         if rows:
             self._budget.costs.observe(rows, seconds)
+        self._budget.prepare()
+        self._choice.prepare()
 
     def report(
         self,

@@ -50,6 +50,8 @@ class RowCosts:
         self._rows = [rows for rows, _ in table]
         self._seconds = [seconds for _, seconds in table]
         self._scale = 1.0
+        self._from_none: Floats = np.empty(0)
+        """`_in_table` of 0, 1, 2, ... rows, as far as was asked for."""
 
     def seconds(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -61,19 +63,32 @@ class RowCosts:
 
     def each(self, rows: Ints) -> Floats:
         """`seconds` of several numbers of rows."""
-        if len(self._rows) == 1:
-            return np.full(len(rows), self.seconds(1))
-        at = np.clip(np.searchsorted(self._rows, rows), 1, len(self._rows) - 1)
-        low = np.take(self._rows, at - 1)
-        least = np.take(self._seconds, at - 1)
-        slope = (np.take(self._seconds, at) - least) / (np.take(self._rows, at) - low)
-        seconds: Floats = self._scale * np.maximum(least + slope * (rows - low), 1e-9)
+        seconds: Floats = self._scale * self._in_table(rows)
+        return seconds
+
+    def up_from(self, rows: int, count: int) -> Floats:
+        """`seconds` of `count` numbers of rows from `rows` on."""
+        end = rows + count
+        if end > len(self._from_none):
+            self._from_none = self._in_table(np.arange(2 * end))
+        seconds: Floats = self._scale * self._from_none[rows:end]
         return seconds
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one pass."""
         expected = self.seconds(rows) / self._scale
         self._scale += _FAST * (min(max(seconds / expected, 0.1), 10.0) - self._scale)
+
+    def _in_table(self, rows: Ints) -> Floats:
+        """`each` by the table alone."""
+        if len(self._rows) == 1:
+            return np.full(len(rows), self._seconds[0])
+        at = np.clip(np.searchsorted(self._rows, rows), 1, len(self._rows) - 1)
+        low = np.take(self._rows, at - 1)
+        least = np.take(self._seconds, at - 1)
+        slope = (np.take(self._seconds, at) - least) / (np.take(self._rows, at) - low)
+        seconds: Floats = np.maximum(least + slope * (rows - low), 1e-9)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,10 @@ class NodeBudget:
         self._nodes_per_level = 1.0
         self._wait_per_level = 0.25 * costs.seconds(1)
         self._plain_steps = 0
+        self._asked: tuple[Sequence[Bidder], int] | None = None
+        """What `levels` was asked last."""
+        self._weighed: tuple[object, list[int]] = (None, [])
+        """The latest facts by which levels were granted, and those levels."""
 
     @property
     def nodes_per_level(self) -> float:
@@ -121,18 +140,33 @@ class NodeBudget:
 
     def levels(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
         """Depth granted to each bidder, in order; `rows` is what the step has without their trees."""
-        offers = self._offers(bidders)
-        chosen = self._best_prefix(offers, max(rows, 1), len(bidders))
-        granted = [0] * len(bidders)
-        for _, index, _ in offers[:chosen]:
-            granted[index] += 1
-        if chosen:
+        self._asked = bidders, rows
+        granted = self._weigh(bidders, rows)
+        if any(granted):
             self._plain_steps = 0
-            return granted
+            return list(granted)
         self._plain_steps += 1
         if self._plain_steps % PROBE_EVERY < PROBE_STEPS and self._plain_steps >= PROBE_EVERY:
             return [min(PROBE_LEVELS, bidder.max_levels) for bidder in bidders]
-        return granted
+        return list(granted)
+
+    def prepare(self) -> None:
+        """Weigh, ahead of the next `levels`, what it was asked the last time, by what is known by then."""
+        if self._asked is not None:
+            self._weigh(*self._asked)
+
+    def _weigh(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
+        """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""
+        bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
+        overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level)
+        facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
+        if facts != self._weighed[0]:
+            offers = self._offers(bidders)
+            granted = [0] * len(bidders)
+            for _, index, _ in offers[: self._best_prefix(offers, max(rows, 1), len(bidders))]:
+                granted[index] += 1
+            self._weighed = facts, granted
+        return self._weighed[1]
 
     def _offers(self, bidders: Sequence[Bidder]) -> list[tuple[float, int, int]]:
         """(chance that the level is output, bidder, level), best first; a level never precedes the one above it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,26 +41,38 @@ class NodeChoice:
             return [drafted.tree for drafted in trees]
         chances = self._chances.paths(trees)
         order = np.argsort(-chances, kind="stable")
-        seconds = waited + self._costs.each(rows + np.arange(nodes + 1))
-        yields = tokens + np.concatenate([[0.0], np.cumsum(chances[order])])
-        kept = np.zeros(nodes, np.bool_)
-        kept[order[: int(np.argmax(yields / seconds))]] = True
-        return _parts(trees, kept)
+        yields = np.empty(nodes + 1)
+        yields[0] = 0.0
+        np.cumsum(chances[order], out=yields[1:])
+        yields += tokens
+        yields /= waited + self._costs.up_from(rows, nodes + 1)
+        best = int(yields.argmax())
+        if best == nodes:
+            return [drafted.tree for drafted in trees]
+        return _parts(trees, sorted(order[:best].tolist()))
 
     def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         self._chances.observe(drafted, matched)
 
+    def prepare(self) -> None:
+        """Do ahead of the next `choose` what need not wait for its trees."""
+        self._chances.prepare()
+
     def _free(self, rows: int, nodes: int) -> bool:
         return self._costs.seconds(rows + nodes) < _NEARLY_FREE * self._costs.seconds(rows)
 
 
-def _parts(trees: Sequence[Drafted], kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[TokenTree | None]:
+def _parts(trees: Sequence[Drafted], kept: Sequence[int]) -> list[TokenTree | None]:
+    """The trees of the nodes `kept`, ascending indices into the nodes of all trees side by side."""
     parts: list[TokenTree | None] = []
-    first = 0
+    first = begin = 0
     for drafted in trees:
         tree = drafted.tree
-        chosen = np.flatnonzero(kept[first : first + len(tree)]).tolist()
-        first += len(tree)
-        parts.append(tree if len(chosen) == len(tree) else tree.part(chosen) if chosen else None)
+        end = bisect_left(kept, first + len(tree), begin)
+        if end - begin == len(tree):
+            parts.append(tree)
+        else:
+            parts.append(tree.part([node - first for node in kept[begin:end]]) if end > begin else None)
+        first, begin = first + len(tree), end
     return parts

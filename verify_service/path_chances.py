@@ -12,15 +12,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.token_tree import TokenTree
+from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MOST_TABLES = 64
 """Proposers, at temperature 0 and above apart, of which experience is kept."""
@@ -29,7 +27,10 @@ _EDGES = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 _PRIORS = (0.01, 0.035, 0.075, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.99, 0.6, 0.15, 0.05)
 """Of the ranges between the edges, then of the first, second and further siblings without a probability."""
 _DEPTHS, _STREAKS = 8, 4
-_SHAPES = ((len(_PRIORS),), (_DEPTHS, len(_PRIORS)), (_STREAKS, _DEPTHS, len(_PRIORS)))
+_CLAIMS = len(_PRIORS)
+_SHAPES = ((_CLAIMS,), (_DEPTHS, _CLAIMS), (_STREAKS, _DEPTHS, _CLAIMS))
+_FIRST_CELLS = tuple(_CLAIMS * (min(max(depth, 1), _DEPTHS) - 1) for depth in range(MAX_ROWS + 1))
+"""By the depth of a node, of one streak: where the cells of its ranges begin."""
 _WEIGHT, _MEMORY = 8.0, 1000.0
 _LEAST, _MOST = 0.001, 0.98
 
@@ -49,30 +50,41 @@ class Drafted:
 class _Table:
     """Hits and trials of one kind's cells, as [hits, trials], and of the coarser cells that they lie in."""
 
-    __slots__ = ("_cells", "_estimates")
+    __slots__ = ("_cells", "_changed", "_estimates")
 
     def __init__(self) -> None:
         self._cells = [[[0.0, 0.0] for _ in range(math.prod(shape))] for shape in _SHAPES]
-        self._estimates: Floats | None = None
+        self._estimates = [0.0] * (_STREAKS * _DEPTHS * _CLAIMS)
+        self._changed = set(range(_CLAIMS))
+        """Ranges of which the estimates are out of date."""
 
     @property
-    def estimates(self) -> Floats:
-        """Chance given the parent, float64 [streaks, depths, ranges]."""
-        if self._estimates is None:
-            estimate: Floats = np.array(_PRIORS)
-            for cells, shape in zip(self._cells, _SHAPES, strict=True):
-                counts = np.array(cells).reshape(*shape, 2)
-                estimate = (counts[..., 0] + _WEIGHT * estimate) / (counts[..., 1] + _WEIGHT)
-            self._estimates = np.clip(estimate, _LEAST, _MOST)
+    def estimates(self) -> list[float]:
+        """Chance given the parent, of (streak * _DEPTHS + depth - 1) * _CLAIMS + range."""
+        if self._changed:
+            self._estimate()
         return self._estimates
 
     def observe(self, streak: int, depth: int, claim: int, hit: bool) -> None:
-        finer = depth * len(_PRIORS) + claim
-        for cells, at in zip(self._cells, (claim, finer, streak * _DEPTHS * len(_PRIORS) + finer), strict=True):
+        finer = depth * _CLAIMS + claim
+        for cells, at in zip(self._cells, (claim, finer, streak * _DEPTHS * _CLAIMS + finer), strict=True):
             counts = cells[at]
             counts[0] += hit - counts[0] / _MEMORY
             counts[1] += 1.0 - counts[1] / _MEMORY
-        self._estimates = None
+        self._changed.add(claim)
+
+    def _estimate(self) -> None:
+        coarse, middle, fine = self._cells
+        for claim in self._changed:
+            hits, trials = coarse[claim]
+            of_claim = (hits + _WEIGHT * _PRIORS[claim]) / (trials + _WEIGHT)
+            for at in range(claim, _DEPTHS * _CLAIMS, _CLAIMS):
+                hits, trials = middle[at]
+                of_depth = _WEIGHT * ((hits + _WEIGHT * of_claim) / (trials + _WEIGHT))
+                for each in range(at, len(fine), _DEPTHS * _CLAIMS):
+                    hits, trials = fine[each]
+                    self._estimates[each] = min(max((hits + of_depth) / (trials + _WEIGHT), _LEAST), _MOST)
+        self._changed.clear()
 
 
 class PathChances:
@@ -83,13 +95,15 @@ class PathChances:
 
     def paths(self, trees: Sequence[Drafted]) -> Floats:
         """Chance of each node of all trees, one after the other, that it is output; never above its parent's."""
-        nodes = _Nodes(trees)
-        estimates = np.stack([self._table(drafted.kind).estimates for drafted in trees])
-        chances: Floats = estimates[nodes.tree, nodes.streak, nodes.depth, nodes.claim]
-        for depth in range(2, nodes.deepest + 1):
-            here = np.flatnonzero(nodes.true_depth == depth)
-            chances[here] *= chances[nodes.parent[here]]
-        return chances
+        chances: list[float] = []
+        for drafted in trees:
+            chances += self._of(drafted)
+        return np.array(chances)
+
+    def prepare(self) -> None:
+        """Bring estimates up to date ahead of their use."""
+        for table in self._tables.values():
+            _ = table.estimates
 
     def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
@@ -104,6 +118,23 @@ class PathChances:
             ranks[parent] += 1
             table.observe(streak, min(tree.depths[node], _DEPTHS) - 1, claim, node in right)
 
+    def _of(self, drafted: Drafted) -> list[float]:
+        """`paths` of one tree. Plain numbers: a tree has too few for arrays to pay."""
+        tree = drafted.tree
+        estimates, first = self._table(drafted.kind).estimates, min(drafted.streak, _STREAKS - 1) * _DEPTHS * _CLAIMS
+        count, parents, logs = len(tree), tree.parents, tree.log_probs
+        # Behind the last node comes the root, as index -1.
+        chances = [1.0] * (count + 1)
+        if logs is None:
+            claims = _ranks(tree)
+        else:
+            rooted = (*logs, 0.0)
+            claims = [bisect_right(_EDGES, log - rooted[parent]) for log, parent in zip(logs, parents, strict=True)]
+        for node, parent, depth, claim in zip(range(count), parents, tree.depths, claims, strict=True):
+            chances[node] = estimates[first + _FIRST_CELLS[depth] + claim] * chances[parent]
+        del chances[count]
+        return chances
+
     def _table(self, kind: Kind) -> _Table:
         table = self._tables.get(kind)
         if table is None:
@@ -111,42 +142,6 @@ class PathChances:
                 del self._tables[next(iter(self._tables))]
             table = self._tables[kind] = _Table()
         return table
-
-
-class _Nodes:
-    """The nodes of all trees side by side, int64 each: tree, parent (index here, -1: root) and indices of cells."""
-
-    __slots__ = ("claim", "deepest", "depth", "parent", "streak", "tree", "true_depth")
-
-    def __init__(self, trees: Sequence[Drafted]) -> None:
-        sizes = [len(drafted.tree) for drafted in trees]
-        count = sum(sizes)
-        self.tree: Ints = np.repeat(np.arange(len(trees)), sizes)
-        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        own = np.fromiter(chain.from_iterable(drafted.tree.parents for drafted in trees), np.int64, count)
-        self.parent: Ints = np.where(own < 0, -1, own + first)
-        depths = chain.from_iterable(drafted.tree.depths for drafted in trees)
-        self.true_depth: Ints = np.fromiter(depths, np.int64, count)
-        self.deepest = int(self.true_depth.max(initial=0))
-        self.depth: Ints = np.minimum(self.true_depth, _DEPTHS) - 1
-        self.streak: Ints = np.repeat([min(drafted.streak, _STREAKS - 1) for drafted in trees], sizes)
-        self.claim: Ints = self._claims(trees, count)
-
-    def _claims(self, trees: Sequence[Drafted], count: int) -> Ints:
-        """The range of each node's own probability given its parent, or what stands for its rank."""
-        logs = np.fromiter(
-            chain.from_iterable(drafted.tree.log_probs or repeat(0.0, len(drafted.tree)) for drafted in trees),
-            np.float64,
-            count,
-        )
-        given = logs - np.where(self.parent < 0, 0.0, logs[self.parent])
-        claims = np.searchsorted(_EDGES, given, side="right")
-        first = 0
-        for drafted in trees:
-            if drafted.tree.log_probs is None:
-                claims[first : first + len(drafted.tree)] = _ranks(drafted.tree)
-            first += len(drafted.tree)
-        return claims
 
 
 def _ranks(tree: TokenTree) -> list[int]:
