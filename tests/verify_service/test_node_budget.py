@@ -96,3 +96,28 @@ def test_costs_of_several_numbers_of_rows_are_those_of_each(table: list[tuple[in
     costs.observe(2, 3e-3)
     rows = np.arange(1, 100)
     assert costs.each(rows) == pytest.approx([costs.seconds(int(count)) for count in rows])
+
+
+@pytest.mark.parametrize("table", [FLAT, STEEP, [(1, 2e-3)]])
+def test_costs_of_consecutive_numbers_of_rows_are_those_of_each(table: list[tuple[int, float]]) -> None:
+    costs = RowCosts(table)
+    for first, count in ((1, 3), (2, 90), (60, 10)):
+        costs.observe(2, 3e-3)
+        assert costs.up_from(first, count).tolist() == costs.each(np.arange(first, first + count)).tolist()
+
+
+def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
+    table = [(1, 1.0e-3), (8, 1.1e-3), (9, 2.0e-3), (64, 9.0e-3)]
+    ahead, plain = budget(table), budget(table)
+    granted = []
+    for right in [1] * 20 + [0] * 60 + [3] * 40:
+        each = []
+        for made in (ahead, plain):
+            acceptance = accepted(0.5 + 0.1 * right, 20)
+            each.append(made.levels([Bidder(acceptance, 6), Bidder(accepted(0.6), 3)], 2 + right))
+            made.observe_tree(acceptance, nodes=6, depth=6, matched=right)
+            made.costs.observe(8, 1e-3 * (1 + right))
+        ahead.prepare()
+        assert each[0] == each[1]
+        granted.append(each[0])
+    assert len({tuple(levels) for levels in granted}) > 1
