@@ -137,7 +137,7 @@ class SizedTrees(LocalTrees):
 
     def _propose(self, request: _Request) -> TokenTree | None:
         self._next += 1
-        return self._pools[self.rows][self._next % TOPOLOGIES]
+        return self._pools[self.rows][self._next % TOPOLOGIES] if self.rows in self._pools else None
 
 
 class RandomTrees(LocalTrees):
