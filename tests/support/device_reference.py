@@ -27,22 +27,26 @@ class TwinModel(GpuModel):
         return [(1, 1e-3), (64, 1.2e-3)]
 
 
+def limits_of(config: EngineConfig) -> GpuLimits:
+    """Room for what an engine asks of a model."""
+    return GpuLimits(
+        max_running=config.max_running,
+        max_nodes=config.max_nodes,
+        step_nodes=config.step_nodes,
+        prefill_chunk=config.prefill_chunk,
+        page_size=config.page_size,
+        num_pages=config.num_pages,
+        max_context=config.max_context,
+        boundaries=4,
+    )
+
+
 def twin_target(folder: Path, ops: Callable[[], Ops] = twins) -> Callable[[EngineConfig], GpuModel]:
     """What prepares a model of a folder for an engine; models of equal engines are the same."""
 
     @cache
     def prepare(config: EngineConfig) -> GpuModel:
-        limits = GpuLimits(
-            max_running=config.max_running,
-            max_nodes=config.max_nodes,
-            step_nodes=config.step_nodes,
-            prefill_chunk=config.prefill_chunk,
-            page_size=config.page_size,
-            num_pages=config.num_pages,
-            max_context=config.max_context,
-            boundaries=4,
-        )
-        return TwinModel.load(folder, limits, device="cpu", ops=ops(), progress=False)
+        return TwinModel.load(folder, limits_of(config), device="cpu", ops=ops(), progress=False)
 
     return prepare
 

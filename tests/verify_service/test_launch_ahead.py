@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
 from support.foresight import ForeseeingTrees
 from support.host_model import HostModel
+from support.models import make_tiny_model
 from support.plain_reference import plain_generate
 from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import Target, running_loop
@@ -82,3 +84,29 @@ def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
     twins: Target, on_device: Reference, settings: str
 ) -> None:
     check(twins, on_device, SETTINGS[settings], 0.8)
+
+
+def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of one model, each of which chooses for itself out of the tables that it is sent."""
+    from slipstream_kernels.models.gpu.follower_process import load_shared  # as late as `twins`
+    from support.device_reference import limits_of
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = replace(WIDE, step_nodes=16, max_nodes=8, prefix_cache=False)
+    folder = make_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    lost: list[str] = []
+    model, followers = load_shared(
+        folder, limits_of(settings), device="cpu", mode="exact", size=2, progress=False, on_loss=lost.append
+    )
+    try:
+        requests = [replace(one, sampling=replace(one.sampling, logprobs=None)) for one in some_requests(0.8, TOKENS)[:3]]
+        with running_loop(lambda _: model, settings) as runner:
+            plain = runner.run(requests, 1)
+        expected: list[Expected] = [(tuple(each.token_ids), (), each.finish_reason) for each in plain]
+        check(lambda _: model, (requests, expected), settings, 0.8)
+        model.stop_followers()
+        followers.stop()
+    finally:
+        followers.kill()
+        model.leave()
+    assert not lost
