@@ -99,7 +99,8 @@ def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         folder, limits_of(settings), device="cpu", mode="exact", size=2, progress=False, on_loss=lost.append
     )
     try:
-        requests = [replace(one, sampling=replace(one.sampling, logprobs=None)) for one in some_requests(0.8, TOKENS)[:3]]
+        some = some_requests(0.8, TOKENS)[:3]
+        requests = [replace(one, sampling=replace(one.sampling, logprobs=None)) for one in some]
         with running_loop(lambda _: model, settings) as runner:
             plain = runner.run(requests, 1)
         expected: list[Expected] = [(tuple(each.token_ids), (), each.finish_reason) for each in plain]
