@@ -131,7 +131,8 @@ def _keep(options: argparse.Namespace, content: Content) -> None:
 
 
 def _plainly(options: argparse.Namespace) -> Content:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    """Options as JSON has them; of paths their names, as folders are those of one machine."""
+    return {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
 
 
 def _list(text: str) -> list[str]:

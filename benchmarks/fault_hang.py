@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fault_services import Services
-from benchmarks.runner import REQUEST_SECONDS, STATE_SECONDS, Job
+from benchmarks.runner import REQUEST_SECONDS, STATE_SECONDS, Job, sampling_of, speculation_of
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 
@@ -79,18 +79,11 @@ def spread_of(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _submit(number: int, job: Job) -> verify_pb2.SessionRequest:
-    sampling = sampling_pb2.SamplingParams(
-        temperature=job.temperature,
-        seed=job.seed,
-        max_tokens=job.max_tokens,
-        ignore_eos=job.ignore_eos,
-        top_p=job.top_p,
-    )
-    speculation = sampling_pb2.Speculation(
-        enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
-    )
     submit = verify_pb2.Submit(
-        request_id=number, prompt_token_ids=job.prompt_ids, sampling=sampling, speculation=speculation
+        request_id=number,
+        prompt_token_ids=job.prompt_ids,
+        sampling=sampling_of(job),
+        speculation=speculation_of(job),
     )
     return verify_pb2.SessionRequest(submit=submit)
 

@@ -71,9 +71,9 @@ class Answer:
         return max(len(self.token_ids) - 1, 0)
 
 
-def request_of(job: Job) -> gateway_pb2.GenerateRequest:
-    """The job as the gateway's message."""
-    sampling = sampling_pb2.SamplingParams(
+def sampling_of(job: Job) -> sampling_pb2.SamplingParams:
+    """How the job's tokens are drawn, as a message."""
+    return sampling_pb2.SamplingParams(
         temperature=job.temperature,
         seed=job.seed,
         max_tokens=job.max_tokens,
@@ -82,15 +82,23 @@ def request_of(job: Job) -> gateway_pb2.GenerateRequest:
         top_p=job.top_p,
         presence_penalty=job.presence_penalty,
     )
-    speculation = None
-    if not job.adaptive:
-        speculation = sampling_pb2.Speculation(
-            enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
-        )
+
+
+def speculation_of(job: Job) -> sampling_pb2.Speculation | None:
+    """How the job is drafted for, as a message; None leaves it to the service."""
+    if job.adaptive:
+        return None
+    return sampling_pb2.Speculation(
+        enabled=bool(job.proposer), proposer=job.proposer, max_nodes=job.max_nodes, max_depth=job.max_depth
+    )
+
+
+def request_of(job: Job) -> gateway_pb2.GenerateRequest:
+    """The job as the gateway's message."""
     return gateway_pb2.GenerateRequest(
         token_ids=gateway_pb2.TokenIds(ids=job.prompt_ids),
-        sampling=sampling,
-        speculation=speculation,
+        sampling=sampling_of(job),
+        speculation=speculation_of(job),
         tenant=job.tenant,
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.engine_target import limits_of
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
@@ -27,26 +27,12 @@ class TwinModel(GpuModel):
         return [(1, 1e-3), (64, 1.2e-3)]
 
 
-def limits_of(config: EngineConfig) -> GpuLimits:
-    """Room for what an engine asks of a model."""
-    return GpuLimits(
-        max_running=config.max_running,
-        max_nodes=config.max_nodes,
-        step_nodes=config.step_nodes,
-        prefill_chunk=config.prefill_chunk,
-        page_size=config.page_size,
-        num_pages=config.num_pages,
-        max_context=config.max_context,
-        boundaries=4,
-    )
-
-
 def twin_target(folder: Path, ops: Callable[[], Ops] = twins) -> Callable[[EngineConfig], GpuModel]:
     """What prepares a model of a folder for an engine; models of equal engines are the same."""
 
     @cache
     def prepare(config: EngineConfig) -> GpuModel:
-        return TwinModel.load(folder, limits_of(config), device="cpu", ops=ops(), progress=False)
+        return TwinModel.load(folder, limits_of(config, 4), device="cpu", ops=ops(), progress=False)
 
     return prepare
 
