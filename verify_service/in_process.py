@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import entry_points
-from threading import Lock
 from time import perf_counter
 
 from slipstream.rpc.errors import (
@@ -15,7 +13,7 @@ from slipstream.rpc.errors import (
     ResourceExhaustedError,
     SlipstreamError,
 )
-from slipstream_kernels.exchange.bell import Bell
+from slipstream_kernels.exchange.alarm import Alarm
 from slipstream_kernels.exchange.in_process import (
     HOST_ENTRY_POINTS,
     IN_PROCESS,
@@ -93,11 +91,10 @@ class InProcessTransport:
     """`inproc`: commits and trees as values, whatever comes once a request as a message."""
 
     __slots__ = (
-        "_answered",
+        "_alarm",
         "_asked",
         "_attachment",
         "_begun",
-        "_bell",
         "_host",
         "_link",
         "_replies",
@@ -116,22 +113,19 @@ class InProcessTransport:
         self._sent = 0
         self._attachment = attachment
         self._host = host
-        self._bell = Bell() if host.awake else None
+        self._alarm = Alarm()
         self._asked = False
         """Whether what was sent since the last `give_way` asks for a tree."""
         self._begun = False
         """Whether the step's thread has begun with it itself."""
         self._replies: Replies = ()
         """What it got, to be received."""
-        self._answered = Lock()
-        """Locked until whoever sleeps in `wait` is to wake."""
-        self._answered.acquire()
 
     def take(self, replies: Replies) -> None:
         """Hand replies to the link, on the host's thread. What no correct host sends ends the attachment."""
         try:
             self._link.receive(self._attachment, self._decoded(replies), 0)
-            self._wake()
+            self._alarm.ring(give_way=True)
         except InvalidArgumentError as error:
             _log.error("the proposers of this process are detached: %s", error.message)
             self._link.drop(self._attachment, error)
@@ -149,8 +143,8 @@ class InProcessTransport:
         if asked and self._host.begin():
             self._begun = True
             return
-        if self._host.give_way(GIVE_WAY_SECONDS) and asked and self._bell is not None:
-            self._bell.listen(position, QUEUE_SECONDS)
+        if self._host.give_way(GIVE_WAY_SECONDS) and asked and self._host.awake:
+            self._alarm.wait(position, QUEUE_SECONDS, awake=QUEUE_SECONDS)
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         if self._begun and not self._replies:
@@ -163,33 +157,24 @@ class InProcessTransport:
     @property
     def polled(self) -> bool:
         """Whether answers are looked out for: those of the host's own thread are with the link already then."""
-        return self._bell is not None or self._begun
+        return self._host.awake > 0 or self._begun
 
     @property
     def position(self) -> int:
-        return 0 if self._bell is None else self._bell.rung
+        return self._alarm.position
 
     def wait(self, seconds: float, position: int) -> None:
         begun = perf_counter()
         if self._begun and self._finish(seconds):
             return
-        bell, seconds = self._bell, seconds - (perf_counter() - begun)
-        if seconds <= 0:
-            return
-        if bell is None:
-            self._answered.acquire(timeout=min(seconds, LOOK_SECONDS))
-            return
-        awake = min(seconds, self._host.awake)
-        bell.listen(position, awake)
-        self._answered.acquire(blocking=False)
-        if bell.rung == position and seconds > awake:
-            self._answered.acquire(timeout=seconds - awake)
+        awake, left = self._host.awake, seconds - (perf_counter() - begun)
+        self._alarm.wait(position, left if awake else min(left, LOOK_SECONDS), awake=awake)
 
     def close(self) -> None:
         if self._ring is not None:
             self._ring.over = True
         self._host.detach()
-        self._wake()
+        self._alarm.ring(give_way=True)
 
     def _finish(self, seconds: float) -> bool:
         """Keep what the host answers to what was begun; False where it is not there, or its own thread answers."""
@@ -208,13 +193,6 @@ class InProcessTransport:
             else:
                 taken.extend(decode_replies(reply, self._attachment.slots.size))
         return taken
-
-    def _wake(self) -> None:
-        if self._bell is not None:
-            self._bell.ring(give_way=True)
-        if self._answered.locked():
-            with suppress(RuntimeError):  # another thread was quicker
-                self._answered.release()
 
 
 def _value(record: Command) -> CommitValue | bytes:
