@@ -110,6 +110,9 @@ def fit(
     graph: Annotated[
         bool, typer.Option(help="Have a GPU keep a step's work as a CUDA graph, where all its rows go together.")
     ] = True,
+    optimizer: Annotated[
+        str, typer.Option(metavar="adamw|muon", help="What follows the gradients; muon: of matrices, the rest AdamW's.")
+    ] = "adamw",
     lr: Annotated[float, typer.Option(help="Greatest learning rate.")] = 1e-4,
     schedule: Annotated[str, typer.Option(metavar="cosine|constant", help="After the warm-up.")] = "cosine",
     warmup: Annotated[float, typer.Option(help="Part of the steps in which the learning rate rises.")] = 0.015,
@@ -168,6 +171,7 @@ def fit(
             batch_rows=batch_rows,
             micro_rows=micro_rows,
             graph=graph,
+            optimizer=cast(Literal["adamw", "muon"], optimizer),
             lr=lr,
             schedule=cast(Literal["cosine", "constant"], schedule),
             warmup=warmup,

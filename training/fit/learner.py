@@ -17,12 +17,10 @@ from training.fit.batch import Batch
 from training.fit.family import Findings, Head
 from training.fit.loader import Loader, Share, compute_dtype
 from training.fit.metrics import Figures
+from training.fit.optimizer import Optimizer
 from training.fit.parallel import World
 from training.fit.settings import FitSettings
 from training.fit.step_graph import StepGraph
-
-BETAS = (0.9, 0.95)
-"""Of Adam, as EAGLE-3 is published."""
 
 
 def learning_rate(step: int, steps: int, settings: FitSettings) -> float:
@@ -41,17 +39,13 @@ class Learner:
     def __init__(self, head: Head, settings: FitSettings, steps: int, total_steps: int, world: World) -> None:
         """steps: unroll steps of the loss. total_steps: those of the run, to whose end the learning rate falls."""
         self.head, self._settings, self._steps, self._total, self._world = head, settings, steps, total_steps, world
-        self._parameters = [each for each in head.module.parameters() if each.requires_grad]
+        self._optimizer = Optimizer(head.module, settings)
+        self._parameters = self._optimizer.parameters
         self._graph: StepGraph | None = None
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay, fused=True
-        )
 
     def step(self, step: int, share: Share, tally: Tally | None) -> dict[str, float]:
         """Learn from a step. Figures are added to `tally`; gives the learning rate and the norm of the gradient."""
         rate = learning_rate(step, self._total, self._settings)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
         share.arrive()
         for number, batch in enumerate(share.batches):
             findings = self._learn(batch, share.totals, _seed(self._settings.seed, step, self._world.rank, number))
@@ -59,9 +53,9 @@ class Learner:
                 tally.add(batch, findings)
         self._world.sum_gradients(self._parameters)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip, error_if_nonfinite=False)
-        self._optimizer.step()
+        self._optimizer.step(rate)
         if self._graph is None:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.forget()
         return {"lr": rate, "gradient_norm": float(norm)} if tally is not None else {}
 
     def capture(self, batch: Batch) -> None:
@@ -95,12 +89,12 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {"head": self.head.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+        return {"head": self.head.module.state_dict(), "optimizer": self._optimizer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.head.module.load_state_dict(state["head"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.restore(state["optimizer"])
 
 
 class Tally:

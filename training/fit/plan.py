@@ -12,6 +12,7 @@ import torch
 from training.features.source import FeatureSource, TokenSequence
 from training.fit.batch import reach
 from training.fit.settings import FitSettings
+from training.fit.threads import one_thread
 
 WINDOW = 1024
 """Sequences among which those that fill a row are looked for, and that are surveyed together."""
@@ -32,6 +33,7 @@ class Survey:
     recorded: np.ndarray
 
     @classmethod
+    @one_thread()
     def of(cls, source: FeatureSource, *, row_length: int, steps: int, vocab_size: int) -> Survey:
         """Read the tokens of all sequences, not their states. ValueError for a token outside the vocabulary."""
         lengths = np.zeros(len(source), np.int64)

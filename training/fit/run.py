@@ -29,6 +29,7 @@ from training.fit.plan import Plan, Survey, pack
 from training.fit.settings import FitSettings, RunOptions
 from training.fit.start import begin_as, identity_of
 from training.fit.target import Target
+from training.fit.threads import one_thread
 
 TASK: Final = "task.json"
 MANIFEST: Final = "manifest.json"
@@ -94,6 +95,8 @@ class Run:
             board = stack.enter_context(self._board(first, state["journal_bytes"])) if self.world.leads else None
             if board is not None and not first:
                 self._introduce(board)
+            if self.world.device.type == "cuda":  # the processor lays out batches, each reader by itself
+                stack.enter_context(one_thread())
             loader = Loader(self.source, self.settings, self.world, self._captured(learner))
             jobs = map(self.plan.step, range(first, self.plan.steps))
             for step, share in enumerate(loader.shares(jobs), first):

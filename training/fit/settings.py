@@ -45,6 +45,7 @@ class FitSettings:
     """Rows computed together on one device; 0: all that it has of a step."""
     graph: bool = True
     """Whether a GPU keeps the work of a step as a graph, in a frame that all steps fit in, where that is possible."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-4
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.015
@@ -66,6 +67,8 @@ class FitSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
         if self.init not in ("target", "random"):
             raise ValueError(f"init is {self.init!r}, must be target or random")
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer is {self.optimizer!r}, must be adamw or muon")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule is {self.schedule!r}, must be cosine or constant")
         self._check_family()

@@ -143,9 +143,11 @@ class Eagle3Head(UnrolledHead):
                 projection[:, :hidden] *= 0.1
                 projection[:, hidden:] = theirs[f"self_attn.{name}_proj.weight"]
             layer.self_attn.o_proj.weight.copy_(theirs["self_attn.o_proj.weight"])
-            if self._shape.intermediate_size == self._target.config.intermediate_size:
-                for name in ("gate", "up", "down"):
-                    getattr(layer.mlp, f"{name}_proj").weight.copy_(theirs[f"mlp.{name}_proj.weight"])
+            if (wide := self._target.config.intermediate_size) <= self._shape.intermediate_size:
+                for name in ("gate", "up"):
+                    getattr(layer.mlp, f"{name}_proj").weight[:wide] = theirs[f"mlp.{name}_proj.weight"]
+                layer.mlp.down_proj.weight[:, :wide] = theirs["mlp.down_proj.weight"]
+                layer.mlp.down_proj.weight[:, wide:] = 0
 
     def _fuse(self, states: Tensor) -> Tensor:
         parts = [states[:, columns] for columns in self._columns]
