@@ -30,6 +30,7 @@ from slipstream_kernels.models.gpu.flashinfer_attention import (
     PagedShape,
     PrefillAttention,
 )
+from slipstream_kernels.models.gpu.flashinfer_sizes import PlainRows, float_bytes
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
@@ -222,6 +223,10 @@ def distance(run: Callable[[], None], other: Callable[[], None], out: torch.Tens
     return relative_error(results[0], results[1])
 
 
+def workspace_of(one: Pass, rows: PlainRows) -> FlashInferWorkspace:
+    return FlashInferWorkspace(one.page_table, rows.prefill, float_bytes(rows, HEADS, KV_HEADS, HEAD_DIM))
+
+
 def measure_decode(batch: int, context: int) -> list[Result]:
     passes = random_passes(batch, context)
     for one in passes[1:]:
@@ -229,7 +234,7 @@ def measure_decode(batch: int, context: int) -> list[Result]:
     out = torch.empty_like(passes[0].q)
     ours = our_decode(passes, out)
     ours_time = graph_time(ours) / len(passes) * 1e6
-    workspace = FlashInferWorkspace(passes[0].page_table, batch)
+    workspace = workspace_of(passes[0], PlainRows(batch, batch, batch))
     found = []
     for tensor_cores in (True, False):
         begun = time.monotonic()
@@ -267,9 +272,8 @@ def measure_prefill(context: int, requests: int) -> Result:
             prefill_attention(one.q, one.keys, one.values, one.page_table, one.page_size, tiles, out)
 
     begun = time.monotonic()
-    attention = PrefillAttention(
-        shape_of(passes[0]), context, requests, FlashInferWorkspace(passes[0].page_table, context)
-    )
+    workspace = workspace_of(passes[0], PlainRows(1, context, requests))
+    attention = PrefillAttention(shape_of(passes[0]), context, requests, workspace)
     seconds = time.monotonic() - begun
     begun = time.perf_counter()
     for _ in range(5):

@@ -35,35 +35,36 @@ class Bucket(NamedTuple):
 class Buckets:
     """All buckets of a model and the choice among them.
 
-    Where all rows decode, all may want logits. Passes with a prefill are large, so that what trees take is little:
-    they always have room for them, unless `plain_prefill` asks for buckets of those that have none. Passes without
-    trees and prefill of `tiled_rows` rows and more, where given, have buckets of tiles only too.
+    Where all rows decode, all may want logits; without trees a request has one row of them. Passes with a prefill are
+    large, so that what trees take is little: they always have room for them, unless `plain_prefill` asks for buckets
+    of those that have none. Passes without trees and prefill of `tiled_rows` rows and more, where given, have buckets
+    of tiles only too.
     """
 
     def __init__(self, limits: GpuLimits, *, plain_prefill: bool = False, tiled_rows: int | None = None) -> None:
-        decode, most = limits.max_decode_rows, limits.max_rows
-        self._decode = _sizes(_ROWS, decode)
+        self._plain = _sizes(_ROWS, limits.max_running)
+        self._decode = _sizes(_ROWS, limits.max_decode_rows)
         self._has_trees = limits.scratch_slots > 0
         self._plain_prefill = plain_prefill
-        self._tiled = [rows for rows in self._decode if tiled_rows is not None and rows >= tiled_rows]
-        chunk = limits.prefill_chunk
-        beside = [chunk + rows for rows in (0, *_sizes((16, 64, 256), decode))]
-        below = [rows for rows in _ROWS if _LEAST_PREFILL <= rows < chunk]
-        self._prefill = sorted({rows for rows in (*below, *beside) if rows <= most})
-        self._logits = sorted({0, min(_FEW_LOGITS, decode), min(_SOME_LOGITS, decode), decode})
+        self._tiled = [rows for rows in self._plain if tiled_rows is not None and rows >= tiled_rows]
+        self._prefill = _prefill_sizes(limits.prefill_chunk, limits.max_decode_rows)
+        self._plain_prefills = _prefill_sizes(limits.prefill_chunk, limits.max_running) if plain_prefill else []
+        most = limits.max_decode_rows
+        self._logits = sorted({0, min(_FEW_LOGITS, most), min(_SOME_LOGITS, most), most})
 
     @property
     def decode_rows(self) -> tuple[int, ...]:
-        """Sizes of passes whose rows all decode, ascending."""
+        """Sizes of passes whose rows all decode, ascending; those of more rows than requests have trees."""
         return tuple(self._decode)
 
     def all(self) -> list[Bucket]:
         """Every bucket that `find` can return, the largest first."""
-        trees = (False, True) if self._has_trees else (False,)
-        buckets = {Bucket(rows, rows, drafted, False) for rows in self._decode for drafted in trees if rows > drafted}
+        buckets = {Bucket(rows, rows, False, False) for rows in self._plain}
         buckets |= {Bucket(rows, rows, False, False, tiles_only=True) for rows in self._tiled}
-        for rows in self._prefill:
-            for drafted in trees if self._plain_prefill else (self._has_trees,):
+        if self._has_trees:
+            buckets |= {Bucket(rows, rows, True, False) for rows in self._decode if rows > 1}
+        for drafted in {self._has_trees, self._has_trees and not self._plain_prefill}:
+            for rows in self._prefills(drafted):
                 buckets |= {Bucket(rows, min(logits, rows), drafted, True) for logits in self._logits}
         return sorted(buckets, reverse=True)
 
@@ -72,7 +73,8 @@ class Buckets:
 
         `fits_tiles`: every row is one that decodes and is best served as a tile.
         """
-        sizes = self._prefill if has_prefill else self._decode
+        drafted = has_trees or (has_prefill and self._has_trees and not self._plain_prefill)
+        sizes = self._prefills(drafted) if has_prefill else self._decode if drafted else self._plain
         if rows > sizes[-1] or logits > self._logits[-1] or (has_trees and not self._has_trees):
             raise ValueError(
                 f"a pass of {rows} rows, {logits} logits, {'with' if has_trees else 'no'} trees is larger than "
@@ -82,7 +84,16 @@ class Buckets:
         if not has_prefill:
             return Bucket(padded, padded, has_trees, False, tiles_only=fits_tiles and padded in self._tiled)
         wanted = self._logits[bisect_left(self._logits, logits)]
-        return Bucket(padded, min(wanted, padded), has_trees if self._plain_prefill else self._has_trees, True)
+        return Bucket(padded, min(wanted, padded), drafted, True)
+
+    def _prefills(self, drafted: bool) -> list[int]:
+        return self._plain_prefills if self._plain_prefill and not drafted else self._prefill
+
+
+def _prefill_sizes(chunk: int, beside: int) -> list[int]:
+    """Of passes with at most `chunk` rows of prompts and `beside` rows that decode."""
+    sizes = [rows for rows in _ROWS if _LEAST_PREFILL <= rows < chunk]
+    return sorted({*sizes, *(chunk + rows for rows in (0, *_sizes((16, 64, 256), beside)))})
 
 
 def _sizes(candidates: tuple[int, ...], most: int) -> list[int]:

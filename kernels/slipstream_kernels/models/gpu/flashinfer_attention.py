@@ -24,7 +24,6 @@ Int32 = npt.NDArray[np.int32]
 
 AUTO, TRITON, FLASHINFER = "auto", "triton", "flashinfer"
 """Choices of attention: the last one for passes without trees, the first the last one where it can be had."""
-_FLOAT_BYTES = 256 << 20
 _INTEGER_BYTES = 8 << 20
 _TYPES = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 _LARGEST_STRIDE = 2**32
@@ -96,19 +95,22 @@ class PagedShape:
 class FlashInferWorkspace:
     """Device memory that all plans share, since the passes of a stream run one after the other."""
 
-    def __init__(self, page_table: torch.Tensor, max_rows: int) -> None:
-        """`page_table`: int32 [lines, pages], on the device, read when passes run. `max_rows`: of one decode pass."""
+    def __init__(self, page_table: torch.Tensor, max_rows: int, float_bytes: int) -> None:
+        """`page_table`: int32 [lines, pages], on the device, read when passes run. `max_rows`: of one pass.
+
+        `float_bytes`: as `flashinfer_sizes` says, of all plans that share the workspace.
+        """
         device = page_table.device
         self.page_table = page_table
-        self.floats = torch.zeros(_FLOAT_BYTES, dtype=torch.uint8, device=device)
+        self.floats = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
         self.integers = torch.zeros(_INTEGER_BYTES, dtype=torch.uint8, device=device)
         self.indices = torch.zeros(page_table.numel() + max_rows, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event()
 
     @staticmethod
-    def num_bytes(page_table_entries: int, max_rows: int) -> int:
+    def num_bytes(page_table_entries: int, max_rows: int, float_bytes: int) -> int:
         """Device memory taken."""
-        return _FLOAT_BYTES + _INTEGER_BYTES + 4 * (page_table_entries + max_rows)
+        return float_bytes + _INTEGER_BYTES + 4 * (page_table_entries + max_rows)
 
     @contextmanager
     def planning(self) -> Iterator[None]:

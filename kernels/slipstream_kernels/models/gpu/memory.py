@@ -88,7 +88,7 @@ def plan_memory(
         weights=weight_bytes(shard),
         pages=0,
         scratch=limits.scratch_slots * per_token,
-        partials=buffers["partials"] + (PlainAttention.num_bytes(limits) if plain else 0),
+        partials=buffers["partials"] + (PlainAttention.num_bytes(shard, limits) if plain else 0),
         logits=buffers["logits"] + kept_logits,
         activations=buffers["activations"] + StateSender.num_bytes(limits, shard.config.hidden_size),
         tables=DeviceTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,

@@ -26,7 +26,10 @@ class Launcher(Protocol):
 
 
 def measure_row_costs(model: Launcher) -> list[tuple[int, float]]:
-    """(rows, seconds) of decode passes of growing size, from launch to results, the median of several."""
+    """(rows, seconds) of decode passes of growing size, from launch to results, the median of several.
+
+    All of more than one row have trees, unless the limits allow none.
+    """
     costs = []
     for rows in Buckets(model.limits).decode_rows:
         plan = forest(rows, model.limits)

@@ -13,6 +13,7 @@ from slipstream_kernels.models.gpu.flashinfer_attention import (
     PagedShape,
     PrefillAttention,
 )
+from slipstream_kernels.models.gpu.flashinfer_sizes import PlainRows, float_bytes
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.shard import Shard
@@ -25,13 +26,14 @@ class PlainAttention:
         """`limits` are resolved; `page_table` int32 [lines, pages] on the device."""
         self._shape = PagedShape(shard.heads, shard.kv_heads, shard.config.head_dim, limits.page_size, limits.num_pages)
         self._max_running = limits.max_running
-        self._workspace = FlashInferWorkspace(page_table, limits.max_rows)
+        self._workspace = FlashInferWorkspace(page_table, limits.max_rows, _float_bytes(shard, limits))
         self._by_bucket: dict[Bucket, DecodeAttention | PrefillAttention] = {}
 
     @staticmethod
-    def num_bytes(limits: GpuLimits) -> int:
+    def num_bytes(shard: Shard, limits: GpuLimits) -> int:
         """Device memory taken."""
-        return FlashInferWorkspace.num_bytes(limits.max_running * limits.context_pages, limits.max_rows)
+        entries = limits.max_running * limits.context_pages
+        return FlashInferWorkspace.num_bytes(entries, limits.max_rows, _float_bytes(shard, limits))
 
     def of(self, bucket: Bucket) -> DecodeAttention | PrefillAttention:
         """The attention of a bucket without trees."""
@@ -50,6 +52,12 @@ class PlainAttention:
             self.of(bucket).plan(*requests_of(plan))
         else:
             self.of(bucket).prepare()
+
+
+def _float_bytes(shard: Shard, limits: GpuLimits) -> int:
+    running = limits.max_running
+    rows = PlainRows(running, limits.prefill_chunk + running, running)
+    return float_bytes(rows, shard.heads, shard.kv_heads, shard.config.head_dim)
 
 
 def requests_of(plan: PassPlan) -> tuple[Int32, Int32, Int32]:

@@ -108,7 +108,7 @@ def captured(attention: DecodeAttention | PrefillAttention, *tensors: torch.Tens
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_decode_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> None:
     cache = Cache(heads, kv_heads, head_dim)
-    attention = DecodeAttention(cache.shape, 4, FlashInferWorkspace(cache.page_table, 4))
+    attention = DecodeAttention(cache.shape, 4, FlashInferWorkspace(cache.page_table, 4, 128 << 20))
     q = torch.randn(4, heads, head_dim, device="cuda").bfloat16()
     out = torch.full_like(q, torch.nan)
     graph = captured(attention, q, cache.keys, cache.values, out)
@@ -125,7 +125,7 @@ def test_decode_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_prefill_rows_match_float64(heads: int, kv_heads: int, head_dim: int) -> None:
     cache = Cache(heads, kv_heads, head_dim)
-    attention = PrefillAttention(cache.shape, 192, 5, FlashInferWorkspace(cache.page_table, 192))
+    attention = PrefillAttention(cache.shape, 192, 5, FlashInferWorkspace(cache.page_table, 192, 128 << 20))
     q = torch.randn(192, heads, head_dim, device="cuda").bfloat16()
     out = torch.full_like(q, torch.nan)
     graph = captured(attention, q, cache.keys, cache.values, out)
