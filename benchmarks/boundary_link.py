@@ -41,9 +41,12 @@ _STOP_SECONDS = 10.0
 class TimedLink(DraftLink):
     """A link that keeps the times of its commits and collections."""
 
-    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None, step_rows: int = 0) -> None:
-        """step_rows: of the largest step."""
+    def __init__(
+        self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None, device: str, step_rows: int
+    ) -> None:
+        """device: the model's. step_rows: of the largest step."""
         super().__init__(facts, config, rings=rings)
+        self.device = device
         self.step_rows = step_rows
         self.commits: list[Span] = []
         self.collections: list[Span] = []
@@ -78,10 +81,10 @@ def timed_link(
     )
     rings = None
     rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
+    device = model.kv.keys.device
     if CUDA_IPC in transports:
-        device = model.kv.keys.device.index or 0
-        rings = DeviceRings(CudaMemory(device), step_rows=rows, hidden_size=config.hidden_size)
-    return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, rows)
+        rings = DeviceRings(CudaMemory(device.index or 0), step_rows=rows, hidden_size=config.hidden_size)
+    return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, str(device), rows)
 
 
 @contextmanager
@@ -89,7 +92,10 @@ def attached_here(link: DraftLink, spec: str, device: str) -> Iterator[None]:
     """A proposer of this process is attached to a link, which is closed at the end."""
     host = load_host((spec,), HostLimits(device=device))
     try:
-        attach_host(link, host, step_rows=link.step_rows if isinstance(link, TimedLink) else 0)
+        if isinstance(link, TimedLink):
+            attach_host(link, host, device=link.device, step_rows=link.step_rows)
+        else:
+            attach_host(link, host)
         yield
     finally:
         link.close()

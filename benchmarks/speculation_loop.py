@@ -91,15 +91,17 @@ def speculative_loop(model: MeasuredModel, config: EngineConfig, drafters: Draft
     link = ChosenLink(facts, LinkConfig(deadline=drafters.deadline, num_slots=2 * config.max_running))
     with ExitStack() as stack:
         rows = config.prefill_chunk + config.max_running + config.step_nodes
-        stack.enter_context(_beside(link, drafters, rows) if drafters.place == IN_PROCESS else _behind(link, drafters))
+        device = str(model.kv.keys.device)
+        beside = drafters.place == IN_PROCESS
+        stack.enter_context(_beside(link, drafters, device, rows) if beside else _behind(link, drafters))
         yield SpeculativeLoop(stack.enter_context(local_loop(model, config, link, link)), link)
 
 
 @contextmanager
-def _beside(link: DraftLink, drafters: Drafters, rows: int) -> Iterator[None]:
-    """The proposers run in this process; a step has so many rows at most."""
+def _beside(link: DraftLink, drafters: Drafters, device: str, rows: int) -> Iterator[None]:
+    """The proposers run in this process, the model on `device`; a step has so many rows at most."""
     host = load_host(drafters.hosted, HostLimits(device=_numbered(drafters.device)))
-    attach_host(link, host, step_rows=rows)
+    attach_host(link, host, device=device, step_rows=rows)
     try:
         yield
     finally:

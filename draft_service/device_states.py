@@ -27,7 +27,11 @@ class DeviceStates:
     """The drafter's end of a device ring. Belongs to whoever makes a pass of the worker's."""
 
     def __init__(self, block: DeviceBlock, device: str, nonce: bytes = b"") -> None:
-        """The block has the ring, known by the nonce; rows are copied to `device`."""
+        """The block has the ring, known by the nonce; rows are copied to `device`, be it the block's or another.
+
+        A copy is queued on the current stream of the block's device. It is ready for what is queued afterwards on the
+        current stream of `device`: torch has that one wait for it where the two differ.
+        """
         self._block = block
         self.nonce = nonce
         self._capacity = block.size - DATA_OFFSET

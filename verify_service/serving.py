@@ -124,7 +124,7 @@ def _start(
     rings = _device_rings(settings, config.hidden_size)
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
-        attach_host(link, host, step_rows=settings.step_rows)
+        attach_host(link, host, device=settings.numbered_device, step_rows=settings.step_rows)
     trees, engine = HeldBack(link), settings.engine_config(loaded.num_pages)
     loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees)
     metrics.watch(loop.state, link.state)

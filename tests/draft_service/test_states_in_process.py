@@ -55,6 +55,12 @@ class Reader(Proposer):
         return [TokenTree.chain((7,)) for _ in requests]
 
 
+class FarReader(Reader):
+    """On another device than the model, of which only shapes are known."""
+
+    state_device = "meta"
+
+
 @pytest.fixture
 def reader() -> Reader:
     return Reader()
@@ -69,7 +75,7 @@ def host(reader: Reader) -> Iterator[InProcessHost]:
 
 def opened(host: InProcessHost, step_rows: int) -> DraftLink:
     link = DraftLink(FACTS, LinkConfig(deadline=30.0))
-    attach_host(link, host, step_rows=step_rows)
+    attach_host(link, host, device="cpu:0", step_rows=step_rows)
     link.begin(LinkOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "", "", 0))
     return link
 
@@ -114,6 +120,25 @@ def test_all_rows_come_from_the_device_while_the_ring_goes_round(host, reader, m
     assert torch.equal(states.view(torch.int16), numbers(0, end).view(torch.int16))
     link.close()
     assert attachment.ring is None
+
+
+def test_the_ring_is_the_models_and_its_rows_are_copied_to_another_device() -> None:
+    reader = FarReader()
+    host = InProcessHost([reader])
+    link = opened(host, step_rows=8)
+    (attachment,) = link._bindings.live
+    assert attachment.ring is not None and attachment.ring.block.numbers().device.type == "cpu"
+    assert decode(link, 2) == sum(map(len, reader.states)) == 6
+    assert {states.device.type for states in reader.states} == {"meta"}
+    link.close()
+    host.stop(30.0)
+
+
+def test_a_model_on_the_cpu_has_no_ring(host, reader) -> None:
+    link = DraftLink(FACTS, LinkConfig(deadline=30.0))
+    attachment = attach_host(link, host, device="cpu", step_rows=8)
+    assert attachment.ring is None
+    link.close()
 
 
 def test_without_memory_on_the_device_states_come_from_the_host(host, reader, monkeypatch) -> None:

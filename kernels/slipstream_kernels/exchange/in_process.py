@@ -81,7 +81,7 @@ class ProposerHost(Protocol):
     def attach(self, attached: bytes, answer: Answer, block: DeviceBlock | None = None) -> None:
         """Begin the exchange that an AttachResponse has agreed on; `answer` gets the replies.
 
-        Through `block`, memory of `state_device`, states may come, which are there when a record names them.
+        Through `block`, memory of the model's device, states may come, which are there when a record names them.
         """
         ...
 
