@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream_kernels.models.gpu import ops_namespace
 from slipstream_kernels.models.gpu.ops_namespace import Op, Ops
-from slipstream_kernels.ops.gpu import draft_expand, draft_top_k, gather_norm, join_rows
+from slipstream_kernels.ops.gpu import draft_expand, draft_top_k, gather_norm, join_rows, text_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class DraftOps:
     draft_top_k: Op
     gather_norm: Op
     join_rows: Op
+    settle_text: Op
+    take_states: Op
 
 
 def kernels() -> DraftOps:
@@ -28,6 +30,8 @@ def kernels() -> DraftOps:
         draft_top_k=draft_top_k.draft_top_k,
         gather_norm=gather_norm.gather_norm,
         join_rows=join_rows.join_rows,
+        settle_text=text_rows.settle_text,
+        take_states=text_rows.take_states,
     )
 
 
@@ -39,4 +43,6 @@ def twins() -> DraftOps:
         draft_top_k=draft_top_k.draft_top_k_reference,
         gather_norm=gather_norm.gather_norm_reference,
         join_rows=join_rows.join_rows_reference,
+        settle_text=text_rows.settle_text_reference,
+        take_states=text_rows.take_states_reference,
     )

@@ -21,6 +21,7 @@ from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLim
 from slipstream_kernels.models.gpu.draft.draft_memory import plan_draft_memory, rotary_positions, scratch_slots
 from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
 from slipstream_kernels.models.gpu.draft.feature_rows import FeatureRows
+from slipstream_kernels.models.gpu.draft.followed_pass import FollowedPass
 from slipstream_kernels.models.gpu.draft.round_attention import TextAttention, TreeAttention
 from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket, RoundBuckets
 from slipstream_kernels.models.gpu.draft.round_buffers import RoundBuffers
@@ -30,6 +31,7 @@ from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.memory import available_bytes
 from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS, TREE_WIDTH, FrontierRows
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import Llama3Scaling, rotary_table
 from slipstream_kernels.token_tree import TokenTree
 
@@ -71,8 +73,10 @@ class DraftRound:
         self._ops = ops or (draft_ops.kernels() if cuda else draft_ops.twins())
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
+        self._states_read: torch.cuda.Event | None = None
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
+            self._states_read = torch.cuda.Event()
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
             self._own_stream = OnStream(self._stream)
         self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]] = {}
@@ -82,6 +86,7 @@ class DraftRound:
         if graphs:
             with self._on_stream():
                 self._graphs.capture(graphs, self._prepare, progress=progress)
+                self._compile_settling(graphs)
 
     @property
     def max_sessions(self) -> int:
@@ -122,10 +127,43 @@ class DraftRound:
         features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
         values are in their pages once the trees are there. Nothing else may be queued before they are.
         """
+        self._launch(self._find(items, filtered=filtered), items, features)
+        return RoundTicket(self._result_words[: len(items)], self._done)
+
+    def follow(
+        self,
+        items: Sequence[RoundItem],
+        asked: Sequence[tuple[int, int]],
+        results: torch.Tensor,
+        source: torch.Tensor,
+        *,
+        ready: torch.cuda.Event | None,
+        filtered: bool,
+    ) -> RoundTicket:
+        """Queue a round, as `begin`, behind the target's pass that decides its text: the device takes it from there.
+
+        Each item's `token_ids` are placeholders, of any value, for the most tokens that the pass may commit: as many
+        rows of text as it does commit come to count, and only their keys and values are in the pages then. asked: for
+        each item, its row of `results`, int32 [n, 130] of `tree_walk`, and where in `source`, bfloat16 [any], the
+        states of its rows begin, end to end. Both are read once `ready` has come, None where they are there, and are
+        free again after the ticket's `states_read`. Tokens must be some that the draft embeds. Raises ValueError with
+        nothing queued.
+        """
+        followed = FollowedPass(asked, results, source)
+        followed.check(items, self.forward.shape.features)
+        bucket = self._find(items, filtered=filtered)
+        with self._on_stream():
+            self._send(bucket, items, asked)
+            if self._stream is not None and ready is not None:
+                self._stream.wait_event(ready)
+            self._settle(bucket, followed)
+            self._replay(bucket)
+        return RoundTicket(self._result_words[: len(items)], self._done, self._states_read)
+
+    def _find(self, items: Sequence[RoundItem], *, filtered: bool) -> RoundBucket:
         rows = sum(len(item.token_ids) for item in items)
         levels = max(item.max_depth for item in items)
-        self._launch(self._buckets.find(len(items), rows, levels, filtered=filtered), items, features)
-        return RoundTicket(self._result_words[: len(items)], self._done)
+        return self._buckets.find(len(items), rows, levels, filtered=filtered)
 
     def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
         """Queue a round or a pass over text, and the copy of its trees, if any."""
@@ -135,21 +173,26 @@ class DraftRound:
             if features:
                 self._features.load(features)
             self._send(bucket, items)
-            self._graphs.run(bucket)
-            if bucket.levels:
-                trees = self._buffers.trees(bucket.sessions).trees.result
-                self._result[: bucket.sessions].copy_(trees, non_blocking=True)
-        if self._stream is not None and self._done is not None:
+            self._replay(bucket)
+
+    def _replay(self, bucket: RoundBucket) -> None:
+        """Queue what the plan on the device says, and the copy of the trees, if any."""
+        self._graphs.run(bucket)
+        if bucket.levels:
+            trees = self._buffers.trees(bucket.sessions).trees.result
+            self._result[: bucket.sessions].copy_(trees, non_blocking=True)
+        if self._done is not None:
             self._done.record(self._stream)
 
     def _wait(self) -> None:
         if self._done is not None:
             self._done.synchronize()
 
-    def _send(self, bucket: RoundBucket, items: Sequence[RoundItem]) -> None:
+    def _send(self, bucket: RoundBucket, items: Sequence[RoundItem], asked: Sequence[tuple[int, int]] = ()) -> None:
         """Queue the copy of a plan, and of the changes of the tables noted since the last one."""
         layout, host, _ = self._laid_out(bucket)
         layout.pack(items, self._pages, self._host_words)
+        layout.pack_follows(items, asked, host.follows)
         changes = self._tables.take_changes(len(host.updates))
         host.updates[: len(changes)] = changes
         host.updates[len(changes) :] = -1
@@ -160,6 +203,22 @@ class DraftRound:
         if self._stream is not None:
             self._stream.synchronize()
         self._send(bucket, [])
+
+    def _settle(self, bucket: RoundBucket, followed: FollowedPass) -> None:
+        """Queue what a round that follows a pass has in front of it."""
+        layout, _, plan = self._laid_out(bucket)
+        features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
+        followed.settle(self._ops, plan, layout.segment_rows, self.limits.width, features, self._states_read)
+
+    def _compile_settling(self, buckets: Sequence[RoundBucket]) -> None:
+        """Settle padding once for each shape: a kernel that is not compiled would hold up the first such round."""
+        results = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32, device=self._device)
+        followed = FollowedPass([], results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))
+        for bucket in buckets:
+            if bucket.levels:
+                self._prepare(bucket)
+                self._settle(bucket, followed)
+        torch.cuda.current_stream().synchronize()
 
     def _run(self, bucket: RoundBucket) -> None:
         """Queue all of a round's ops, or those of a pass over text."""
@@ -291,12 +350,21 @@ class DraftRound:
 class RoundTicket:
     """A round under way."""
 
-    __slots__ = ("_done", "_words")
+    __slots__ = ("_done", "_words", "states_read")
 
-    def __init__(self, words: npt.NDArray[np.int32], done: torch.cuda.Event | None) -> None:
-        """words: int32 [sessions, TREE_WIDTH], the trees once `done` has come; None where they are there."""
+    def __init__(
+        self,
+        words: npt.NDArray[np.int32],
+        done: torch.cuda.Event | None,
+        states_read: torch.cuda.Event | None = None,
+    ) -> None:
+        """words: int32 [sessions, TREE_WIDTH], the trees once `done` has come; None where they are there.
+
+        states_read: of a round that follows a pass on a GPU, comes once it has read the pass's results and states.
+        """
         self._words = words
         self._done = done
+        self.states_read = states_read
 
     def wait(self, seconds: float) -> bool:
         """Whether `trees` would not wait, after so many seconds at most."""

@@ -17,6 +17,7 @@ from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
+from slipstream_kernels.ops.gpu.text_rows import FOLLOW
 
 Int32 = npt.NDArray[np.int32]
 A = TypeVar("A")
@@ -79,6 +80,8 @@ class RoundArrays(Generic[A]):
     node_decode_rows: A
     node_segments: A
     node_item_offsets: A
+    follows: A
+    """[sessions, FOLLOW], of `settle_text`; zeros where the text is known"""
 
 
 class RoundLayout:
@@ -89,7 +92,8 @@ class RoundLayout:
         self._width = limits.width
         self._shift = shape.shift
         self._group = shape.group
-        self._segment_rows = PREFIX_COLUMNS // shape.group
+        self.segment_rows = PREFIX_COLUMNS // shape.group
+        """most rows of a segment"""
         blocks = limits.max_context // BLOCK + 2
         self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
         self._shapes = self._sizes()
@@ -111,7 +115,7 @@ class RoundLayout:
         )
 
     def pack(self, items: Sequence[RoundItem], page_table: Int32, words: Int32) -> None:
-        """Fill all arrays but the updates, which lie in `words`. page_table: int32 [lines, pages]."""
+        """Fill all arrays, which lie in `words`, but `updates` and `follows`. page_table: int32 [lines, pages]."""
         table = np.array(
             [(i.line, i.cached, i.position, len(i.token_ids), i.max_nodes, i.max_depth) for i in items], np.int32
         ).reshape(-1, 6)
@@ -130,12 +134,25 @@ class RoundLayout:
             PAGE_SIZE,
             self._shift,
             self._width,
-            self._segment_rows,
+            self.segment_rows,
             self._splits,
             BLOCK,
             self._places,
             words,
         )
+
+    def pack_follows(self, items: Sequence[RoundItem], asked: Sequence[tuple[int, int]], target: Int32) -> None:
+        """Fill `follows` of items that follow a pass: the row of its results and the first state's place for each.
+
+        Nothing is asked of it where the items' text is known.
+        """
+        target[:] = 0
+        first = segment = 0
+        for follow, (row, place), item in zip(target, asked, items, strict=False):
+            rows = len(item.token_ids)
+            follow[:5] = row, first, rows, place, segment
+            first += rows
+            segment += -(-rows // self.segment_rows)
 
     def _lay_tiles(self, table: Int32, target: Int32) -> None:
         tiles: list[tuple[int, int, int, int]] = []
@@ -157,8 +174,8 @@ class RoundLayout:
         else:
             sessions, nodes = (bucket.sessions,), (bucket.sessions * self._width,)
             tiles, deeper = 0, bucket.levels - 1
-            segments = _room(bucket.sessions + bucket.text_rows // self._segment_rows)
-            node_segments = _room(bucket.sessions * -(-self._width // self._segment_rows))
+            segments = _room(bucket.sessions + bucket.text_rows // self.segment_rows)
+            node_segments = _room(bucket.sessions * -(-self._width // self.segment_rows))
         return {
             "updates": (_FREE_UPDATES + _UPDATES_PER_SESSION * bucket.sessions, 2),
             **text,
@@ -173,6 +190,7 @@ class RoundLayout:
             **dict.fromkeys(("node_lines", "node_prefix_lengths", "node_decode_rows"), nodes),
             "node_segments": (node_segments, 4),
             "node_item_offsets": (node_segments + 1,),
+            "follows": (*sessions, FOLLOW),
         }
 
 
