@@ -150,7 +150,7 @@ class DraftRound:
         nothing queued.
         """
         followed = FollowedPass(asked, results, source)
-        followed.check(items, self.forward.shape.features)
+        followed.check(items, self.forward.shape.features, self._device)
         bucket = self._find(items, filtered=filtered)
         with self._on_stream():
             self._send(bucket, items, asked)

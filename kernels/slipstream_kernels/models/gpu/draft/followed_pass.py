@@ -22,8 +22,11 @@ class FollowedPass:
     results: torch.Tensor
     source: torch.Tensor
 
-    def check(self, items: Sequence[RoundItem], features: int) -> None:
-        """Raises ValueError where these are not items that can follow; `features` are numbers of a state."""
+    def check(self, items: Sequence[RoundItem], features: int, device: torch.device) -> None:
+        """Raises ValueError where these items cannot follow; `features` are numbers of a state, `device` the round's."""
+        for tensor in (self.results, self.source):
+            if tensor.device != device:
+                raise ValueError(f"a round on {device} follows a pass on {tensor.device}")
         if len(self.asked) != len(items):
             raise ValueError(f"{len(items)} items follow a pass in {len(self.asked)} places")
         end = min(len(self.source), _PLACES - 1) if features else _PLACES

@@ -131,3 +131,5 @@ def test_what_cannot_follow_is_refused(draft):
     ]:
         with pytest.raises(ValueError, match=words):
             draft.follow(items, asked, results, source, ready=None, filtered=False)
+    with pytest.raises(ValueError, match="on cpu follows a pass on meta"):
+        draft.follow([item], [(0, 0)], results.to("meta"), source, ready=None, filtered=False)
