@@ -23,7 +23,7 @@ class FollowedPass:
     source: torch.Tensor
 
     def check(self, items: Sequence[RoundItem], features: int, device: torch.device) -> None:
-        """Raises ValueError where these items cannot follow; `features` are numbers of a state, `device` the round's."""
+        """Raises ValueError where items cannot follow. features: numbers of a state. device: the round's."""
         for tensor in (self.results, self.source):
             if tensor.device != device:
                 raise ValueError(f"a round on {device} follows a pass on {tensor.device}")
