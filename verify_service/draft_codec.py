@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.exchange.tree_message import TreeReader
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
@@ -142,8 +143,10 @@ def _ring(address: RingAddress) -> draft_pb2.SharedRing:
     return draft_pb2.SharedRing(path=address.path, size=address.size)
 
 
-def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
+def decode_replies(data: bytes, num_slots: int, reader: TreeReader | None = None) -> list[Reply]:
     """The records of one ExchangeRequest, copied; stamps and trees are not checked yet.
+
+    With a `reader` those of a message of trees alone are read by it, the same but sooner, and their lists are checked.
 
     InvalidArgumentError if the message is larger than an attachment of `num_slots` slots may send, the bytes are no
     ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, a log_prob that is not finite, or a
@@ -154,6 +157,9 @@ def decode_replies(data: bytes, num_slots: int) -> list[Reply]:
         raise InvalidArgumentError(
             f"a message of {len(data)} bytes, the limit with {num_slots} slots is {message_limit(num_slots)}"
         )
+    trees = None if reader is None else reader.read(data)
+    if trees is not None and len(trees) <= most:
+        return [TreeReply(Stamp(*stamp), tree, (), tree_id) for stamp, tree, tree_id in trees]
     message = _parse(draft_pb2.ExchangeRequest, data)
     replies = message.replies
     if len(replies) > most:

@@ -17,6 +17,7 @@ from slipstream_kernels.exchange.byte_ring import (
     writer,
 )
 from slipstream_kernels.exchange.segment import Segment
+from slipstream_kernels.exchange.tree_message import TreeReader
 from verify_service.attachments import CUDA_IPC, SHM
 from verify_service.device_ring import DeviceRing, Room
 from verify_service.draft_codec import decode_replies, encode_commands, message_limit
@@ -61,7 +62,19 @@ class SharedRings:
 class ShmTransport:
     """Both ends' rings, once the drafter has shown that it reaches them; as `cuda_ipc` beside a ring of states."""
 
-    __slots__ = ("_ends", "_fault", "_num_slots", "_ring", "_rooms", "_spin", "_unsent", "_wake", "name")
+    __slots__ = (
+        "_ends",
+        "_fault",
+        "_limit",
+        "_num_slots",
+        "_ring",
+        "_rooms",
+        "_spin",
+        "_trees",
+        "_unsent",
+        "_wake",
+        "name",
+    )
 
     polled = True
 
@@ -76,7 +89,8 @@ class ShmTransport:
         self.name = SHM if ring is None else CUDA_IPC
         self._ring = ring
         self._wake = wake
-        self._num_slots = num_slots
+        self._num_slots, self._limit = num_slots, message_limit(num_slots)
+        self._trees = TreeReader()
         self._spin = spin
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
@@ -135,10 +149,10 @@ class ShmTransport:
             if self._ring is not None:
                 self._ring.release(incoming.mark, self._ends[0].messages)
             for _ in range(MESSAGES_PER_POLL):
-                data = incoming.read(message_limit(self._num_slots))
+                data = incoming.read(self._limit)
                 if data is None:
                     break
-                messages.append((decode_replies(data, self._num_slots), len(data)))
+                messages.append((decode_replies(data, self._num_slots, self._trees), len(data)))
         except RingError as error:
             raise InvalidArgumentError(f"shared memory: {error}") from error
         return messages

@@ -40,6 +40,27 @@ class TokenTree:
         """A tree of one path."""
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
+    @classmethod
+    def checked(
+        cls,
+        token_ids: tuple[int, ...],
+        parents: tuple[int, ...],
+        log_probs: tuple[float, ...] | None,
+        depths: tuple[int, ...],
+        depth: int,
+        largest: int,
+    ) -> TokenTree:
+        """One whose lists were found to be in order as they were read; `largest` is the largest token id, or -1."""
+        tree, put = object.__new__(cls), object.__setattr__  # as the initialiser of a frozen class does
+        put(tree, "token_ids", token_ids)
+        put(tree, "parents", parents)
+        put(tree, "log_probs", log_probs)
+        put(tree, "sources", None)
+        put(tree, "_depths", depths)
+        put(tree, "_depth", depth)
+        put(tree, "_largest", largest)
+        return tree
+
     def __len__(self) -> int:
         """Number of nodes, the root not counted."""
         return len(self.token_ids)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from slipstream_kernels.exchange.watch import watch
 from slipstream_kernels.intrinsics import atomic_add, atomic_load, pause
 from slipstream_kernels.jit import kernel
 
@@ -31,7 +32,7 @@ class Bell:
         self._address = self._words.ctypes.data
         self._awaited = False
         _ring(self._address, 0)
-        _listen(self._address, 1, 1)  # both are compiled now
+        watch(self._address, 1, 1)  # both are compiled now
         self._looks = _TRIAL / min(self._time_of(_TRIAL) for _ in range(5))
         """in a second"""
 
@@ -52,13 +53,13 @@ class Bell:
     def listen(self, rung: int, seconds: float) -> None:
         """Return once it was rung more often than `rung` times, or after about `seconds`."""
         self._awaited = True
-        _listen(self._address, rung, int(self._looks * seconds))
+        watch(self._address, rung, int(self._looks * seconds))
         self._awaited = False
         self._words[_HEARD] = self._words[0]
 
     def _time_of(self, looks: int) -> float:
         begun = time.perf_counter()
-        _listen(self._address, self.rung, looks)
+        watch(self._address, self.rung, looks)
         return time.perf_counter() - begun
 
 
@@ -67,13 +68,5 @@ def _ring(address: int, turns: int) -> None:
     rung = atomic_add(address, 1) + 1
     for _ in range(turns):
         if atomic_load(address + 8 * _HEARD) >= rung:
-            break
-        pause()
-
-
-@kernel
-def _listen(address: int, rung: int, turns: int) -> None:
-    for _ in range(turns):
-        if atomic_load(address) != rung:
             break
         pause()

@@ -14,6 +14,7 @@ import time
 
 from slipstream_kernels.exchange.doorbell import Doorbell
 from slipstream_kernels.exchange.segment import Segment, SegmentError
+from slipstream_kernels.exchange.watch import watch
 
 MAGIC = b"SLIPRING"
 LAYOUT_VERSION = 1
@@ -24,7 +25,8 @@ _WRITTEN_OFFSET, _READ_OFFSET, _MARK_OFFSET = 64, 128, 192
 _FRAME = struct.Struct("<II")
 _ALIGNMENT = 8
 MIN_CAPACITY, MAX_CAPACITY = 1 << 12, 1 << 28
-
+_LOOKS = 200
+"""Of a wait, before others get a chance to run: some microseconds."""
 
 _give_way = ctypes.CDLL(None).sched_yield  # unlike os.sched_yield it lets other Python threads run
 
@@ -120,7 +122,12 @@ class RingWriter(_Ring):
 class RingReader(_Ring):
     """The reading end. Not thread-safe, except that any thread may `wait` or `ring`."""
 
-    __slots__ = ()
+    __slots__ = ("_address",)
+
+    def __init__(self, segment: Segment, capacity: int) -> None:
+        super().__init__(segment, capacity)
+        self._address = self._bell.address
+        watch(self._address, 0, 0)  # it is compiled now
 
     @property
     def filled(self) -> bool:
@@ -173,7 +180,9 @@ class RingReader(_Ring):
         if spin > 0:
             until = time.perf_counter() + min(spin, seconds)
             while words[index] == known and time.perf_counter() < until:
-                _give_way()
+                watch(self._address, known, _LOOKS)
+                if words[index] == known:
+                    _give_way()
         if words[index] == known:
             self._bell.wait(known & 0xFFFFFFFF, seconds)
 

@@ -36,6 +36,11 @@ class Doorbell:
         self._wait = None if futex is None else _system_call(ctypes.CDLL(None, use_errno=True), futex)
         self._wake = None if futex is None else _system_call(ctypes.PyDLL(None, use_errno=True), futex)
 
+    @property
+    def address(self) -> int:
+        """Of the word, as long as this object lives."""
+        return ctypes.addressof(self._word)
+
     def wait(self, seen: int, seconds: float) -> None:
         """Return when the word no longer equals `seen`, somebody rings, or after `seconds`; also for no reason.
 
