@@ -11,7 +11,7 @@ from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
 from slipstream_kernels.models.gpu.draft.round_plan import RoundArrays, RoundItem
 from slipstream_kernels.token_tree import MAX_ROWS
 
-_PLACES = 2**31
+_MOST_PLACE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FollowedPass:
                 raise ValueError(f"a round on {device} follows a pass on {tensor.device}")
         if len(self.asked) != len(items):
             raise ValueError(f"{len(items)} items follow a pass in {len(self.asked)} places")
-        end = min(len(self.source), _PLACES - 1) if features else _PLACES
+        end = min(len(self.source) if features else _MOST_PLACE, _MOST_PLACE)
         for item, (row, place) in zip(items, self.asked, strict=True):
             rows = len(item.token_ids)
             if not 1 <= rows <= MAX_ROWS:
