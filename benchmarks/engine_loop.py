@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verify_service.engine_config import EngineConfig
+from verify_service.following import Follower
 from verify_service.loop import VerifyLoop
 from verify_service.request import (
     FinishReason,
@@ -113,9 +114,10 @@ class LocalLoop:
         trees: TreeSource | None,
         taker: FeatureTaker | None = None,
         foresight: ForesightSource | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker, foresight)
+        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker, foresight, follower)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -219,12 +221,13 @@ def local_loop(
     trees: TreeSource | None = None,
     taker: FeatureTaker | None = None,
     foresight: ForesightSource | None = None,
+    follower: Follower | None = None,
 ) -> Iterator[LocalLoop]:
     """A started loop over a loaded model, stopped at the end; hidden states go to `taker`.
 
-    `foresight` is what `trees` has for steps that are not decided yet.
+    `foresight` and `follower` are what `trees` has for steps that are not decided yet.
     """
-    local = LocalLoop(model, config, trees, taker, foresight)
+    local = LocalLoop(model, config, trees, taker, foresight, follower)
     local.loop.start()
     try:
         yield local

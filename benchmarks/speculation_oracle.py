@@ -17,12 +17,22 @@ from typing import TYPE_CHECKING
 
 from benchmarks.continuations import continuation_key, read_continuations
 from benchmarks.speculation_profile import OraclePlan, Profile, Shape, best_shape, placed
-from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer, ProposerOptions, Target
+from draft_service.proposers.base import (
+    Begun,
+    DraftRequest,
+    FollowRequest,
+    Opening,
+    Proposer,
+    ProposerOptions,
+    Target,
+)
 from draft_service.proposers.registry import ProposerSpec, find_factory
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 if TYPE_CHECKING:
     import torch
+
+    from slipstream_kernels.exchange.in_process import PassOutcome
 
 
 @dataclass(slots=True)
@@ -95,6 +105,9 @@ class Oracle(Proposer):
 
     def begin(self, requests: Sequence[DraftRequest]) -> _Overwriting:
         return _Overwriting(self, requests, self._inner.begin(requests))
+
+    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        return self._inner.follow(requests, outcome)
 
     def overwritten(
         self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree | None]

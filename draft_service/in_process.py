@@ -10,6 +10,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from draft_service import codec
 from draft_service.codec import Identity
@@ -28,10 +29,15 @@ from slipstream_kernels.exchange.in_process import (
     Answer,
     Commands,
     CommitValue,
+    FollowValue,
     HostLimits,
+    PassOutcome,
     Replies,
     TreeValue,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +96,13 @@ class InProcessHost:
 
     def give_way(self, seconds: float) -> bool:
         return self._feed.give_way(seconds)
+
+    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        try:
+            return self._worker.follow(values, outcome) if self._shares else ()
+        except Exception:  # noqa: BLE001 - a step goes on
+            _log.exception("no round was begun behind a pass")
+            return ()
 
     def begin(self) -> bool:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from draft_service.ahead import Outlook, Prepared
 from draft_service.fan_out import FanOut
-from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
+from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
 from draft_service.records import (
     Close,
     Commit,
@@ -30,6 +30,7 @@ from draft_service.records import (
     TreeReply,
 )
 from draft_service.tensors import placed
+from slipstream_kernels.exchange.in_process import FollowValue
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -133,6 +134,19 @@ class SessionTable:
                 )
                 wanted.setdefault(slot.proposer, []).append((slot, request))
         return wanted
+
+    def followed(self, values: Sequence[FollowValue]) -> dict[Proposer, list[FollowRequest]]:
+        """Sessions that a pass under way goes on with, by proposer: those that are at the state it began with."""
+        asked: dict[Proposer, list[FollowRequest]] = {}
+        for value in values:
+            stamp = Stamp(*value.stamp)
+            slot = self._slots.get(stamp.slot)
+            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.outlook:
+                continue
+            nodes, depth = min(value.max_nodes, slot.proposer.max_nodes), min(value.max_depth, slot.proposer.max_depth)
+            request = FollowRequest(slot.session, value.row, value.rows, value.place, nodes, depth)
+            asked.setdefault(slot.proposer, []).append(request)
+        return asked
 
     @property
     def slots(self) -> list[Slot]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from draft_service.ahead import Foresight
 from draft_service.codec import Attachment
@@ -24,8 +24,13 @@ from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.question import Question
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.sessions import SessionTable, Slot
+from draft_service.worker_items import Attach, Bind, Detach, Item, Say, Send, Stop
 from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +38,6 @@ TURN_SECONDS = 0.1
 """How long the worker waits at a feed before it looks elsewhere, should it have missed a poke."""
 _LOOK_SECONDS = 1e-4
 """How often a thread that waits for its turn looks whether it still has to."""
-
-Send = Callable[[list[Reply]], None]
-"""Takes the replies of one pass; called on the worker's thread and must not block."""
 
 
 @dataclass(slots=True)
@@ -51,38 +53,6 @@ class WorkerStats:
     sessions: int = 0
     partial: int = 0
     """Sessions that began without older states which their proposer wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Attach:
-    attachment: Attachment
-    proposers: Sequence[Proposer]
-    send: Send
-    feed: Feed | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Detach:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Bind:
-    target: Target
-    done: Future[list[Proposer]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Say:
-    reply: Reply
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Item = Sequence[Record] | _Attach | _Detach | _Bind | _Say | _Stop
 
 
 class _Asked(NamedTuple):
@@ -109,13 +79,13 @@ class Worker:
 
     proposers: Sequence[Proposer]
     stats: WorkerStats = field(default_factory=WorkerStats)
-    _inbox: SimpleQueue[_Item] = field(default_factory=SimpleQueue)
+    _inbox: SimpleQueue[Item] = field(default_factory=SimpleQueue)
     _newest: dict[int, Stamp | None] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _table: SessionTable | None = None
     _send: Send | None = None
     _feed: Feed | None = None
-    _arrived: list[_Item] = field(default_factory=list)
+    _arrived: list[Item] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever makes a pass, or a part of one."""
     _begun: _Round | None = None
@@ -130,14 +100,14 @@ class Worker:
 
     def stop(self, seconds: float | None = None) -> None:
         """Finish the present pass, shut the proposers down and end the thread; waits for that, up to `seconds`."""
-        self._post(_Stop())
+        self._post(Stop())
         if self._thread is not None:
             self._thread.join(seconds)
 
     def bind(self, target: Target) -> Future[list[Proposer]]:
         """Tell every proposer of the target; the result holds those that fit it."""
         done: Future[list[Proposer]] = Future()
-        self._post(_Bind(target, done))
+        self._post(Bind(target, done))
         return done
 
     def attach(
@@ -148,15 +118,15 @@ class Worker:
         Records are handed over by `put`, or picked up from `feed`.
         """
         self._newest = {}
-        self._post(_Attach(attachment, proposers, send, feed))
+        self._post(Attach(attachment, proposers, send, feed))
 
     def detach(self, epoch: int) -> None:
         """End an attachment; its sessions are closed."""
-        self._post(_Detach(epoch))
+        self._post(Detach(epoch))
 
     def say(self, reply: Reply) -> None:
         """Send a reply that answers no record; dropped while nothing is attached."""
-        self._post(_Say(reply))
+        self._post(Say(reply))
 
     def put(self, records: Sequence[Record]) -> None:
         """Hand over records in the order of their arrival."""
@@ -176,6 +146,25 @@ class Worker:
                 return False
             self._begun = self._ask([reply for item in self._take(inbox=False) for reply in self._handle(item)])
             return True
+        finally:
+            self._turn.release()
+
+    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
+
+        Nothing comes of it where somebody else is at a pass, or has something to do first. Once the events have come
+        nothing of `outcome` is read any more.
+        """
+        if not self._turn.acquire(blocking=False):
+            return ()
+        try:
+            if self._begun is not None or self._table is None or not self._inbox.empty():
+                return ()
+            self._look()
+            if self._arrived:
+                return ()
+            asked = self._table.followed(values).items()
+            return [event for proposer, requests in asked for event in proposer.follow(requests, outcome)]
         finally:
             self._turn.release()
 
@@ -202,7 +191,7 @@ class Worker:
                 items = self._take(inbox=True)
                 replies: list[Reply] = []
                 for item in items:
-                    if isinstance(item, _Stop):
+                    if isinstance(item, Stop):
                         self._shut_down()
                         return
                     replies.extend(self._handle(item))
@@ -224,7 +213,7 @@ class Worker:
         else:
             self._arrived.append(self._inbox.get())
 
-    def _take(self, *, inbox: bool) -> list[_Item]:
+    def _take(self, *, inbox: bool) -> list[Item]:
         """All that has arrived."""
         items, self._arrived = self._arrived, []
         items.extend(self._pick_up())
@@ -236,7 +225,7 @@ class Worker:
         if replies and self._send is not None:
             self._send(replies)
 
-    def _pick_up(self) -> list[_Item]:
+    def _pick_up(self) -> list[Item]:
         """The records that the feed holds, as one item; none without a feed."""
         records = () if self._feed is None else self._feed.receive()
         self._note(records)
@@ -248,15 +237,15 @@ class Worker:
         for record in records:
             newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
 
-    def _post(self, item: _Item) -> None:
+    def _post(self, item: Item) -> None:
         self._inbox.put(item)
         feed = self._feed
         if feed is not None:
             feed.poke()
 
-    def _handle(self, item: _Item) -> list[Reply]:
+    def _handle(self, item: Item) -> list[Reply]:
         match item:
-            case _Attach(attachment, proposers, send, feed):
+            case Attach(attachment, proposers, send, feed):
                 self._leave()
                 self._table = SessionTable(
                     attachment.epoch,
@@ -268,17 +257,17 @@ class Worker:
                     waits=attachment.waits,
                 )
                 self._send, self._feed = send, feed
-            case _Detach(epoch):
+            case Detach(epoch):
                 if self._table is not None and self._table.epoch == epoch:
                     self._leave()
-            case _Bind(target, done):
+            case Bind(target, done):
                 self._leave()
                 self._vocab_size, self._hidden_size = target.vocab_size, target.hidden_size
                 if done.set_running_or_notify_cancel():
                     done.set_result([proposer for proposer in self.proposers if _fits(proposer, target)])
-            case _Say(said):
+            case Say(said):
                 return [said]
-            case _Stop():
+            case Stop():
                 pass
             case records if self._table is not None:
                 return [reply for record in records if (reply := self._table.apply(record)) is not None]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -14,6 +15,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
+from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.allowance import Allowance
 from verify_service.device_ring import DeviceRing
@@ -23,6 +25,9 @@ from verify_service.patience import Patience
 from verify_service.slots import SlotTable
 from verify_service.tally import Tally
 from verify_service.transports import Transport
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_VERSION = 1
 MAX_VERSION = 1
@@ -53,6 +58,8 @@ class Attachment:
     """Why it is not the best one, in the drafter's words."""
     ring: DeviceRing | None = None
     """Through which it takes states from the device; None where they are sent to it."""
+    follow: Callable[[Sequence[FollowValue], PassOutcome], Sequence[torch.cuda.Event]] | None = None
+    """Has its proposers draft behind a step under way; None where they cannot."""
     patience: Patience = field(default_factory=Patience)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.share`."""
@@ -88,6 +95,13 @@ class Attachment:
             self.transport.send(self.outbox)
 
 
+def new_attachment(epoch: int, request: AttachRequest, num_slots: int, outbox_limit: int) -> Attachment:
+    """One whose exchange has not begun."""
+    ahead = ahead_limit(request)
+    slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
+    return Attachment(epoch, request, slots, Outbox(outbox_limit), Allowance(num_slots, ahead))
+
+
 def unguessable_epochs() -> Iterator[int]:
     """Epochs that no earlier life of this service had, and that nobody can open an exchange with but whom they name."""
     epoch = secrets.randbits(48)
@@ -99,6 +113,11 @@ def unguessable_epochs() -> Iterator[int]:
 def named(request: AttachRequest) -> str:
     """What the log calls a draft service."""
     return f"{request.name[:80]!r} (process {request.process_id}, {request.address[:80]!r})"
+
+
+def offered_by(request: AttachRequest) -> list[str]:
+    """Names of the proposers, in order."""
+    return [offer.name for offer in request.offers]
 
 
 def check_token(request: AttachRequest, *, expected: str, loopback: bool) -> None:

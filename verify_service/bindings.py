@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from slipstream_kernels.models.boundaries import Bits
-from verify_service.attachments import Attachment
+from verify_service.attachments import Attachment, offered_by
 from verify_service.device_ring import Span
 from verify_service.draft_records import Close, Commit, DeviceRows, Gap, Offer, Open
 from verify_service.feature_feed import MESSAGE_BYTES, STEP_BYTES, bytes_of, reachable, send_states
@@ -112,6 +112,11 @@ class Bindings:
     def live(self) -> list[Attachment]:
         """Attachments whose exchange is open, the oldest first."""
         return [attachment for attachment in self.attachments.values() if attachment.live]
+
+    @property
+    def offered(self) -> list[str]:
+        """All proposers that live attachments offer."""
+        return [name for attachment in self.live for name in offered_by(attachment.request)]
 
     def offering(self, proposer: str) -> Attachment | None:
         """The newest live attachment that offers a proposer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from verify_service.step_engine import Decision, Launched
 from verify_service.step_logprobs import chosen_rows, logprob_entries
 from verify_service.step_states import StepStates, places_of
 from verify_service.verifier import Walk, walk
+
+if TYPE_CHECKING:
+    import torch
 
 FloatArray = NDArray[np.float32]
 
@@ -94,6 +98,12 @@ class CpuEngine:
 
     def states(self, launched: CpuStep) -> StepStates | None:
         return launched.states
+
+    def outcome(self, launched: CpuStep) -> None:
+        """No device has anything."""
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        """Nothing is read there."""
 
     def launch(self, items: Sequence[ScheduledRows]) -> CpuStep:
         """Compute all rows, sample every deciding one, and walk each tree."""

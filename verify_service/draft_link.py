@@ -20,36 +20,33 @@ from slipstream.rpc.errors import (
 )
 from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.allowance import Allowance
 from verify_service.attachments import (
     MAX_ATTACHMENTS,
     Attachment,
-    ahead_limit,
     check_token,
     check_union,
     named,
     negotiate,
+    new_attachment,
+    offered_by,
     unguessable_epochs,
 )
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
 from verify_service.device_ring import Span
 from verify_service.device_rings import DeviceRings
-from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Mode, Reply
+from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.following import FollowedRows, Reads, follow
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
-from verify_service.outbox import Outbox
 from verify_service.request import FinishReason, RequestKey
-from verify_service.slots import SlotTable
+from verify_service.step_engine import Outcome
 from verify_service.transports import Transport, Wake
 from verify_service.tree_source import Committed, Extended, Opening, Prepared, Wanted
-from verify_service.waiting import deaf, learn, patience_for
+from verify_service.waiting import TURN_SECONDS, deaf, learn, patience_for
 from verify_service.ways import Means, Ways
 
 _log = logging.getLogger(__name__)
-
-TURN_SECONDS = 0.0002
-"""How long a step sleeps at one ring while trees may come from elsewhere too."""
 
 
 class DraftLink:
@@ -184,6 +181,11 @@ class DraftLink:
         with self._changed:
             places = {place.slot.key: place for place in self._drafted(keys)}
             return [places[key].slot.hand_over() if key in places else () for key in keys]
+
+    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+        """Have proposers of this process draft behind a step under way."""
+        with self._changed:
+            return follow(rows, self._drafted(row.key for row in rows), outcome)
 
     def listens(self) -> bool:
         """Always: what need not be told to drafters that hang, others hold back."""
@@ -323,8 +325,7 @@ class DraftLink:
         """Configured names first, then those that are attached only."""
         with self._changed:
             configured, offering = self.config.configured, self._bindings.offering
-            offered = [offer.name for attachment in self._bindings.live for offer in attachment.request.offers]
-            names = dict.fromkeys((*configured, *offered))
+            names = dict.fromkeys((*configured, *self._bindings.offered))
             return [ProposerStatus(name, name in configured, offering(name)) for name in names]
 
     # --- Under the lock ----------------------------------------------------------------------------------------
@@ -335,13 +336,9 @@ class DraftLink:
         if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
             raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
         check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
-        epoch, num_slots = next(self._epochs), self.config.num_slots
-        ahead = ahead_limit(request)
-        slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
-        outbox, allowance = Outbox(self.config.outbox_limit), Allowance(num_slots, ahead)
-        attachment = Attachment(epoch, request, slots, outbox, allowance)
-        self._bindings.attachments[epoch] = attachment
-        _log.info("attached epoch %d: %s, proposers %s", epoch, named(request), [o.name for o in request.offers])
+        attachment = new_attachment(next(self._epochs), request, self.config.num_slots, self.config.outbox_limit)
+        self._bindings.attachments[attachment.epoch] = attachment
+        _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
         return attachment
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:

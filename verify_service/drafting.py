@@ -12,6 +12,7 @@ from typing import NamedTuple
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
+from verify_service.following import FollowedRows, Follower, Reads
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import Bidder, NodeBudget
 from verify_service.node_choice import NodeChoice
@@ -19,7 +20,7 @@ from verify_service.path_chances import Drafted
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import Choice, ScheduledRows
-from verify_service.step_engine import Decision
+from verify_service.step_engine import Decision, Outcome
 from verify_service.tally import matched
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.verifier import cut
@@ -50,10 +51,12 @@ class Drafting:
         config: EngineConfig,
         budget: NodeBudget,
         foresight: ForesightSource | None = None,
+        follower: Follower | None = None,
     ) -> None:
-        """`foresight` is what the source knows of steps to come, if it does."""
+        """`foresight` is what the source knows of steps to come; `follower` has trees begun behind steps."""
         self._trees = trees
         self._foresight = foresight
+        self._follower = follower
         self._budget = budget
         self._choice = NodeChoice(budget.costs)
         self._memory = memory
@@ -179,6 +182,27 @@ class Drafting:
             if fitting is not None:
                 choices.append(Choice(node, token, fitting))
         return tuple(choices)
+
+    @property
+    def follows(self) -> bool:
+        """Whether anybody may draft behind a step under way."""
+        return self._follower is not None
+
+    def follow(self, deciding: Sequence[ScheduledRows], outcome: Outcome) -> Reads:
+        """Have the next trees of a step's requests begun before it is decided; what must come before the next step."""
+        asking = set(self._asking(deciding))
+        rows = [
+            FollowedRows(item.state.key, row, 1 + item.depth, outcome.routes[item])
+            for row, item in enumerate(deciding)
+            if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unsettled
+        ]
+        if not rows or self._follower is None:
+            return ()
+        try:
+            return self._follower.follow(rows, outcome)
+        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
+            _log.exception("no tree was begun behind a step")
+            return ()
 
     def leaves_time(self, running: Iterable[RequestState]) -> bool:
         """Whether trees will be waited for, judged by the last ones, so that other work may go before the next step."""

@@ -20,12 +20,14 @@ from verify_service.page_table import PageTable
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Launched
+from verify_service.step_engine import Decision, Launched, Outcome
 from verify_service.step_logprobs import chosen_rows, logprob_entries
 from verify_service.step_states import StepStates
 from verify_service.verifier import Walk
 
 if TYPE_CHECKING:
+    import torch
+
     from slipstream_kernels.models.gpu.gpu_model import GpuModel, Ticket
 
 _NODES, _TOKENS = 2, 2 + MAX_ROWS
@@ -139,6 +141,13 @@ class GpuEngine:
             ticket = self._model.launch(plan)
         self._places = {item.state: place for place, item in enumerate(deciding)}
         return GpuStep(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
+
+    def outcome(self, launched: GpuStep) -> Outcome:
+        ticket = launched.ticket
+        return Outcome(ticket.decided, ticket.left, launched.routes)
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        self._model.start_after(read)
 
     def decide(self, launched: GpuStep) -> list[Decision]:
         results = launched.ticket.results()[: len(launched.deciding)]

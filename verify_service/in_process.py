@@ -82,6 +82,7 @@ def attach_host(link: DraftLink, host: ProposerHost, *, device: str = CPU, step_
     def connect(attachment: Attachment, reply: AttachReply) -> InProcessTransport:
         transport = InProcessTransport(link, attachment, host, ring)
         attachment.ring = ring
+        attachment.follow = host.follow if ring is not None and device == host.state_device else None
         host.attach(encode_attached(reply), transport.take, None if ring is None else ring.block)
         return transport
 

@@ -23,6 +23,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel, new_engine
 from verify_service.epilogue import Epilogue
 from verify_service.features import Features
+from verify_service.following import Follower
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
@@ -64,8 +65,9 @@ class VerifyLoop:
         sink: Sink,
         taker: FeatureTaker | None = None,
         foresight: ForesightSource | None = None,
+        follower: Follower | None = None,
     ) -> None:
-        """`foresight` is what `trees` has for steps that are not decided yet, if anything."""
+        """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything."""
         max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._inbox = Inbox()
@@ -74,7 +76,7 @@ class VerifyLoop:
         self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
         budget = NodeBudget(RowCosts(self._engine.row_costs()))
-        self._drafting = Drafting(trees, self._memory, config, budget, foresight)
+        self._drafting = Drafting(trees, self._memory, config, budget, foresight, follower)
         self._pipeline = Pipeline(self._engine, self._drafting)
         self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(

@@ -79,7 +79,8 @@ class Pipeline:
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
-        self._steps.append(Step(items, self._engine.launch(items), begun))
+        launched = self._engine.launch(items)
+        self._steps.append(Step(items, launched, begun))
         if prepared_from is None:
             self._times.observe_launch(time.perf_counter() - begun)
         else:
@@ -88,6 +89,9 @@ class Pipeline:
             item.state.computed = item.base
             item.state.pending += item.decides
             item.state.spread += item.reach
+        if self._drafting.follows and (outcome := self._engine.outcome(launched)) is not None:
+            for read in self._drafting.follow(launched.deciding, outcome):
+                self._engine.start_after(read)
 
     def next(self) -> Step:
         """Take out the oldest step; its requests count on it no longer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from verify_service.device_ring import Span
 from verify_service.request import PositionLogprobs
@@ -12,6 +12,9 @@ from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_states import StepStates
 from verify_service.verifier import Walk
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Decision(NamedTuple):
@@ -30,6 +33,18 @@ class Launched:
     """A step that an engine was given; engines add what they need to decide it."""
 
     deciding: Sequence[ScheduledRows]
+
+
+class Outcome(NamedTuple):
+    """What a step under way leaves on its device, once `ready` comes; None where all is there.
+
+    Row i of `results`, int32 [items, 130] as `tree_walk` writes it, is of the i-th item that decides. `routes`: where
+    states of items go.
+    """
+
+    results: torch.Tensor
+    ready: torch.cuda.Event | None
+    routes: Mapping[ScheduledRows, tuple[Span, ...]]
 
 
 L = TypeVar("L", bound=Launched)
@@ -88,6 +103,14 @@ class StepEngine(Protocol[L]):
         A row whose token is not in `state.tokens` yet takes the one that the step before decides. No request is in
         `items` twice. The page table is read as it stands now.
         """
+        ...
+
+    def outcome(self, launched: L) -> Outcome | None:
+        """What a step that was just launched will leave for others to compute with; None where nothing stays there."""
+        ...
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        """The next step overwrites what somebody reads of an outcome until this event comes."""
         ...
 
     def decide(self, launched: L) -> list[Decision]:

@@ -8,6 +8,9 @@ from verify_service.attachments import Attachment
 from verify_service.bindings import Place
 from verify_service.deadline import Deadline
 
+TURN_SECONDS = 0.0002
+"""How long a step sleeps at one ring while trees may come from elsewhere too."""
+
 
 def patience_for(places: Sequence[Place | None], deadline: Deadline, now: float) -> dict[int, float]:
     """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""

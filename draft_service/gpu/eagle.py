@@ -15,12 +15,14 @@ from dataclasses import replace
 import torch
 
 from draft_service.gpu.begun_rounds import BegunRounds
+from draft_service.gpu.followed_round import FollowedAnswer, FollowedRound, Laid
 from draft_service.gpu.head_weights import head_weights
 from draft_service.gpu.paged_sessions import PagedSession, PagedSessions
 from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
 from draft_service.heads.eagle import EagleHead
-from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
+from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening, SessionRefusedError
 from draft_service.proposers.eagle_base import EagleBase, EagleConfig
+from slipstream_kernels.exchange.in_process import PassOutcome
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.draft_limits import DraftLimits
@@ -56,7 +58,10 @@ class GpuEagleProposer(EagleBase):
         self._rope = head.config.rope_theta, head.config.rope_scaling
         self._weights = head_weights(head, torch.device(device))
         self.state_device = str(device)
+        self._target_size = self.vocab_size
         self._behind: dict[int, None] = {}
+        self._followed: FollowedRound | None = None
+        """Queued behind a pass; nothing else may be before its trees are there."""
         self._started: tuple[DraftRound, PagedSessions, Places] | None = None
         self._start(self._weights)
 
@@ -64,6 +69,7 @@ class GpuEagleProposer(EagleBase):
         weights = _limited(self._weights, size)
         draft, sessions, _ = self._running
         assert not len(sessions)
+        self._target_size = size
         if len(weights.head) != draft.forward.shape.entries:
             self._start(weights)
 
@@ -99,13 +105,51 @@ class GpuEagleProposer(EagleBase):
         self._running[1].remove(session)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return list(self.begin(requests).trees())
 
-    def begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
-        return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
+    def begin(self, requests: Sequence[DraftRequest]) -> Begun:
+        followed, sessions = self._followed, self._running[1]
+        wanted = [one for one in requests if followed is not None and followed.made_for(sessions[one.session])]
+        if followed is None or not wanted:
+            return self._begin(requests)
+        self._followed = None
+        for request in wanted:
+            session = sessions[request.session]
+            session.compute(session.pending)
+            self._settle(session)
+        return FollowedAnswer(followed, wanted, requests, self._begin)
+
+    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Where tokens are penalised that were output, those of the pass itself are not yet."""
+        draft, sessions, _ = self._running
+        if self._behind or self._target_size > self.vocab_size:
+            return ()
+        self._forget_followed()
+        items: list[RoundItem] = []
+        asked: list[tuple[int, int]] = []
+        laid: dict[PagedSession, Laid] = {}
+        for request in requests:
+            session, nodes = sessions[request.session], request.max_nodes - 1
+            ready = session.is_complete and not session.pending and not session.is_full
+            if not ready or request.rows > draft.limits.text_rows:
+                continue
+            item = sessions.lay_rows(draft, session, request.rows, nodes, min(request.max_depth, nodes))
+            if item is not None and len(items) < draft.max_sessions:
+                items.append(item)
+                asked.append((request.row, request.place))
+                laid[session] = Laid(session.length, request.rows)
+        if not items:
+            return ()
+        filtered = any(is_filtered(session.sampling) for session in laid)
+        ticket = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
+        self._followed = FollowedRound(ticket, laid)
+        return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of text."""
+        if not self._behind:
+            return False
+        self._forget_followed()
         sessions = self._running[1]
         batch: list[tuple[PagedSession, int]] = []
         room = self._round.limits.chunk
@@ -120,7 +164,17 @@ class GpuEagleProposer(EagleBase):
         return bool(self._behind)
 
     def shut_down(self) -> None:
-        self._started = None
+        self._started = self._followed = None
+
+    def _begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
+        self._forget_followed()
+        return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
+
+    def _forget_followed(self) -> None:
+        """Let a round go that nobody asks for; what it computed is computed again."""
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.trees()
 
     def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, PagedSession]]:
         """Those whose states are all there, and whose rows of older text fit into one chunk together."""
@@ -182,6 +236,7 @@ class GpuEagleProposer(EagleBase):
 
     def _start(self, weights: EagleWeights) -> None:
         """Begin anew with a head of these weights, without sessions."""
+        self._forget_followed()
         self._started = None
         gc.collect()  # the graphs and pages of the one before
         config = self.config

@@ -15,7 +15,7 @@ from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
 from slipstream_kernels.paged_kv import OutOfPagesError, PagePool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PagedSession:
     """A request of a head that reads the target's states.
 
@@ -47,7 +47,14 @@ class PagedSession:
         self.waiting.append(states)
         self.pending += states.shape[0]
 
-    def take(self, rows: int) -> list[torch.Tensor]:
+    def compute(self, rows: int) -> list[torch.Tensor]:
+        """The states of the next `rows` rows, at least one, which count as computed."""
+        states = self._take(rows)
+        self.newest = states[-1][-1:]
+        self.length += rows
+        return states
+
+    def _take(self, rows: int) -> list[torch.Tensor]:
         """The states of the next `rows` rows, which wait no longer."""
         self.pending -= rows
         if not self.pending:
@@ -120,12 +127,22 @@ class PagedSessions:
             assert session.newest is not None
             states = [session.newest]
         else:
-            states = session.take(rows)
-            session.newest = states[-1][-1:]
-        session.length = first + rows + again
+            states = session.compute(rows)
         position = session.begin + first
         tokens = session.tokens[position + 1 : position + 1 + rows + again]
         return RoundItem(session.line, first, position, tokens, max_nodes, max_depth), states
+
+    def lay_rows(
+        self, draft: DraftRound, session: PagedSession, rows: int, max_nodes: int, max_depth: int
+    ) -> RoundItem | None:
+        """The session's next rows of text, of tokens that nobody knows yet; `rows` at most. None without room for them.
+
+        They do not count as computed.
+        """
+        if not self._reserve(draft, session, session.length + rows):
+            return None
+        position = session.begin + session.length
+        return RoundItem(session.line, session.length, position, (0,) * rows, max_nodes, max_depth)
 
     def _reserve(self, draft: DraftRound, session: PagedSession, length: int) -> bool:
         """Give the session pages for `length` rows."""

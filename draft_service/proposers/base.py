@@ -22,6 +22,8 @@ from slipstream_kernels.token_tree import TokenTree
 if TYPE_CHECKING:
     import torch
 
+    from slipstream_kernels.exchange.in_process import PassOutcome
+
 
 CPU = "cpu"
 
@@ -116,6 +118,21 @@ class Target:
     num_layers: int = 0
     feature_boundaries: tuple[int, ...] = ()
     """Boundaries whose states can be had; empty: none."""
+
+
+class FollowRequest(NamedTuple):
+    """A session whose tokens a pass of the target goes on with, which is under way.
+
+    row: of the pass's results. rows: most tokens that it adds. place: of the first of the states that predict them, in
+    numbers of bfloat16. max_nodes, max_depth: as in `DraftRequest`, of the tree for the tokens thereafter.
+    """
+
+    session: int
+    row: int
+    rows: int
+    place: int
+    max_nodes: int
+    max_depth: int
 
 
 class Begun(Protocol):
@@ -235,6 +252,16 @@ class Proposer(ABC):
         else is called.
         """
         return AtOnce(self, requests)
+
+    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Queue on the device what `begin` would, behind a pass of the target whose results are on the way there.
+
+        For one with `shares_thread`, beside its target. What the pass decides comes as ever, by `commit` and
+        `take_features`; then `begin` may find the trees that it is asked for under way. They may be asked for
+        otherwise, or not at all, and any other call may come before. Waits for nothing. Once all the events returned
+        have come nothing of the outcome is read any more. The default queues nothing.
+        """
+        return ()
 
     def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
         """Up to `width` likely next tokens of each session, with the natural logarithm of each one's probability.

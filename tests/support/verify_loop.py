@@ -13,6 +13,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.admission import Admission
 from verify_service.engine_config import EngineConfig
+from verify_service.following import Follower
 from verify_service.loop import VerifyLoop
 from verify_service.request import (
     FinishReason,
@@ -63,11 +64,12 @@ class LoopRunner:
         trees: TreeSource | None = None,
         taker: FeatureTaker | None = None,
         foresight: ForesightSource | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker, foresight)
+        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker, foresight, follower)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:

@@ -8,11 +8,14 @@ carry them between processes, so that they mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.exchange.device_memory import DeviceBlock
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
 
 HOST_ENTRY_POINTS = "slipstream.proposer_hosts"
 """Name of the entry point group; each entry is a `HostFactory`."""
@@ -45,6 +48,33 @@ class TreeValue(NamedTuple):
     stamp: StampValue
     tree: TokenTree
     sources: tuple[int, ...] = ()
+
+
+class PassOutcome(NamedTuple):
+    """What a pass under way leaves on its device, once `ready` comes; None where all is there.
+
+    results: int32 [items, 130], as `tree_walk` writes them. states: bfloat16 [any], the block that came with the
+    attachment.
+    """
+
+    results: torch.Tensor
+    states: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+class FollowValue(NamedTuple):
+    """A request of a pass under way, of whose next state all is known but what the pass decides.
+
+    stamp: of the present state. row: of the results. rows: most tokens that the pass adds. place: of the first of the
+    states that predict them, in numbers. max_nodes, max_depth: limits of the tree for the next state.
+    """
+
+    stamp: StampValue
+    row: int
+    rows: int
+    place: int
+    max_nodes: int
+    max_depth: int
 
 
 Commands = Sequence[CommitValue | bytes]
@@ -98,6 +128,14 @@ class ProposerHost(Protocol):
         """Let the proposers' thread begin with what was put, if it waited for it; returns whether it has begun.
 
         Waits up to `seconds`, but not for a thread that is at work. For the thread that puts.
+        """
+        ...
+
+    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Have the device draft behind a pass under way, as far as the proposers can; waits for nothing.
+
+        For the thread that puts. Once all of the events have come nothing of the outcome is read any more. What comes
+        of it answers the commits that tell of the pass, if those ask for trees.
         """
         ...
 

@@ -106,6 +106,7 @@ class GpuModel:
         self._graphs = PassGraphs[Bucket](self._run)
         self._chooser = TreeChooser(self._forward, self._layout, self._plan)
         self._recent: deque[Ticket] = deque(maxlen=2)
+        self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
 
     @classmethod
@@ -243,6 +244,8 @@ class GpuModel:
             bucket = bucket._replace(boundaries=self._boundaries)
         buffer = self._host.take()
         with self._on_stream():
+            while self._readers:
+                torch.cuda.current_stream(self._device).wait_event(self._readers.pop())
             self._send(bucket, plan, buffer)
             if len(plan.choices):
                 self._chooser.send(bucket, plan, buffer)
@@ -254,6 +257,10 @@ class GpuModel:
         buffer.ticket = ticket
         self._recent.append(ticket)
         return ticket
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        """The next pass overwrites what somebody reads until this event comes."""
+        self._readers.append(read)
 
     def logprobs(
         self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
@@ -350,7 +357,7 @@ class GpuModel:
         states = None
         if bucket.boundaries:
             states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
-        return Ticket(buffer.result.numpy(), items, logits, kept, buffer.event, states)
+        return Ticket(buffer.result.numpy(), source.result[:items], logits, kept, buffer.event, states)
 
 
 def _shard(config: ModelConfig, group: RankGroup | None) -> Shard:

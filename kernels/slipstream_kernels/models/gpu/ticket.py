@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 class Ticket:
     """Handed out by `GpuModel.launch`."""
 
-    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at", "_states")
+    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at", "_states", "decided")
 
     def __init__(
         self,
         results_at: Int32,
-        items: int,
+        decided: torch.Tensor,
         logits: torch.Tensor,
         kept: torch.Tensor | None,
         event: torch.cuda.Event | None,
         states: KeptStates | None = None,
     ) -> None:
-        """`results_at` receives the results of `items` items once `event` has come; None if they are there already.
+        """`results_at` receives the `decided` results once `event` has come; None if they are there already.
 
         `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
         `states` are what the pass keeps.
         """
         self._results_at: Int32 | None = results_at
-        self._items = items
+        self._items = len(decided)
+        self.decided = decided
+        """int32 [items, 130], `results` on the device: whoever reads them there does so before the next pass starts."""
         self._logits: torch.Tensor | None = logits
         self._kept = kept
         self._event = event
@@ -71,6 +73,12 @@ class Ticket:
         if self._states.event is not None:
             self._states.event.synchronize()
         return self._states.rows.view(torch.uint16).numpy()
+
+    @property
+    def left(self) -> torch.cuda.Event | None:
+        """Comes once `decided` and the states that the pass was to copy are on the device; None if they are there."""
+        copied = None if self._states is None else self._states.copied
+        return self._event if copied is None else copied
 
     def wait_for_copies(self) -> None:
         """Until the states that the pass was to copy on the device are there."""

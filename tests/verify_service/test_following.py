@@ -1,0 +1,166 @@
+"""Proposers beside the target draft behind its passes: the same tokens, and the same trees as after the decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from draft_service.gpu.eagle import GpuEagleProposer
+from draft_service.heads.loading import load_eagle
+from draft_service.in_process import InProcessHost
+from draft_service.proposers.base import Begun, DraftRequest, Opening
+from draft_service.proposers.eagle_base import EagleConfig
+from slipstream_kernels.token_tree import TokenTree
+from support.eagle_heads import EAGLE3, Shape, write_head
+from support.request_mix import Expected, assert_equal, some_requests
+from support.verify_loop import LoopRunner, Target, running_loop
+from verify_service.draft_link import DraftLink
+from verify_service.draft_records import LinkFacts
+from verify_service.engine_config import EngineConfig
+from verify_service.in_process import attach_host
+from verify_service.link_types import LinkConfig
+from verify_service.request import GenerationRequest
+
+TOKENS, ROWS, DEPTH, VOCAB, HIDDEN = 24, 6, 3, 512, 128
+CONFIG = EngineConfig(
+    num_pages=100, max_running=4, prefill_chunk=64, step_nodes=20, max_nodes=ROWS, max_context=512, adaptive=False
+)
+NOBODYS = VOCAB - 1
+"""A token that no answer has, so that what is drafted with it is wrong."""
+
+
+class Drafter(GpuEagleProposer):
+    """Drafts as ever, then hands over trees of the answers themselves, wrong from some level on.
+
+    Keeps what it drafted, by the tokens that it followed, and counts the rounds behind passes.
+    """
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        config = EagleConfig(
+            max_depth=DEPTH,
+            top_k=2,
+            max_nodes=ROWS,
+            boundaries="0-1-2",
+            max_tokens=2048,
+            max_context=512,
+            max_sessions=8,
+        )
+        super().__init__("p", load_eagle(folder, target), config, "cpu:0")
+        self.answers: list[tuple[int, ...]] = []
+        self.texts: dict[int, list[int]] = {}
+        self.drafted: dict[tuple[int, ...], TokenTree] = {}
+        self.penalised: set[int] = set()
+        self.rounds = self.asked = 0
+
+    def open(self, session: int, opening: Opening) -> None:
+        super().open(session, opening)
+        self.texts[session] = list(opening.token_ids)
+        if opening.sampling.repetition_penalty != 1:
+            self.penalised.add(session)
+
+    def commit(self, session: int, token_ids: Sequence[int]) -> None:
+        super().commit(session, token_ids)
+        self.texts[session] += token_ids
+
+    def begin(self, requests: Sequence[DraftRequest]) -> Overwriting:
+        self.asked += 1
+        self.rounds += self._followed is not None
+        return Overwriting(self, requests, super().begin(requests))
+
+    def overwritten(self, request: DraftRequest) -> TokenTree:
+        text = tuple(self.texts[request.session])
+        answer = next((one for one in self.answers if one[: len(text)] == text), ())
+        right = len(text) % (DEPTH + 1)
+        path = [*answer[len(text) :][:right], *[NOBODYS] * DEPTH][: min(request.max_depth, request.max_nodes - 1)]
+        return TokenTree.chain(path)
+
+
+class Overwriting(Begun):
+    def __init__(self, drafter: Drafter, requests: Sequence[DraftRequest], begun: Begun) -> None:
+        self.drafter, self.requests, self.begun = drafter, requests, begun
+
+    def wait(self, seconds: float) -> bool:
+        return self.begun.wait(seconds)
+
+    def trees(self) -> list[TokenTree | None]:
+        trees = self.begun.trees()
+        for request, tree in zip(self.requests, trees, strict=True):
+            assert tree is not None
+            assert len(tree) < request.max_nodes and tree.depth <= request.max_depth
+            if request.session not in self.drafter.penalised:  # there the tokens of the pass itself do not count yet
+                self.drafter.drafted[tuple(self.drafter.texts[request.session])] = tree
+        return [self.drafter.overwritten(request) for request in self.requests]
+
+
+@pytest.fixture(scope="module")
+def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eagle") / "head"
+    write_head(folder, EAGLE3["whole vocabulary"], Shape(HIDDEN, 96, 4, 2, VOCAB))
+    return folder
+
+
+@contextmanager
+def served(twins: Target, drafter: Drafter, *, follows: bool) -> Iterator[LoopRunner]:
+    facts = LinkFacts("m", "", VOCAB, HIDDEN, 2, 512, ROWS, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
+    link = DraftLink(facts, LinkConfig(deadline=30.0))
+    host = InProcessHost([drafter])
+    attach_host(link, host, device="cpu:0", step_rows=100)
+    runner = LoopRunner(twins, CONFIG, link, link, follower=link if follows else None)
+    runner.loop.start()
+    yield runner
+    runner.loop.stop()
+    link.close()
+    host.stop(30.0)
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
+def work(request: pytest.FixtureRequest, twins: Target) -> tuple[list[GenerationRequest], list[Expected]]:
+    """Requests, and what they are answered without drafters."""
+    requests = [
+        replace(one, sampling=replace(one.sampling, logprobs=None)) for one in some_requests(request.param, TOKENS)
+    ]
+    with running_loop(twins, CONFIG) as runner:
+        answers = runner.run(requests)
+    expected: list[Expected] = []
+    for answer in answers:
+        assert answer.finish_reason is not None
+        expected.append((answer.token_ids, (), answer.finish_reason))
+    return requests, expected
+
+
+def run(
+    twins: Target,
+    drafter: Drafter,
+    work: tuple[list[GenerationRequest], list[Expected]],
+    at_once: int,
+    *,
+    follows: bool,
+) -> int:
+    """Check the answers; returns how many drafted tokens were accepted."""
+    requests, expected = work
+    drafter.answers = [one.prompt_token_ids + tokens for one, (tokens, _, _) in zip(requests, expected, strict=True)]
+    with served(twins, drafter, follows=follows) as runner:
+        assert_equal(runner.run(requests, at_once), expected)
+        return runner.loop.state().accepted_tokens
+
+
+def test_trees_begun_behind_passes_are_those_made_after_them(twins: Target, head: Path, tiny_model: Path, work) -> None:
+    behind, after = Drafter(head, tiny_model), Drafter(head, tiny_model)
+    accepted = [run(twins, behind, work, 1, follows=True), run(twins, after, work, 1, follows=False)]
+    assert accepted[0] == accepted[1] > 20
+    assert after.rounds == 0
+    assert behind.rounds >= behind.asked - len(work[0]) > 20  # all but the first of each request
+    assert behind.drafted == after.drafted
+    assert any(len(tree) > DEPTH for tree in behind.drafted.values())
+
+
+def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
+    twins: Target, head: Path, tiny_model: Path, work
+) -> None:
+    drafter = Drafter(head, tiny_model)
+    assert run(twins, drafter, work, 0, follows=True) > 20
+    assert drafter.rounds > 0.5 * drafter.asked
