@@ -28,6 +28,8 @@ SETTLED_SECONDS = 1.5
 AGAIN_SECONDS = 8.0
 """Within which a drafter that goes on has to draft again: it has much to catch up with."""
 CALM_SECONDS = 2.0
+_WORDS = 300
+"""Characters that are kept of what a hostile drafter says that cannot attack."""
 HOSTILE_BOUNDARY = "2"
 """Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""
 SWAP_STEPS = 50
@@ -179,13 +181,14 @@ def attack(kind: str) -> Callable[[Bench], Result]:
     """A hostile drafter that takes the requests over, misbehaves, and does so again once it has been thrown out."""
 
     def run(bench: Bench) -> Result:
-        services, said = bench.services, list[str]()
+        services, said, unable = bench.services, list[str](), list[str]()
         before, counted = services.holdings(), services.state()
 
         def act() -> None:
             over = time.monotonic() + bench.attack_seconds
             while time.monotonic() < over:
-                said.append(_hostile(bench, kind))
+                attacked, words = _hostile(bench, kind)
+                (said if attacked else unable).append(words)
 
         traffic = while_doing(services.grpc, bench.drafted, act)
         services.wait_until(lambda: services.state().running == 0, "left requests behind")
@@ -194,6 +197,7 @@ def attack(kind: str) -> Callable[[Bench], Result]:
             **traffic.compare(bench.plain),
             "attacks": len(said),
             "said": sorted(set(said))[:6],
+            "unable": sorted(set(unable))[:6],
             "malformed": now.malformed_records - counted.malformed_records,
             "stale": now.stale_records - counted.stale_records,
             "accepted": now.accepted_tokens - counted.accepted_tokens,
@@ -274,7 +278,7 @@ SCENARIOS: dict[str, Callable[[Bench], Result]] = {
 
 def failed(result: Result) -> list[str]:
     """What of a result breaks the promises. Times are shown and not judged: they are the machine's as well."""
-    wrong = [name for name in ("failed", "differing", "fruitless", "grown", "slow") if result.get(name)]
+    wrong = [name for name in ("failed", "differing", "fruitless", "grown", "slow", "unable") if result.get(name)]
     return wrong + [name for name in ("answers", "as_expected", "accepted_after") if result.get(name, 1) in (0, False)]
 
 
@@ -293,8 +297,8 @@ def _grown(before: Any, after: Any, drafters: int) -> Result:
     return {"held_before": before.facts(), "held_after": after.facts(), "grown": grown}
 
 
-def _hostile(bench: Bench, kind: str) -> str:
-    """Run a hostile drafter until it is thrown out, or for a while; gives what it said last."""
+def _hostile(bench: Bench, kind: str) -> tuple[bool, str]:
+    """Run a hostile drafter until it is thrown out, or for a while; whether it attacked, and what it said last."""
     seconds = str(min(3.0, bench.attack_seconds))
     address = bench.services.cluster.verify_address
     how = ["--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds]
@@ -309,4 +313,6 @@ def _hostile(bench: Bench, kind: str) -> str:
         timeout=120,
         check=False,
     )
-    return (process.stdout or process.stderr).strip().splitlines()[-1]
+    if process.returncode:
+        return False, " ".join(process.stderr.split())[-_WORDS:]
+    return True, process.stdout.strip().splitlines()[-1]

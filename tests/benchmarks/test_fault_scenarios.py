@@ -14,7 +14,7 @@ def test_what_keeps_the_promises_is_not_blamed():
     ("name", "value"),
     [
         *[("answers", 0), ("failed", 1), ("differing", 2), ("fruitless", 1), ("grown", ["resident"])],
-        *[("slow", ["back"]), ("as_expected", False), ("accepted_after", 0)],
+        *[("slow", ["back"]), ("unable", ["refused"]), ("as_expected", False), ("accepted_after", 0)],
     ],
 )
 def test_what_breaks_one_is_named(name, value):

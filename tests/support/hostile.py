@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
 from slipstream_kernels.exchange.byte_ring import NONCE_BYTES, RingError
+from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 from slipstream_kernels.exchange.device_memory import CudaMemory
 from support.drafters import shake_hands
 
@@ -100,6 +101,7 @@ class HostileDrafter:
                 transports=[self._transport],
                 name="hostile",
                 process_id=os.getpid(),
+                gpu_uuid=next(iter(gpu_uuids()), ""),
             ),
             timeout=60,
         )
