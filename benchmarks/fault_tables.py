@@ -27,6 +27,27 @@ def text(content: Content) -> str:
     return "\n\n".join(parts)
 
 
+def kills_by_place(runs: dict[str, Content]) -> str:
+    """Kills of the drafter at work, one row a place of the drafter; milliseconds and seconds."""
+    header = (
+        *("drafter", "answers", "failed", "differing", "kills", "accepted before each", "accepted again after s"),
+        *("tokens/s without", "tokens/s with kills", "added stall p50 ms", "max ms", "bound ms"),
+    )
+    rows: list[list[object]] = []
+    for place, content in runs.items():
+        kill = content["faults"]["kill"]
+        accepted, again, added = kill["accepted_between_kills"], kill["accepted_again_after_s"], kill["added_stall_ms"]
+        rows.append(
+            [
+                *(place, kill["answers"], kill["failed"], kill["differing"], kill["kills"]),
+                *(f"{min(accepted)} to {max(accepted)}", f"{min(again)} to {max(again)}"),
+                *(kill["tokens_per_second"][kind] for kind in ("calm", "killed")),
+                *(added["p50"], added["max"], kill["step_plus_deadline_ms"]),
+            ]
+        )
+    return markdown_table(header, rows)
+
+
 def _noted(name: str, found: Content) -> str:
     """What else there is to say, in a line."""
     if name == "kill":

@@ -188,6 +188,17 @@ def drafter_faults(content: Content) -> str:
     return f"{fault_tables.text(content)} Measured {_gpu(facts)}.{load}"
 
 
+def drafter_faults_gpu(content: Content) -> str:
+    """Kills with the drafter in several places about a GPU."""
+    runs = content["runs"]
+    options = next(iter(runs.values()))["options"]
+    machines = "; ".join(f"{place}: {_gpu(run['machine'])}" for place, run in runs.items())
+    return (
+        f"{fault_tables.kills_by_place(runs)}\n\n{options['streams']} streams of {options['tokens']} tokens, transport "
+        f"{options['transport']}, deadline {options['deadline_ms']:g} ms. Measured {machines}."
+    )
+
+
 BLOCKS: dict[str, Callable[[Content], str]] = {
     "boundary": boundary,
     "engine": engine,
@@ -204,6 +215,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "gateway_cost": gateway_cost,
     "drafter_faults_shm": drafter_faults,
     "drafter_faults_grpc": drafter_faults,
+    "drafter_faults_gpu": drafter_faults_gpu,
 }
 
 
