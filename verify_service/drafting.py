@@ -31,9 +31,11 @@ _log = logging.getLogger(__name__)
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
+_FAST = 0.1
+
 
 class _Wait(NamedTuple):
-    """How long trees were waited for: `arrived` of `asked` came, the deepest with `levels` levels."""
+    """What trees have cost a step before its pass: `arrived` of `asked` came, the deepest with `levels` levels."""
 
     seconds: float
     asked: int
@@ -62,6 +64,8 @@ class Drafting:
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._wait: _Wait | None = None
+        self._beside = 0.0
+        """Seconds that an engine idles for the sake of trees, besides waiting for them."""
         self._slow = True
         self._crowded = False
         self._adaptive_pays = True
@@ -228,7 +232,16 @@ class Drafting:
                 arrived.append((item, tree))
                 levels = max(levels, tree.depth)
         self._wait = _Wait(waited, len(awaiting), len(arrived), levels)
-        self._choose(arrived, items, waited)
+        self._choose(arrived, items, waited + self._beside)
+
+    def idled(self, seconds: float) -> None:
+        """The engine had nothing to do for so long before the step that was just launched.
+
+        Where the step waited for trees all of that is their price: without them it would have been launched before.
+        """
+        if self._wait is not None and seconds > self._wait.seconds:
+            self._beside += _FAST * (seconds - self._wait.seconds - self._beside)
+            self._wait = self._wait._replace(seconds=seconds)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], items: Sequence[ScheduledRows], waited: float

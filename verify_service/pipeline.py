@@ -89,6 +89,8 @@ class Pipeline:
             item.state.computed = item.base
             item.state.pending += item.decides
             item.state.spread += item.reach
+        if self._engine.lookahead and len(self._steps) == 1:
+            self._drafting.idled(time.perf_counter() - self._decided_at)
         if self._drafting.follows and (outcome := self._engine.outcome(launched)) is not None:
             for read in self._drafting.follow(launched.deciding, outcome):
                 self._engine.start_after(read)

@@ -122,7 +122,7 @@ class GpuEagleProposer(EagleBase):
     def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
-        if self._behind or self._target_size > self.vocab_size:
+        if self._target_size > self.vocab_size:
             return ()
         self._forget_followed()
         items: list[RoundItem] = []
@@ -146,22 +146,23 @@ class GpuEagleProposer(EagleBase):
         return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
-        """Compute up to a chunk of rows of text."""
-        if not self._behind:
+        """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along."""
+        sessions, limits = self._running[1], self._round.limits
+        behind = [sessions[number] for number in self._behind]
+        long = [session for session in behind if session.pending > limits.text_rows]
+        if not long:
             return False
         self._forget_followed()
-        sessions = self._running[1]
         batch: list[tuple[PagedSession, int]] = []
-        room = self._round.limits.chunk
-        for number in self._behind:
-            session = sessions[number]
+        room = limits.chunk
+        for session in long:
             rows = min(room, session.pending)
             batch.append((session, rows))
             room -= rows
             if room == 0:
                 break
         self._compute(batch)
-        return bool(self._behind)
+        return any(session.pending > limits.text_rows for session in long)
 
     def shut_down(self) -> None:
         self._started = self._followed = None

@@ -152,6 +152,22 @@ def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
     assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
 
 
+@pytest.mark.parametrize(("seconds", "asks"), [(1e-4, True), (2e-2, False)])
+def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(seconds: float, asks: bool) -> None:
+    trees = Fixed(TokenTree.chain([1, 2]))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    for _ in range(60):
+        state.wants_tree = True
+        item = ScheduledRows(state, 1)
+        drafting.attach_trees([item])
+        drafting.idled(seconds)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 3, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert state.wants_tree == asks
+
+
 def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)

@@ -206,6 +206,24 @@ def test_rows_that_wait_are_computed_in_chunks(tmp_path):
     assert not proposer.advance()
 
 
+def test_as_many_rows_as_a_round_takes_along_wait_for_it(tmp_path):
+    _, proposer = proposers(tmp_path, EAGLE3["layers.0"], max_depth=2, top_k=2, max_context=256)
+    tokens, states = random_text(40)
+    proposer.open(1, Opening(tokens[:30], 3, GREEDY))
+    proposer.take_features(1, 0, states[:29])
+    assert not proposer.advance()
+    session = proposer._running[1][1]
+    assert (session.length, session.pending) == (29, 0)
+    for end in range(31, 35):
+        proposer.commit(1, tokens[end - 1 : end])
+        proposer.take_features(1, end - 2, states[end - 2 : end - 1])
+        assert not proposer.advance()
+        assert (session.length, session.pending) == ((29, end - 30) if end < 34 else (33, 0))
+    proposer.commit(1, tokens[34:36])
+    proposer.take_features(1, 33, states[33:35])
+    assert proposer.propose([DraftRequest(1, 8, 2)])[0] is not None
+
+
 def test_ids_that_the_target_has_not_are_not_drafted(tmp_path):
     for layout in (EAGLE3["whole vocabulary"], EAGLE3["offsets alone"]):
         _, proposer = proposers(tmp_path, layout, max_depth=2, top_k=4, max_nodes=20, max_context=64)
