@@ -47,6 +47,7 @@ class SharedRings:
         replies = capacity_for(min(message_limit(num_slots), _MAX_REPLY_BYTES), messages=1)
         self.to_draft: Segment = create_ring(commands, self.nonce)
         self.to_verify: Segment = create_ring(replies, self.nonce)
+        reader(self.to_verify)  # what any of them runs is compiled now, and not while the link waits
 
     @property
     def address(self) -> SharedMemoryAddress:
@@ -79,9 +80,16 @@ class ShmTransport:
     polled = True
 
     def __init__(
-        self, rings: SharedRings, num_slots: int, wake: Wake, ring: DeviceRing | None = None, *, spin: float = 0.0
+        self,
+        rings: SharedRings,
+        num_slots: int,
+        wake: Wake,
+        trees: TreeReader,
+        ring: DeviceRing | None = None,
+        *,
+        spin: float = 0.0,
     ) -> None:
-        """`spin` is how many seconds a wait looks at the ring before it sleeps.
+        """`trees` is the link's, whose lock guards it. `spin` is how many seconds a wait looks before it sleeps.
 
         FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's.
         """
@@ -90,7 +98,7 @@ class ShmTransport:
         self._ring = ring
         self._wake = wake
         self._num_slots, self._limit = num_slots, message_limit(num_slots)
-        self._trees = TreeReader()
+        self._trees = trees
         self._spin = spin
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
 from slipstream_kernels.exchange.alarm import Alarm
 from slipstream_kernels.exchange.segment import SegmentError
+from slipstream_kernels.exchange.tree_message import TreeReader
 from verify_service.attachments import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.device_ring import DeviceRing
 from verify_service.device_rings import DeviceRings
@@ -31,10 +32,12 @@ AWAKE_CPUS = 4
 class Means:
     """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first.
 
+    `trees` reads those that come through shared memory.
     `spin` is for how many seconds a wait looks for trees without sleeping, where it can; over a stream by the alarm.
     """
 
     transports: tuple[str, ...]
+    trees: TreeReader | None = None
     rings: SharedRings | None = None
     ring: DeviceRing | None = None
     reason: str = ""
@@ -80,8 +83,9 @@ class Means:
             transport: Transport = StreamTransport(wake, self.alarm, spin=self.spin)
         else:
             assert self.rings is not None
+            assert self.trees is not None
             ring = self.ring if chosen == CUDA_IPC else None
-            transport = ShmTransport(self.rings, attachment.slots.size, wake, ring, spin=self.spin)
+            transport = ShmTransport(self.rings, attachment.slots.size, wake, self.trees, ring, spin=self.spin)
             attachment.ring = ring
         if attachment.ring is None:
             self.close()
@@ -101,6 +105,7 @@ class Ways:
         self._facts = facts
         self._config = config
         self._rings = rings
+        self._trees = TreeReader()
 
     def means(self, request: AttachRequest, transports: Sequence[str]) -> Means:
         """What can be had of `transports`, which both ends speak, best first.
@@ -108,7 +113,7 @@ class Ways:
         FailedPreconditionError or ResourceExhaustedError where that is nothing.
         """
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
-        means, reasons = Means((), spin=self._config.spin), dict[str, str]()
+        means, reasons = Means((), self._trees, spin=self._config.spin), dict[str, str]()
         if GRPC in transports and self._config.spin >= LONG_SPIN and len(os.sched_getaffinity(0)) >= AWAKE_CPUS:
             means.alarm = Alarm()
         names = [name for name in transports if name != CUDA_IPC or boundaries]

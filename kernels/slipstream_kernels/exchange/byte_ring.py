@@ -114,9 +114,12 @@ class RingWriter(_Ring):
         self._words[_MARK_OFFSET // 8] = value
 
     def _put(self, at: int, message: bytes) -> None:
-        first = min(len(message), self._capacity - at)
-        self._data[at : at + first] = message[:first]
-        self._data[: len(message) - first] = message[first:]
+        first = self._capacity - at
+        if len(message) <= first:
+            self._data[at : at + len(message)] = message
+        else:
+            self._data[at:] = message[:first]
+            self._data[: len(message) - first] = message[first:]
 
 
 class RingReader(_Ring):
@@ -187,8 +190,10 @@ class RingReader(_Ring):
             self._bell.wait(known & 0xFFFFFFFF, seconds)
 
     def _take(self, at: int, length: int) -> bytes:
-        first = min(length, self._capacity - at)
-        return bytes(self._data[at : at + first]) + bytes(self._data[: length - first])
+        first = self._capacity - at
+        if length <= first:
+            return bytes(self._data[at : at + length])
+        return bytes(self._data[at:]) + bytes(self._data[: length - first])
 
 
 def create_ring(capacity: int, nonce: bytes) -> Segment:
