@@ -100,13 +100,15 @@ def _aligned(slot: Slot, features: FeatureRows | None) -> FeatureRows | None:
 class Bindings:
     """All requests that began, all attachments, and the slots in between."""
 
-    __slots__ = ("_turn", "attachments", "gaps", "running")
+    __slots__ = ("_asks", "_turn", "attachments", "gaps", "running")
 
     def __init__(self) -> None:
         self.running: dict[RequestKey, Running] = {}
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
         self._turn = 0
+        self._asks = True
+        """Whether any request asked for a tree after the last step."""
 
     @property
     def live(self) -> list[Attachment]:
@@ -174,11 +176,12 @@ class Bindings:
             running = self.running.get(key)
             for place in [] if running is None else running.places:
                 if running is not None:
-                    self._feed_states(running, place, features)
+                    self._feed_states(running, place, features, catch_up=self._asks)
 
     def commit(self, commits: Sequence[Committed]) -> None:
         """Feed what one step added: one message an attachment, and more of them for states that do not fit it."""
         batches: dict[int, _Batch] = {}
+        self._asks = any(committed.max_nodes > 1 for committed in commits)
         for committed in commits:
             running = self.running.get(committed.key)
             if running is None:
@@ -202,7 +205,7 @@ class Bindings:
         for committed in self._in_turn(commits):
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
-                    self._feed_states(running, place, committed.features)
+                    self._feed_states(running, place, committed.features, catch_up=committed.max_nodes > 1)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
@@ -352,14 +355,17 @@ class Bindings:
         for attachment in self.attachments.values():
             attachment.state_room = STEP_BYTES
 
-    def _feed_states(self, running: Running, place: Place, features: FeatureRows) -> None:
-        """Bring a slot up to date with a step's states, and open it first if it waited for them."""
+    def _feed_states(self, running: Running, place: Place, features: FeatureRows, *, catch_up: bool) -> None:
+        """Bring a slot up to date with a step's states, and open it first if it waited for them.
+
+        One that asks for no tree need not catch up with older ones.
+        """
         slot = place.slot
         if not slot.boundaries or not features.has(slot.boundaries):
             return
         if slot.late and self._opens(running, place):
             self._announce(running, place, features.first)
-        if slot.fed and not send_states(place.attachment, slot, running.opening.history, features):
+        if slot.fed and not send_states(place.attachment, slot, running.opening.history, features, catch_up=catch_up):
             self._gap(place.attachment, slot)
             place.attachment.send(1)
 

@@ -25,10 +25,13 @@ def bytes_of(slot: Slot, features: FeatureRows) -> int:
     return 2 * len(slot.boundaries) * features.hidden_size * len(features)
 
 
-def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows) -> bool:
+def send_states(
+    attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows, *, catch_up: bool = True
+) -> bool:
     """Send the states before `fresh.end` that a slot lacks, as far as there is room, and time; the next step goes on.
 
-    False where some of them are neither in `fresh` nor kept any more.
+    Those before `fresh` are read and copied by the host, and wait unless the slot is to `catch_up`. False where some of
+    them are neither in `fresh` nor kept any more.
     """
     row_bytes = 2 * len(slot.boundaries) * fresh.hidden_size
     most = max(1, RECORD_BYTES // row_bytes)
@@ -43,6 +46,8 @@ def send_states(attachment: Attachment, slot: Slot, history: FeatureHistory | No
             records += 1
             break
         source = fresh if first >= fresh.first else history
+        if source is history and not catch_up:
+            break
         end = min(first + most, fresh.end if source is fresh else fresh.first)
         size = (end - first) * row_bytes
         if attachment.state_room <= 0 or not attachment.outbox.has_room(size):

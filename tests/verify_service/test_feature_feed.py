@@ -127,11 +127,11 @@ def extend(link: DraftLink, first: int, end: int, **options: Any) -> None:
     link.extend([Extended(KEY, states(first, end, **options))])
 
 
-def commit(link: DraftLink, length: int, count: int = 1, features: bool = True) -> None:
+def commit(link: DraftLink, length: int, count: int = 1, features: bool = True, max_nodes: int = 8) -> None:
     """A step after which a request has `length` tokens, `count` of them new."""
     tokens = tuple(range(length - count, length))
     rows = states(length - count - 1, length - 1) if features else None
-    link.commit([Committed(KEY, tokens, length, 8, 4, rows)])
+    link.commit([Committed(KEY, tokens, length, max_nodes, 4, rows)])
 
 
 def test_a_request_from_its_start() -> None:
@@ -169,6 +169,20 @@ def test_a_prefix_hit_of_all_but_the_last_token() -> None:
     commit(link, 12, count=2)
     assert peer.read() == ["Commit"]
     assert peer.has == (2, 11)
+
+
+def test_a_prefix_hit_waits_until_a_tree_is_asked_for() -> None:
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(9, computed=8, kept=2))
+    commit(link, 10, max_nodes=1)
+    commit(link, 12, count=2, max_nodes=1)
+    extend(link, 9, 11)
+    assert peer.read() == ["Open", "Commit", "Commit"]
+    assert peer.has == (2, 2)
+    commit(link, 13)
+    assert peer.read() == ["Commit", "Extend", "Extend"]
+    assert peer.has == (2, 12)
 
 
 @pytest.mark.parametrize(("kept", "first"), [(0, 0), (99, 12), (None, 12)])
