@@ -96,4 +96,4 @@ def _is_plain(tree: TokenTree) -> bool:
     """Whether a tree's lists are tuples of Python's own numbers."""
     ids, parents, log_probs = tree.token_ids, tree.parents, tree.log_probs
     tuples = type(ids) is tuple and type(parents) is tuple and (log_probs is None or type(log_probs) is tuple)
-    return tuples and {*map(type, ids), *map(type, parents)} <= {int} and {*map(type, log_probs or ())} <= {float}
+    return tuples and {*map(type, ids + parents)} <= {int} and {*map(type, log_probs or ())} <= {float}

@@ -85,8 +85,7 @@ class Gap:
 Record = Open | Extend | Commit | Close | Gap
 
 
-@dataclass(frozen=True, slots=True)
-class TreeReply:
+class TreeReply(NamedTuple):
     """The tree for the state of the stamp; an empty one asks for a plain step.
 
     A tree ahead supposes that the step to that state accepts node `parent[1]` of tree `parent[0]` last; -1 for none.

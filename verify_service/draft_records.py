@@ -109,8 +109,7 @@ Command = Open | Extend | Commit | Close | Gap
 """Verify to draft."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeReply:
+class TreeReply(NamedTuple):
     """A tree whose lists have been read but not yet checked. `sources` is empty or has one entry a node.
 
     A tree ahead has a `parent`: how the step before the stamp's state is supposed to end, NO_NODE for every tree_id

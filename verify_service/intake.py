@@ -99,7 +99,7 @@ def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:
     names = {source: offers[source].name for source in reply.sources}
     fits = 0 < len(names) <= MOST_SOURCES and all(len(name.encode()) <= LONGEST_SOURCE for name in names.values())
     sources = tuple(names[source] for source in reply.sources) if fits else None
-    return reply if sources == tree.sources else replace(reply, tree=replace(tree, sources=sources))
+    return reply if sources == tree.sources else reply._replace(tree=replace(tree, sources=sources))
 
 
 def _refuse(slot: Slot, nack: Nack) -> None:

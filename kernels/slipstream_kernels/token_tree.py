@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from operator import lt
 
 MAX_ROWS = 64
 """Rows of the largest tree a verify step takes, the root included."""
@@ -135,15 +133,18 @@ class TokenTree:
             raise InvalidTreeError(f"{len(ids)} token_ids but {len(parents)} parents")
         if self.log_probs is not None and len(self.log_probs) != len(ids):
             raise InvalidTreeError(f"{len(ids)} token_ids but {len(self.log_probs)} log_probs")
-        if not (all(map(lt, parents, count())) and min(parents, default=-1) >= -1):
-            node = next(node for node, parent in enumerate(parents) if not -1 <= parent < node)
-            raise InvalidTreeError(f"parents[{node}] is {parents[node]}, must be from -1 to {node - 1}")
-        if min(ids, default=0) < 0:
+        depths: list[int] = []
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise InvalidTreeError(f"parents[{node}] is {parent}, must be from -1 to {node - 1}")
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        if len(ids) and min(ids) < 0:
             node = next(node for node, token in enumerate(ids) if token < 0)
             raise InvalidTreeError(f"token_ids[{node}] is {ids[node]}, must be 0 or more")
-        largest = max(ids, default=-1)
-        if {type(ids), type(parents)} == {tuple}:  # which nobody changes afterwards
+        largest = max(ids) if len(ids) else -1
+        if type(ids) is tuple and type(parents) is tuple:  # which nobody changes afterwards
             object.__setattr__(self, "_largest", largest)
+            object.__setattr__(self, "_depths", tuple(depths))
         return largest
 
     def walk(self, root_token: int, node_tokens: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
