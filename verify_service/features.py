@@ -50,8 +50,8 @@ class Features:
         self._asked_at = float("-inf")
         self._held: dict[ScheduledRows, FeatureRows] = {}
 
-    def prepare(self, items: Sequence[ScheduledRows] = ()) -> None:
-        """Settle what the next step, of these items, captures, and where that goes. To be called before each launch."""
+    def prepare(self) -> None:
+        """Settle what the next step captures. To be called before each launch, and before its trees are waited for."""
         if self._taker is None:
             return
         boundaries = self._settled(self._taker)
@@ -65,7 +65,10 @@ class Features:
                 _log.info("states are captured at boundaries %s", list(captured) or "none")
             except Exception:  # noqa: BLE001 - states may cost speed and nothing else
                 _log.exception("states cannot be captured at boundaries %s", list(captured))
-        routes = self._routes(self._taker, items) if captured else {}
+
+    def direct(self, items: Sequence[ScheduledRows]) -> None:
+        """Settle where the states of the next step go, of these items with their trees."""
+        routes = self._routes(self._taker, items) if self._taker is not None and self._captured else {}
         if routes:
             self._engine.direct(routes)
 

@@ -174,8 +174,9 @@ class VerifyLoop:
                 self._deliver()
             items = self._schedule()
             if items:
+                self._features.prepare()
                 self._drafting.attach_trees(items)
-                self._features.prepare(items)
+                self._features.direct(items)
                 self._pipeline.launch(items)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
