@@ -8,16 +8,13 @@ from typing import Any
 from benchmarks.report import markdown_table
 
 Content = dict[str, Any]
+_HEADER = ("fault", "answers", "failed", "differing", "")
 
 
 def text(content: Content) -> str:
     """Every fault's answers, the pauses about kills, and throughput beside a drafter that hangs."""
     faults, options = content["faults"], content["options"]
-    rows: list[list[object]] = [
-        [name, found["answers"], found["failed"], found["differing"], _noted(name, found)]
-        for name, found in faults.items()
-    ]
-    parts = [markdown_table(("fault", "answers", "failed", "differing", ""), rows)]
+    parts = [markdown_table(_HEADER, _rows(faults))]
     if "kill" in faults:
         parts.append(_pauses(faults["kill"]))
     parts.append(
@@ -46,6 +43,23 @@ def kills_by_place(runs: dict[str, Content]) -> str:
             ]
         )
     return markdown_table(header, rows)
+
+
+def by_place(runs: dict[str, Content]) -> str:
+    """All other faults' answers, one row a fault and a place of the drafter."""
+    rows: list[list[object]] = [
+        [place, *row]
+        for place, content in runs.items()
+        for row in _rows({name: found for name, found in content["faults"].items() if name != "kill"})
+    ]
+    return markdown_table(("drafter", *_HEADER), rows)
+
+
+def _rows(faults: Content) -> list[list[object]]:
+    return [
+        [name, found["answers"], found["failed"], found["differing"], _noted(name, found)]
+        for name, found in faults.items()
+    ]
 
 
 def _noted(name: str, found: Content) -> str:

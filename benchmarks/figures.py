@@ -189,13 +189,14 @@ def drafter_faults(content: Content) -> str:
 
 
 def drafter_faults_gpu(content: Content) -> str:
-    """Kills with the drafter in several places about a GPU."""
-    runs = content["runs"]
+    """Kills with the drafter in several places about a GPU, and what else was done there."""
+    runs, others = content["runs"], content["others"]
     options = next(iter(runs.values()))["options"]
-    machines = "; ".join(f"{place}: {_gpu(run['machine'])}" for place, run in runs.items())
+    machines = "; ".join(f"{place}: {_gpu(run['machine'])}" for place, run in (*runs.items(), *others.items()))
+    tables = f"{fault_tables.kills_by_place(runs)}\n\n{fault_tables.by_place(others)}"
     return (
-        f"{fault_tables.kills_by_place(runs)}\n\n{options['streams']} streams of {options['tokens']} tokens, transport "
-        f"{options['transport']}, deadline {options['deadline_ms']:g} ms. Measured {machines}."
+        f"{tables}\n\n{options['streams']} streams of {options['tokens']} tokens, transport {options['transport']}, "
+        f"deadline {options['deadline_ms']:g} ms. Measured {machines}."
     )
 
 
