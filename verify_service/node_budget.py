@@ -18,6 +18,8 @@ PROBE_STEPS = 4
 PROBE_LEVELS = 2
 
 _FAST, _SLOW = 0.1, 0.02
+_LEAST_CHANCE = 0.02
+"""Of levels that are considered."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class RowCosts:
         slope = (self._seconds[at] - self._seconds[at - 1]) / (high - low)
         return self._scale * max(self._seconds[at - 1] + slope * (rows - low), 1e-9)
 
-    def each(self, rows: Ints) -> Floats:
+    def each(self, rows: Ints | Floats) -> Floats:
         """`seconds` of several numbers of rows."""
         seconds: Floats = self._scale * self._in_table(rows)
         return seconds
@@ -79,7 +81,7 @@ class RowCosts:
         expected = self.seconds(rows) / self._scale
         self._scale += _FAST * (min(max(seconds / expected, 0.1), 10.0) - self._scale)
 
-    def _in_table(self, rows: Ints) -> Floats:
+    def _in_table(self, rows: Ints | Floats) -> Floats:
         """`each` by the table alone."""
         if len(self._rows) == 1:
             return np.full(len(rows), self._seconds[0])
@@ -161,39 +163,34 @@ class NodeBudget:
         overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level)
         facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
         if facts != self._weighed[0]:
-            offers = self._offers(bidders)
-            granted = [0] * len(bidders)
-            for _, index, _ in offers[: self._best_prefix(offers, max(rows, 1), len(bidders))]:
-                granted[index] += 1
+            chances, indices, levels = self._offers(bidders)
+            taken = self._best_prefix(chances, levels, max(rows, 1), len(bidders))
+            granted = np.bincount(indices[:taken], minlength=len(bidders)).tolist()
             self._weighed = facts, granted
         return self._weighed[1]
 
-    def _offers(self, bidders: Sequence[Bidder]) -> list[tuple[float, int, int]]:
-        """(chance that the level is output, bidder, level), best first; a level never precedes the one above it."""
+    def _offers(self, bidders: Sequence[Bidder]) -> tuple[Floats, Ints, Ints]:
+        """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
         prior = self._overall.rate(0.7)
-        offers: list[tuple[float, int, int]] = []
-        for index, bidder in enumerate(bidders):
-            rate = bidder.acceptance.rate(prior)
-            chance = 1.0
-            for level in range(1, min(MAX_LEVELS, bidder.max_levels) + 1):
-                chance *= rate
-                if chance < 0.02:
-                    break
-                offers.append((chance, index, level))
-        offers.sort(key=lambda offer: (-offer[0], offer[2], offer[1]))
-        return offers
+        rates = np.array([bidder.acceptance.rate(prior) for bidder in bidders])
+        most = np.array([min(MAX_LEVELS, bidder.max_levels) for bidder in bidders])
+        levels = np.arange(1, MAX_LEVELS + 1)
+        chances = np.cumprod(np.repeat(rates[:, None], MAX_LEVELS, axis=1), axis=1)
+        indices, places = np.nonzero((chances >= _LEAST_CHANCE) & (levels <= most[:, None]))
+        offered = chances[indices, places]
+        order = np.lexsort((indices, places, -offered))
+        return offered[order], indices[order], levels[places[order]]
 
-    def _best_prefix(self, offers: Sequence[tuple[float, int, int]], rows: int, bidders: int) -> int:
+    def _best_prefix(self, chances: Floats, levels: Ints, rows: int, bidders: int) -> int:
         """How many of the best offers to take."""
-        best, best_rate = 0, rows / self.costs.seconds(rows)
+        if not len(chances):
+            return 0
         load = self.costs.seconds(max(bidders, 1)) / self.costs.seconds(1)
         wait = self._wait_per_level * load
-        tokens, drafted, deepest = float(rows), 0.0, 0
-        for taken, (chance, _, level) in enumerate(offers, start=1):
-            tokens += self._presence * chance
-            drafted += self._presence * self._nodes_per_level
-            deepest = max(deepest, level)
-            rate = tokens / (self.costs.seconds(rows + drafted) + wait * (1 + deepest))
-            if rate > best_rate:
-                best, best_rate = taken, rate
-        return best
+        tokens = rows + self._presence * np.cumsum(chances)
+        drafted: Floats = self._presence * self._nodes_per_level * np.arange(1.0, len(chances) + 1)
+        drafted += rows
+        seconds = self.costs.each(drafted) + wait * (1 + np.maximum.accumulate(levels))
+        rates = tokens / seconds
+        best = int(rates.argmax())
+        return best + 1 if rates[best] > rows / self.costs.seconds(rows) else 0
