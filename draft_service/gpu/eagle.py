@@ -87,7 +87,7 @@ class GpuEagleProposer(EagleBase):
         if max(token_ids) >= self.vocab_size:
             raise ValueError(f"token {max(token_ids)} is outside the head's vocabulary")
         state = sessions[session]
-        state.tokens.extend(token_ids)
+        state.commit(token_ids)
         if is_penalised(state.sampling):
             with draft.change_tables():
                 count_output(draft.tables, state.line, places, token_ids)
@@ -122,9 +122,9 @@ class GpuEagleProposer(EagleBase):
     def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
-        if self._target_size > self.vocab_size:
+        if self._target_size > self.vocab_size or (self._followed is not None and not self._followed.wait(0.0)):
             return ()
-        self._forget_followed()
+        self._followed = None
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
@@ -137,7 +137,7 @@ class GpuEagleProposer(EagleBase):
             if item is not None and len(items) < draft.max_sessions:
                 items.append(item)
                 asked.append((request.row, request.place))
-                laid[session] = Laid(session.length, request.rows)
+                laid[session] = Laid(session.commits, session.length, request.rows)
         if not items:
             return ()
         filtered = any(is_filtered(session.sampling) for session in laid)

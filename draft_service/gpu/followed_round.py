@@ -12,8 +12,9 @@ from slipstream_kernels.token_tree import TokenTree
 
 
 class Laid(NamedTuple):
-    """A session in a round: rows of its text that were computed before it, and most that the round adds."""
+    """A session in a round: commits and computed rows of text that it had before, and most rows that the round adds."""
 
+    commits: int
     length: int
     rows: int
 
@@ -28,10 +29,11 @@ class FollowedRound:
         self._laid = laid
 
     def made_for(self, session: PagedSession) -> bool:
-        """Whether it has a tree for the session's present tokens: those of the rows whose states have come since."""
+        """Whether it has a tree for the session's present tokens: what the pass decided has come, and no more."""
         laid = self._laid.get(session)
         return (
             laid is not None
+            and session.commits == laid.commits + 1
             and session.length == laid.length
             and session.is_complete
             and 0 < session.pending <= laid.rows

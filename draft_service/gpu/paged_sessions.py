@@ -19,9 +19,10 @@ from slipstream_kernels.paged_kv import OutOfPagesError, PagePool
 class PagedSession:
     """A request of a head that reads the target's states.
 
-    begin: the position of its first row. length: rows of its text that are computed. waiting: states of the next ones.
-    pending: rows whose states wait. newest: that of the last row computed, which is computed again where no other
-    waits. is_full: it outgrew its pages or the longest context, and gets no more trees.
+    begin: the position of its first row. commits: how often tokens were added. length: rows of its text that are
+    computed. waiting: states of the next ones. pending: rows whose states wait. newest: that of the last row computed,
+    which is computed again where no other waits. is_full: it outgrew its pages or the longest context, and gets no more
+    trees.
     """
 
     number: int
@@ -29,6 +30,7 @@ class PagedSession:
     sampling: Sampling
     line: int
     begin: int
+    commits: int = 0
     length: int = 0
     pages: list[int] = field(default_factory=list)
     waiting: deque[torch.Tensor] = field(default_factory=deque)
@@ -41,6 +43,11 @@ class PagedSession:
         """Whether all states that the tokens allow have come, and some have."""
         rows = self.length + self.pending
         return 0 < rows == len(self.tokens) - 1 - self.begin
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Add what a step of the target has decided."""
+        self.tokens.extend(token_ids)
+        self.commits += 1
 
     def add(self, states: torch.Tensor) -> None:
         """The next rows' states have come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import LoopRunner, Target, running_loop
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.in_process import attach_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import GenerationRequest
+from verify_service.request_state import RequestState
 
 TOKENS, ROWS, DEPTH, VOCAB, HIDDEN = 24, 6, 3, 512, 128
 CONFIG = EngineConfig(
@@ -164,3 +167,21 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
     drafter = Drafter(head, tiny_model)
     assert run(twins, drafter, work, 0, follows=True) > 20
     assert drafter.rounds > 0.5 * drafter.asked
+
+
+@pytest.mark.parametrize("levels", [(DEPTH, DEPTH, 0, DEPTH, 0, 0), (DEPTH, 1, 2)], ids=["some for none", "varying"])
+def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
+    twins: Target, head: Path, tiny_model: Path, work, levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def depths(drafting: Drafting, drafted: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> list[int]:
+        return [min(next(asked), max(0, state.depth_left)) for state, _ in drafted]
+
+    monkeypatch.setattr(Drafting, "_depths", depths)
+    behind, after = Drafter(head, tiny_model), Drafter(head, tiny_model)
+    for drafter in (behind, after):
+        asked = cycle(levels)
+        run(twins, drafter, work, 1, follows=drafter is behind)
+    assert 10 < behind.rounds <= behind.asked == after.asked
+    assert behind.drafted.keys() == after.drafted.keys()  # all kept to their limits
+    if 0 in levels:
+        assert behind.drafted == after.drafted
