@@ -32,6 +32,8 @@ _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
 _FAST = 0.1
+_MOST_IDLE = 4.0
+"""Passes of one row that one idle counts for, at most: what is compiled or captured then is not the price of trees."""
 
 
 class _Wait(NamedTuple):
@@ -239,6 +241,7 @@ class Drafting:
 
         Where the step waited for trees all of that is their price: without them it would have been launched before.
         """
+        seconds = min(seconds, _MOST_IDLE * self._budget.costs.seconds(1))
         if self._wait is not None and seconds > self._wait.seconds:
             self._beside += _FAST * (seconds - self._wait.seconds - self._beside)
             self._wait = self._wait._replace(seconds=seconds)

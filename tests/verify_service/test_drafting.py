@@ -168,6 +168,21 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
     assert state.wants_tree == asks
 
 
+def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
+    trees = Fixed(TokenTree.chain([1, 2]))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    for seconds in (*[1e-4] * 60, 2.0):
+        state.wants_tree = True
+        item = ScheduledRows(state, 1)
+        drafting.attach_trees([item])
+        drafting.idled(seconds)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 3, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert state.wants_tree
+
+
 def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
