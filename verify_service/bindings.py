@@ -176,7 +176,7 @@ class Bindings:
             running = self.running.get(key)
             for place in [] if running is None else running.places:
                 if running is not None:
-                    self._feed_states(running, place, features, catch_up=self._asks)
+                    self._feed_states(running, place, features, catch_up=self._asks or place.slot.asked)
 
     def commit(self, commits: Sequence[Committed]) -> None:
         """Feed what one step added: one message an attachment, and more of them for states that do not fit it."""
@@ -205,7 +205,7 @@ class Bindings:
         for committed in self._in_turn(commits):
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
-                    self._feed_states(running, place, committed.features, catch_up=committed.max_nodes > 1)
+                    self._feed_states(running, place, committed.features, catch_up=place.slot.asked)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
@@ -358,7 +358,7 @@ class Bindings:
     def _feed_states(self, running: Running, place: Place, features: FeatureRows, *, catch_up: bool) -> None:
         """Bring a slot up to date with a step's states, and open it first if it waited for them.
 
-        One that asks for no tree need not catch up with older ones.
+        One for which no tree was asked yet need not catch up with older ones.
         """
         slot = place.slot
         if not slot.boundaries or not features.has(slot.boundaries):

@@ -53,6 +53,8 @@ class Slot:
     """Those whose states the drafter wants."""
     featured: int = 0
     """The first position whose states it has not been sent; those before it came, or will not."""
+    asked: bool = False
+    """Whether any tree was wanted since its request came here."""
     late: bool = False
     """Whether its Open waits for its turn, or for a step that captures these states."""
     refused: bool = False
@@ -121,7 +123,7 @@ class Slot:
         self.tally = tally
         self._drop_trees()
         self.answered = 0
-        self.fed = self.refused = self.late = False
+        self.fed = self.refused = self.late = self.asked = False
         self.boundaries = boundaries
         self.caught_up = caught_up
         self.max_ahead = max_ahead
@@ -137,6 +139,7 @@ class Slot:
         self.most_nodes, self.most_depth = min(offer.max_nodes, MAX_ROWS), min(offer.max_depth, MAX_ROWS - 1)
         self.max_nodes = min(max_nodes, offer.max_nodes)
         self.max_depth = min(max_depth, offer.max_depth)
+        self.asked |= self.max_nodes > 1
         ahead, self.ahead, self.handed_over = self.ahead, {}, False
         self.supplied = bool(ahead) or self.tree is not None
         self.tree, self.tree_id, self.prepared = None, 0, False

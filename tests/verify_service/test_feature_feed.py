@@ -185,6 +185,20 @@ def test_a_prefix_hit_waits_until_a_tree_is_asked_for() -> None:
     assert peer.has == (2, 12)
 
 
+def test_what_a_prefix_hit_brings_goes_on_once_a_tree_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * 2 * HIDDEN
+    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 3 * row)
+    monkeypatch.setattr(bindings, "STEP_BYTES", 3 * row)
+    link = link_of()
+    peer = Peer(link, OFFER)
+    link.begin(opening(13, computed=12, kept=2))
+    commit(link, 14)
+    for length in range(15, 20):
+        commit(link, length, max_nodes=1)
+    peer.read()
+    assert peer.has == (2, 18)
+
+
 @pytest.mark.parametrize(("kept", "first"), [(0, 0), (99, 12), (None, 12)])
 def test_a_drafter_that_comes_in_the_middle_is_opened_at_a_step_that_captured(kept: int | None, first: int) -> None:
     link = link_of()
