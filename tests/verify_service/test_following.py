@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from draft_service.gpu.eagle import GpuEagleProposer
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
-from draft_service.proposers.base import Begun, DraftRequest, Opening
+from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening
 from draft_service.proposers.eagle_base import EagleConfig
+from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.exchange.in_process import PassOutcome
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import LoopRunner, Target, running_loop
+from verify_service.attachments import Attachment
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.in_process import attach_host
 from verify_service.link_types import LinkConfig
-from verify_service.request import GenerationRequest
+from verify_service.request import FinishReason, GenerationRequest, RequestKey
 from verify_service.request_state import RequestState
 
 TOKENS, ROWS, DEPTH, VOCAB, HIDDEN = 24, 6, 3, 512, 128
@@ -34,6 +40,7 @@ CONFIG = EngineConfig(
 )
 NOBODYS = VOCAB - 1
 """A token that no answer has, so that what is drafted with it is wrong."""
+SEEDED = pytest.mark.parametrize("work", [0.8], ids=["seeded"], indirect=True)
 
 
 class Drafter(GpuEagleProposer):
@@ -57,7 +64,9 @@ class Drafter(GpuEagleProposer):
         self.texts: dict[int, list[int]] = {}
         self.drafted: dict[tuple[int, ...], TokenTree] = {}
         self.penalised: set[int] = set()
-        self.rounds = self.asked = 0
+        self.rounds = self.asked = self.behind = 0
+        self.at_first: Callable[[Sequence[int]], None] = lambda _: None
+        """Told of the sessions of the first round behind a pass, which is under way, on the loop's thread."""
 
     def open(self, session: int, opening: Opening) -> None:
         super().open(session, opening)
@@ -68,6 +77,17 @@ class Drafter(GpuEagleProposer):
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         super().commit(session, token_ids)
         self.texts[session] += token_ids
+
+    def close(self, session: int) -> None:
+        super().close(session)
+        del self.texts[session]
+
+    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        events = super().follow(requests, outcome)
+        self.behind += 1
+        if self.behind == 1:
+            self.at_first([request.session for request in requests])
+        return events
 
     def begin(self, requests: Sequence[DraftRequest]) -> Overwriting:
         self.asked += 1
@@ -106,18 +126,29 @@ def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Served(NamedTuple):
+    runner: LoopRunner
+    link: DraftLink
+    host: InProcessHost
+    attachment: Attachment
+
+
 @contextmanager
-def served(twins: Target, drafter: Drafter, *, follows: bool) -> Iterator[LoopRunner]:
+def served(twins: Target, drafter: Drafter, *, follows: bool = True, config: EngineConfig = CONFIG) -> Iterator[Served]:
+    """At the end no session is left."""
     facts = LinkFacts("m", "", VOCAB, HIDDEN, 2, 512, ROWS, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
     link = DraftLink(facts, LinkConfig(deadline=30.0))
     host = InProcessHost([drafter])
-    attach_host(link, host, device="cpu:0", step_rows=100)
-    runner = LoopRunner(twins, CONFIG, link, link, follower=link if follows else None)
+    attachment = attach_host(link, host, device="cpu:0", step_rows=100)
+    runner = LoopRunner(twins, config, link, link, follower=link if follows else None)
     runner.loop.start()
-    yield runner
-    runner.loop.stop()
-    link.close()
-    host.stop(30.0)
+    try:
+        yield Served(runner, link, host, attachment)
+    finally:
+        runner.loop.stop()
+        link.close()
+        host.stop(30.0)
+    assert not drafter.texts
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
@@ -135,6 +166,10 @@ def work(request: pytest.FixtureRequest, twins: Target) -> tuple[list[Generation
     return requests, expected
 
 
+def texts_of(work: tuple[list[GenerationRequest], list[Expected]]) -> list[tuple[int, ...]]:
+    return [request.prompt_token_ids + tokens for request, (tokens, _, _) in zip(*work, strict=True)]
+
+
 def run(
     twins: Target,
     drafter: Drafter,
@@ -145,8 +180,8 @@ def run(
 ) -> int:
     """Check the answers; returns how many drafted tokens were accepted."""
     requests, expected = work
-    drafter.answers = [one.prompt_token_ids + tokens for one, (tokens, _, _) in zip(requests, expected, strict=True)]
-    with served(twins, drafter, follows=follows) as runner:
+    drafter.answers = texts_of(work)
+    with served(twins, drafter, follows=follows) as (runner, _, _, _):
         assert_equal(runner.run(requests, at_once), expected)
         return runner.loop.state().accepted_tokens
 
@@ -169,6 +204,7 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
     assert drafter.rounds > 0.5 * drafter.asked
 
 
+@SEEDED
 @pytest.mark.parametrize("levels", [(DEPTH, DEPTH, 0, DEPTH, 0, 0), (DEPTH, 1, 2)], ids=["some for none", "varying"])
 def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     twins: Target, head: Path, tiny_model: Path, work, levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -185,3 +221,67 @@ def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     assert behind.drafted.keys() == after.drafted.keys()  # all kept to their limits
     if 0 in levels:
         assert behind.drafted == after.drafted
+
+
+@SEEDED
+def test_a_request_is_cancelled_while_its_round_is_under_way(
+    twins: Target, head: Path, tiny_model: Path, work: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = work
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    gone: list[int] = []
+
+    def cancel(sessions: Sequence[int]) -> None:
+        text = tuple(drafter.texts[sessions[0]])
+        gone.append(next(i for i, answer in enumerate(drafter.answers) if answer[: len(text)] == text))
+        runner.loop.cancel(requests[gone[0]].key)
+
+    with served(twins, drafter) as (runner, _, _, _):
+        drafter.at_first = cancel
+        answers = runner.run(requests)
+    for index, (answer, one) in enumerate(zip(answers, expected, strict=True)):
+        if index in gone:
+            assert answer.finish_reason is FinishReason.CANCELLED
+            assert 0 < len(answer.token_ids) < len(one[0])
+            assert answer.token_ids == one[0][: len(answer.token_ids)]
+        else:
+            assert_equal([answer], [one])
+    assert len(gone) == 1
+    assert drafter.behind > 10
+
+
+@SEEDED
+def test_requests_are_preempted_between_rounds(
+    twins: Target, head: Path, tiny_model: Path, work: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = work
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    with served(twins, drafter, config=replace(CONFIG, num_pages=14)) as (runner, _, _, _):
+        assert_equal(runner.run(requests), expected)
+        assert runner.loop.state().preemptions > 0
+    assert drafter.rounds > 0.3 * drafter.asked > 5
+
+
+@SEEDED
+def test_proposers_leave_while_a_round_is_under_way_and_may_come_back(
+    twins: Target, head: Path, tiny_model: Path, work: tuple[list[GenerationRequest], list[Expected]]
+) -> None:
+    requests, expected = work
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    with served(twins, drafter) as (runner, link, host, attachment):
+
+        def leave() -> None:
+            link.drop(attachment, UnavailableError("they leave"))
+
+        thread = threading.Thread(target=leave)
+        drafter.at_first = lambda _: thread.start()
+        assert_equal(runner.run(requests), expected)
+        thread.join()
+        behind = drafter.behind
+        attach_host(link, host, device="cpu:0", step_rows=100)
+        again = [replace(one, key=RequestKey(1, i)) for i, one in enumerate(requests)]
+        assert_equal(runner.run(again), expected)
+    assert drafter.behind - behind > 10
