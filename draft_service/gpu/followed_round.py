@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from draft_service.gpu.paged_sessions import PagedSession
@@ -52,7 +53,7 @@ class FollowedRound:
 class FollowedAnswer:
     """A `Begun`: what a round behind a pass has made for some requests, then what their own makes for others."""
 
-    __slots__ = ("_others", "_requests", "_round", "_wanted")
+    __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_wanted")
 
     def __init__(
         self,
@@ -65,20 +66,35 @@ class FollowedAnswer:
         self._round = followed
         self._wanted = {request.session: request for request in wanted}
         self._requests = requests
+        self._left = [request for request in requests if request.session not in self._wanted]
         self._others = others
+        self._made: dict[int, TokenTree | None] | None = None
+        """What the round has made, once the other requests' own is begun."""
+        self._rest: Begun | None = None
 
     def wait(self, seconds: float) -> bool:
-        return self._round.wait(seconds)
+        until = perf_counter() + seconds
+        if self._made is None:
+            if not self._round.wait(seconds):
+                return False
+            self._gather()
+        return self._rest is None or self._rest.wait(until - perf_counter())
 
     def trees(self) -> list[TokenTree | None]:
+        made = self._gather() if self._made is None else self._made
+        if self._rest is not None:
+            made |= zip((request.session for request in self._left), self._rest.trees(), strict=True)
+        return [made[request.session] for request in self._requests]
+
+    def _gather(self) -> dict[int, TokenTree | None]:
+        """Take the round's trees, and begin with the others."""
         trees = self._round.trees()
         made: dict[int, TokenTree | None] = {
             session: _within(trees[session], request) for session, request in self._wanted.items()
         }
-        left = [request for request in self._requests if request.session not in made]
-        if left:
-            made |= zip((request.session for request in left), self._others(left).trees(), strict=True)
-        return [made[request.session] for request in self._requests]
+        self._rest = self._others(self._left) if self._left else None
+        self._made = made
+        return made
 
 
 def _within(tree: TokenTree, request: DraftRequest) -> TokenTree:

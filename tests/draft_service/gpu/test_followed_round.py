@@ -1,0 +1,64 @@
+"""What a round behind a pass has made, and who else is asked for the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draft_service.gpu.followed_round import FollowedAnswer, FollowedRound, Laid
+from draft_service.gpu.paged_sessions import PagedSession
+from draft_service.proposers.base import DraftRequest, Sampling
+from slipstream_kernels.token_tree import TokenTree
+
+
+class Round:
+    """A ticket, or a `Begun`, that is done when told so."""
+
+    def __init__(self, *trees: TokenTree) -> None:
+        self.made = list(trees)
+        self.done = False
+
+    def wait(self, seconds: float) -> bool:
+        return self.done
+
+    def trees(self) -> list[TokenTree]:
+        assert self.done
+        return self.made
+
+
+def session(number: int) -> PagedSession:
+    """Of ten tokens, all but the last of which are computed."""
+    return PagedSession(number, list(range(10)), Sampling(temperature=0.0), line=0, begin=0, length=9)
+
+
+def test_requests_that_came_later_are_begun_with_and_waited_for_too() -> None:
+    laid = {one: Laid(one.commits, one.length, 4) for one in (session(1), session(2))}
+    ticket, own = Round(TokenTree.chain((1, 2, 3)), TokenTree.chain((4, 5, 6))), Round(TokenTree.chain((7,)))
+    requests = [DraftRequest(2, 3, 9), DraftRequest(3, 8, 8), DraftRequest(1, 9, 1)]
+    begun: list[list[int]] = []
+
+    def others(left):
+        begun.append([request.session for request in left])
+        return own
+
+    answer = FollowedAnswer(FollowedRound(ticket, laid), [requests[0], requests[2]], requests, others)
+    assert not answer.wait(0.0) and not begun
+    ticket.done = True
+    assert not answer.wait(0.0)
+    own.done = True
+    assert answer.wait(0.0)
+    assert [tree.token_ids for tree in answer.trees()] == [(4, 5), (7,), (1,)]
+    assert begun == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("commits", "rows", "made"), [((2,), 2, True), ((2,), 1, False), ((1, 1), 2, False), ((5,), 5, False)]
+)
+def test_a_tree_is_for_what_the_pass_decided_alone(commits: tuple[int, ...], rows: int, *, made: bool) -> None:
+    one = session(1)
+    followed = FollowedRound(Round(), {one: Laid(one.commits, one.length, 4)})
+    assert not followed.made_for(one)
+    for count in commits:
+        one.commit(range(count))
+    one.add(torch.zeros(rows, 8))
+    assert followed.made_for(one) == made
