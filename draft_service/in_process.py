@@ -98,11 +98,7 @@ class InProcessHost:
         return self._feed.give_way(seconds)
 
     def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
-        try:
-            return self._worker.follow(values, outcome) if self._shares else ()
-        except Exception:  # noqa: BLE001 - a step goes on
-            _log.exception("no round was begun behind a pass")
-            return ()
+        return self._worker.follow(values, outcome) if self._shares else ()
 
     def begin(self) -> bool:
         try:

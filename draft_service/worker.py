@@ -163,8 +163,13 @@ class Worker:
             self._look()
             if self._arrived:
                 return ()
-            asked = self._table.followed(values).items()
-            return [event for proposer, requests in asked for event in proposer.follow(requests, outcome)]
+            events: list[torch.cuda.Event] = []
+            for proposer, requests in self._table.followed(values).items():
+                try:
+                    events += proposer.follow(requests, outcome)
+                except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
+                    _log.exception("proposer %s failed to draft behind a pass", proposer.name)
+            return events
         finally:
             self._turn.release()
 

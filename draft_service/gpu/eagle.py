@@ -129,12 +129,14 @@ class GpuEagleProposer(EagleBase):
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
         for request in requests:
+            if len(items) == draft.max_sessions:
+                break
             session, nodes = sessions[request.session], request.max_nodes - 1
             ready = session.is_complete and not session.pending and not session.is_full
             if not ready or request.rows > draft.limits.text_rows:
                 continue
             item = sessions.lay_rows(draft, session, request.rows, nodes, min(request.max_depth, nodes))
-            if item is not None and len(items) < draft.max_sessions:
+            if item is not None:
                 items.append(item)
                 asked.append((request.row, request.place))
                 laid[session] = Laid(session.commits, session.length, request.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Event, current_thread
+from time import sleep
 
 import pytest
 
@@ -12,7 +13,7 @@ from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
 from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.exchange.in_process import CommitValue, Replies, TreeValue
+from slipstream_kernels.exchange.in_process import CommitValue, FollowValue, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()
@@ -110,10 +111,12 @@ def host(device: Device, answers: SimpleQueue[Replies], monkeypatch: pytest.Monk
     host.stop(SECONDS)
 
 
-def opened(slot: int) -> bytes:
+def opened(slot: int, proposer: int = 0) -> bytes:
     stamp = tree_pb2.Stamp(epoch=7, slot=slot, generation=1, base_length=1, root_token=5)
     sampling = sampling_pb2.SamplingParams(temperature=0.0)
-    record = draft_pb2.Open(stamp=stamp, token_ids=[5], prompt_length=1, sampling=sampling, max_nodes=1)
+    record = draft_pb2.Open(
+        stamp=stamp, proposer=proposer, token_ids=[5], prompt_length=1, sampling=sampling, max_nodes=1
+    )
     commands = [draft_pb2.DraftCommand(open=record)]
     return draft_pb2.ExchangeResponse(commands=commands).SerializeToString()
 
@@ -182,4 +185,23 @@ def test_proposers_that_do_not_allow_it_keep_their_thread(device, answers) -> No
     assert host.finish(0.0) is None
     assert answers.get(timeout=SECONDS) == tree_of(2, 8)
     assert device.threads == ["draft-worker"]
+    host.stop(SECONDS)
+
+
+def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(device, answers) -> None:
+    failing = Device()
+    failing.name = "failing"
+    read = object()
+    device.follow = lambda requests, outcome: (read,)
+    failing.follow = lambda requests, outcome: 1 / 0
+    host = InProcessHost([device, failing])
+    host.offer(INFO)
+    host.attach(ATTACHED, answers.put)
+    host.put([opened(0), opened(1, proposer=1)])
+    for each in (device, failing):
+        assert each.opened.get(timeout=SECONDS)
+    values = [FollowValue((7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
+    while not (events := host.follow(values, None)):
+        sleep(0.001)  # the worker's thread ends its pass
+    assert events == [read]
     host.stop(SECONDS)

@@ -1,7 +1,6 @@
 """States on their way to drafters: each position once, in order, whatever comes between.
 
-The test plays the loop and reads what the link sends. The state of position p is full of p; that at the other boundary
-of 100 + p.
+The test plays the loop and reads what the link sends.
 """
 
 from __future__ import annotations
@@ -16,98 +15,27 @@ import pytest
 from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream.v1 import draft_pb2, tensor_pb2
 from slipstream_kernels.token_tree import TokenTree
+from support.fed_drafter import FACTS, HIDDEN, KEY, ROW, Kept, Peer, states
 from verify_service import bindings, feature_feed
-from verify_service.attachments import Attachment
 from verify_service.draft_codec import encode_commands
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import (
-    AttachRequest,
     Close,
-    Commit,
     Extend,
-    Gap,
-    LinkFacts,
     Offer,
-    Open,
     Resume,
     Stamp,
     TreeReply,
 )
-from verify_service.feature_rows import FeatureRows
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
 from verify_service.tree_source import Committed, Extended, Opening
 
-HIDDEN = 4
-FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 2, 512, 64, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
-KEY = RequestKey(1, 1)
 
-
-def states(first: int, end: int, boundaries: tuple[int, ...] = (1, 3)) -> FeatureRows:
-    rows = np.repeat(np.arange(first, end, dtype=np.uint16), HIDDEN).reshape(-1, HIDDEN)
-    return FeatureRows(boundaries, first, np.concatenate([rows + 100 * i for i in range(len(boundaries))], axis=1))
-
-
-class Kept:
-    """A request's history from one position on."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-
-    def reach(self, end: int) -> int:
-        return min(self.first, end)
-
-    def read(self, first: int, end: int) -> FeatureRows | None:
-        return states(max(first, self.first), end) if self.first < end else None
-
-
-class Peer:
-    """A drafter that reads when told to, and what it has by then."""
-
-    def __init__(self, link: DraftLink, *offers: Offer) -> None:
-        self.link = link
-        request = AttachRequest(1, 1, "", offers, "", 0, ("grpc",), "d", "", 1)
-        self.attachment: Attachment = link.start(link.attach(request, loopback=True).epoch, lambda: None)
-        self.tokens: list[int] = []
-        self.rows: list[int] = []
-        self.first = 0
-        self.kinds: list[str] = []
-
-    def read(self, messages: int = 1000) -> list[str]:
-        """Take in messages and check that each continues what came before; returns the kinds of their records."""
-        kinds: list[str] = []
-        for _ in range(messages):
-            for record in self.link.take(self.attachment):
-                kinds.append(type(record).__name__)
-                self._apply(record)
-        return kinds
-
-    def _apply(self, record: Any) -> None:
-        match record:
-            case Open():
-                self.tokens, self.rows, self.first = list(record.token_ids), [], record.cached_length
-                self.stamp = record.stamp
-            case Extend():
-                self._add(record.first_position, record.features)
-                assert record.stamp.generation == self.stamp.generation
-            case Commit():
-                if record.features is not None:
-                    assert len(record.features) == len(record.token_ids)
-                    self._add(len(self.tokens) - 1, record.features)
-                self.tokens += record.token_ids
-            case Gap():
-                self.stamp = record.stamp
-
-    def _add(self, first: int, rows: Any) -> None:
-        assert first == self.first + len(self.rows)
-        assert rows[:, 0].tolist() == list(range(100 + first, 100 + first + len(rows)))  # boundary 3 comes first
-        assert rows[:, HIDDEN].tolist() == list(range(first, first + len(rows)))
-        self.rows += rows[:, HIDDEN].tolist()
-
-    @property
-    def has(self) -> tuple[int, int]:
-        """First position and that behind the last, of the states it has."""
-        return self.first, self.first + len(self.rows)
+def bound(monkeypatch: pytest.MonkeyPatch, **most: int) -> None:
+    """Set how many bytes of states a `record`, a `message` or a `step` has."""
+    for name, size in most.items():
+        monkeypatch.setattr(feature_feed if name == "record" else bindings, f"{name.upper()}_BYTES", size)
 
 
 OFFER = Offer("p", 8, 4, (3, 1))
@@ -186,9 +114,7 @@ def test_a_prefix_hit_waits_until_a_tree_is_asked_for() -> None:
 
 
 def test_what_a_prefix_hit_brings_goes_on_once_a_tree_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = 2 * 2 * HIDDEN
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 3 * row)
-    monkeypatch.setattr(bindings, "STEP_BYTES", 3 * row)
+    bound(monkeypatch, record=3 * ROW, step=3 * ROW)
     link = link_of()
     peer = Peer(link, OFFER)
     link.begin(opening(13, computed=12, kept=2))
@@ -245,9 +171,7 @@ def test_what_is_computed_again_is_not_sent_again() -> None:
 
 
 def test_records_and_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = 2 * 2 * HIDDEN
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 4 * row)
-    monkeypatch.setattr(bindings, "MESSAGE_BYTES", 2 * row)
+    bound(monkeypatch, record=4 * ROW, message=2 * ROW)
     link = link_of()
     peer = Peer(link, OFFER)
     link.begin(opening(20))
@@ -262,7 +186,7 @@ def test_records_and_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_drafter_that_reads_slowly_is_fed_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 64)
+    bound(monkeypatch, record=64)
     link = link_of(outbox_limit=400)
     peer = Peer(link, OFFER)
     link.begin(opening(60, kept=0))
@@ -279,7 +203,7 @@ def test_a_drafter_that_reads_slowly_is_fed_as_it_reads(monkeypatch: pytest.Monk
 
 
 def test_what_was_never_kept_leaves_a_gap_and_then_a_later_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 64)
+    bound(monkeypatch, record=64)
     link = link_of(outbox_limit=400)
     peer = Peer(link, OFFER)
     link.begin(opening(60))
@@ -300,9 +224,7 @@ def test_what_was_never_kept_leaves_a_gap_and_then_a_later_beginning(monkeypatch
 
 
 def test_a_step_sends_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = 2 * 2 * HIDDEN
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 2 * row)
-    monkeypatch.setattr(bindings, "STEP_BYTES", 4 * row)
+    bound(monkeypatch, record=2 * ROW, step=4 * ROW)
     link = link_of()
     peer = Peer(link, OFFER)
     link.begin(opening(12, kept=0))
@@ -388,9 +310,7 @@ def test_rows_are_tensors_on_the_wire() -> None:
 
 
 def test_where_there_is_no_room_for_all_requests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "MESSAGE_BYTES", 0)
-    monkeypatch.setattr(bindings, "STEP_BYTES", 1)  # of one record a step
-    monkeypatch.setattr(feature_feed, "RECORD_BYTES", 1)  # of one row
+    bound(monkeypatch, record=1, message=0, step=1)  # one record a step, of one row
     link = link_of()
     peer = Peer(link, OFFER)
     keys = (KEY, RequestKey(1, 2))
