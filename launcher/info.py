@@ -44,6 +44,8 @@ class ProposerFacts:
     epoch: int | None
     device: str = ""
     gpu_uuid: str = ""
+    transport_reason: str = ""
+    """Why its records do not travel in the best way; empty if they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,8 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         default = ", the default" if proposer.default else ""
         if proposer.attached:
             device = f", on {_place(proposer.device, proposer.gpu_uuid)}" if proposer.device else ""
-            place = f"attached, epoch {proposer.epoch}, {proposer.transport}{device}, pid {proposer.process_id}"
+            why = f" ({proposer.transport_reason})" if proposer.transport_reason else ""
+            place = f"attached, epoch {proposer.epoch}, {proposer.transport}{why}{device}, pid {proposer.process_id}"
         else:
             place = "not attached"
         branch.add(f"proposer {proposer.name}: {place}{default}")
@@ -216,6 +219,7 @@ def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:
         epoch=status.epoch or None,
         device=status.device,
         gpu_uuid=status.gpu_uuid,
+        transport_reason=status.transport_reason,
     )
 
 

@@ -55,15 +55,18 @@ def test_what_several_proposers_drafted_is_shared_out(capsys):
     assert "from suffix: 30, accepted 20" in capsys.readouterr().out
 
 
-def test_placement_is_shown_by_device_and_gpu(capsys):
+def test_placement_is_shown_by_device_and_gpu_and_transports_with_their_reason(capsys):
     state = dict.fromkeys(("running", "queued", "pages_free", "pages_total"), 0)
     state |= dict.fromkeys(("drafted_tokens", "accepted_tokens", "steps", "committed_tokens"), 0)
     proposer = ProposerFacts("eagle3", True, True, True, 5, "host:3", "cuda_ipc", 7, "cuda:1", "GPU-0b")
-    verify = VerifyFacts("host:1", "serving", device="cuda", gpu_uuid="GPU-0a", state=state, proposers=(proposer,))
+    other = ProposerFacts("ngram", True, True, True, 6, "host:4", "grpc", 8, transport_reason="shm: another user")
+    both = (proposer, other)
+    verify = VerifyFacts("host:1", "serving", device="cuda", gpu_uuid="GPU-0a", state=state, proposers=both)
     render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
     shown = capsys.readouterr().out
     assert "on cuda (GPU-0a)" in shown
     assert "epoch 7, cuda_ipc, on cuda:1 (GPU-0b), pid 5" in shown
+    assert "epoch 8, grpc (shm: another user), pid 6" in shown
 
 
 def test_silence_is_reported_and_fails():
