@@ -25,8 +25,8 @@ _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None = None) -> EagleHead:
     """The head in `folder`, with the embedding and scoring rows of the model in `target` where it has none itself.
 
-    map_file: the target ids that an EAGLE-1 head scores (`vocabulary.token_map`); others are left out. Raises
-    CheckpointError.
+    map_file: the target ids that are scored (`vocabulary.token_map`), others are left out; for heads that score the
+    target's whole vocabulary. Raises CheckpointError.
     """
     config = HeadConfig.from_folder(folder)
     tensors = canonical(read_tensors(folder))
@@ -37,12 +37,13 @@ def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None =
     embedding, head, own_head = shared_rows(config, tensors, target)
     if family == "eagle":
         return Eagle1(config, tensors, whole_vocabulary(embedding, head, map_file))
-    if map_file is not None:
-        raise CheckpointError("a token map is for EAGLE-1 heads; an EAGLE-3 head has a map of its own")
     if not own_head and maps["d2t"] is not None:
         raise CheckpointError("d2t is there, but not lm_head.weight of the draft vocabulary")
     ids = target_ids(maps["d2t"], maps["t2d"], draft_size=len(head), target_size=len(embedding))
-    vocabulary = Vocabulary(embedding, head, ids, len(embedding))
+    if map_file is not None and ids is not None:
+        raise CheckpointError("a token map is for heads without one; this EAGLE-3 head has d2t or t2d")
+    own = Vocabulary(embedding, head, ids, len(embedding))
+    vocabulary = own if map_file is None else whole_vocabulary(embedding, head, map_file)
     # In SpecForge's files norm_output only says that there is a norm before the scores.
     post_norm = config.norm_output and (config.speculators or "fc_norm.0.weight" in tensors)
     return Eagle3(config, tensors, vocabulary, num_states=num_states(config, tensors), post_norm=post_norm)

@@ -8,19 +8,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _TREE = frozenset({"num_speculative_tokens", "max_depth", "max_nodes"})
-_HEAD = _TREE | {"model", "top_k", "target", "boundaries", "chunk", "max_tokens"}
+_ROOM = frozenset({"chunk", "max_context", "max_sessions"})
+_HEAD = _TREE | _ROOM | {"model", "top_k", "target", "boundaries", "token_map", "max_tokens"}
 PARAMETERS: dict[str, frozenset[str]] = {
     "ngram": _TREE | {"prompt_lookup_max", "prompt_lookup_min", "max_matches", "trust"},
     "suffix": _TREE
     | {"max_tree_depth", "max_spec_factor", "max_spec_offset", "min_token_prob", "mode"}
     | {"max_cached_requests", "max_cached_tokens"},
     "hybrid": _TREE | {"members", "memory"},
-    "draft-model": _TREE | {"model", "top_k"},
-    "eagle": _HEAD | {"token_map"},
+    "draft-model": _TREE | _ROOM | {"model", "top_k", "max_cached_tokens", "max_cached_bytes", "page_size", "group"},
+    "eagle": _HEAD,
     "eagle3": _HEAD,
     "medusa": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
     "mlp-speculator": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
-    "mtp": _HEAD | {"token_map", "feedback"},
+    "mtp": _HEAD | {"feedback"},
 }
 """Fields of SpeculativeConfig that each of our proposers takes, beside `method` and `draft_tensor_parallel_size`."""
 
@@ -73,6 +74,11 @@ class SpeculativeConfig(BaseModel):
     feedback: Literal["pre-norm", "post-norm"] | None = None
     chunk: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
+    max_context: int | None = Field(default=None, ge=2)
+    max_sessions: int | None = Field(default=None, ge=1)
+    max_cached_bytes: int | None = Field(default=None, ge=1)
+    page_size: int | None = Field(default=None, ge=1)
+    group: int | None = Field(default=None, ge=1)
 
     @property
     def name(self) -> str:

@@ -116,8 +116,20 @@ def test_token_map(tmp_path):
         torch.save(content, tmp_path / "freq.pt")
         with pytest.raises(CheckpointError, match=message):
             load(tmp_path / "head", map_file=tmp_path / "freq.pt")
+
+
+def test_token_map_of_an_eagle3_head(tmp_path):
+    """Where it has none of its own."""
+    target = write_target(tmp_path / "target")
+    torch.save([7, 3, 90], tmp_path / "freq.pt")
+    for name, layout in (("own", "whole vocabulary"), ("shared", "the target's scores")):
+        written = write_head(tmp_path / name, EAGLE3[layout])
+        rows = written.get("lm_head.weight", target["lm_head.weight"])
+        mapped = load(tmp_path / name, map_file=tmp_path / "freq.pt").vocabulary
+        assert (mapped.ids.tolist(), mapped.target_size) == ([7, 3, 90], 96)
+        assert torch.equal(mapped.head, rows[[7, 3, 90]])
     write_head(tmp_path / "three", EAGLE3["layers.0"])
-    with pytest.raises(CheckpointError, match="EAGLE-1"):
+    with pytest.raises(CheckpointError, match="a token map is for heads without one"):
         load(tmp_path / "three", map_file=tmp_path / "freq.pt")
 
 
