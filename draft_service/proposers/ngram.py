@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions
 from draft_service.proposers.ngram_index import NgramIndex, TrieRoom
-from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import TokenTree
 
 _INDEX_CHUNK = 2048
@@ -44,11 +43,12 @@ class NgramConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LENGTH:
-            raise InvalidArgumentError(
-                f"n-gram lengths must satisfy 1 <= min <= max <= {MAX_LENGTH}", field="proposers"
+            raise ValueError(
+                f"prompt_lookup_min must be 1 to prompt_lookup_max, and that at most {MAX_LENGTH}: they are "
+                f"{self.prompt_lookup_min} and {self.prompt_lookup_max}"
             )
         if not (2 <= self.max_nodes <= 64 and 1 <= self.max_depth <= 63 and self.max_matches >= 1 and self.trust >= 1):
-            raise InvalidArgumentError("max_nodes must be 2 to 64, max_depth 1 to 63, matches and trust 1 or more")
+            raise ValueError("max_nodes must be 2 to 64, max_depth 1 to 63, max_matches and trust 1 or more")
 
 
 class NgramProposer(Proposer):
@@ -118,10 +118,9 @@ def create(options: ProposerOptions) -> NgramProposer:
     """Factory. The argument, if any, is `MIN-MAX` or `MAX`, the lengths of suffixes looked up, or
     `KEY=VALUE:KEY=VALUE` with fields of NgramConfig.
     """
-    config = NgramConfig()
     low, dash, high = options.argument.partition("-")
     if low.isdecimal() and (high.isdecimal() or not dash):
-        shortest, longest = (int(low), int(high)) if dash else (min(config.prompt_lookup_min, int(low)), int(low))
-        config = replace(config, prompt_lookup_min=shortest, prompt_lookup_max=longest)
-        options = replace(options, argument="")
-    return NgramProposer(options.name, configured(config, options))
+        longest = int(high if dash else low)
+        shortest = int(low) if dash else min(NgramConfig().prompt_lookup_min, longest)
+        options = replace(options, argument=f"prompt_lookup_min={shortest}:prompt_lookup_max={longest}")
+    return NgramProposer(options.name, configured(NgramConfig(), options))

@@ -108,8 +108,8 @@ def test_the_argument_sets_the_lengths() -> None:
     assert (config("4").prompt_lookup_min, config("4").prompt_lookup_max) == (1, 4)
     assert (config("1").prompt_lookup_min, config("1").prompt_lookup_max) == (1, 1)
     assert config("prompt_lookup_max=3:max_matches=1") == NgramConfig(prompt_lookup_max=3, max_matches=1)
-    for wrong in ("x", "3-", "-3", "5-2", "0", "65", "prompt_lookup_max=0", "lookup=3"):
-        with pytest.raises(InvalidArgumentError):
+    for wrong in ("x", "3-", "-3", "5-2", "0", "65", "prompt_lookup_max=0", "prompt_lookup_min=7", "lookup=3"):
+        with pytest.raises(InvalidArgumentError, match="proposer ngram: "):
             config(wrong)
 
 
