@@ -6,6 +6,7 @@ its first one with its first token, whatever was cached.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from draft_service.proposers.base import (
+    CPU,
     DraftRequest,
     Opening,
     Proposer,
@@ -37,6 +39,8 @@ from draft_service.proposers.expansion import Expansion
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,8 @@ def create_with(
     with refusing(options):
         head = load(folder, target, Path(config.token_map) if config.token_map else None)
         tokenizer, eos = target_facts(target)
+    if options.device != CPU:
+        _log.warning("%s drafts on the CPU: no kernels of a GPU compute it", options.name)
     torch.set_num_threads(options.threads)
     proposer = make(options.name, head, config, tokenizer, eos)
     proposer.target_folder = target
