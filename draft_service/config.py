@@ -82,6 +82,11 @@ class DraftSettings(ServiceSettings):
     topk: int | None = Field(
         default=None, ge=1, le=16, description="Children of a tree node; 1 makes chains; default: the proposer's"
     )
+    token_map: str = Field(
+        default="",
+        description="File of frequent tokens, as FR-Spec's freq_*.pt: the only ones that proposers score which have a "
+        "token_map and name none; default: all",
+    )
     transports: Annotated[Names, AfterValidator(_spoken)] = Field(
         default=TRANSPORTS,
         description="Ways to exchange records with verify that may be taken: cuda_ipc (as shm, but hidden states stay "

@@ -41,6 +41,7 @@ async def serve(settings: DraftSettings) -> None:
         max_depth=settings.max_depth,
         top_k=settings.topk,
         device=placement.device,
+        token_map=settings.token_map,
     )
     if settings.boundary_check:
         check_boundaries(proposers, settings.threads)

@@ -26,7 +26,11 @@ def configured(config: Config, options: ProposerOptions, *, prefix: str = "") ->
     InvalidArgumentError for unknown or repeated keys and for values that are not of the field's type.
     """
     own = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type] # dataclass
-    limits = {name: limit for name in ("max_nodes", "max_depth") if (limit := getattr(options, name)) is not None}
+    limits: dict[str, Any] = {
+        name: limit for name in ("max_nodes", "max_depth") if (limit := getattr(options, name)) is not None
+    }
+    if options.token_map and "token_map" in own:
+        limits["token_map"] = options.token_map
     values: dict[str, Any] = {}
     for pair in filter(None, options.argument.split(":")):
         key, equals, text = pair.partition("=")

@@ -40,6 +40,7 @@ class ProposerOptions:
     argument: what followed the name on the command line, such as a folder; empty if nothing did.
     threads: CPU threads the proposer may use.
     max_nodes, max_depth, top_k: the operator's limits, None where the proposer chooses. `max_nodes` counts the root.
+    token_map: file of the target ids that vocabulary heads are to score (FR-Spec, arXiv 2502.14856); empty: all.
     device: where to compute, `cpu` or `cuda:N`, which is there; a proposer that knows no GPU stays on the CPU. One that
         does names it as its `state_device`.
     """
@@ -51,6 +52,7 @@ class ProposerOptions:
     max_depth: int | None = None
     top_k: int | None = None
     device: str = CPU
+    token_map: str = ""
 
 
 @dataclass(frozen=True, slots=True)

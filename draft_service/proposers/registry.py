@@ -85,8 +85,11 @@ def load_proposers(
     max_depth: int | None = None,
     top_k: int | None = None,
     device: str = "cpu",
+    token_map: str = "",
 ) -> list[Proposer]:
     """Build every proposer, in order, and let those that combine others know them; `device` is cpu or cuda:N.
+
+    The limits, device and token map are those of `ProposerOptions`.
 
     Raises InvalidArgumentError for unknown or repeated names.
     """
@@ -103,6 +106,7 @@ def load_proposers(
                 max_depth=max_depth,
                 top_k=top_k,
                 device=device,
+                token_map=token_map,
             )
         )
         for spec in specs

@@ -62,3 +62,15 @@ def test_aliases_need_their_fields() -> None:
 
     with pytest.raises(InvalidArgumentError):
         configured(Small(), ProposerOptions("name", "num_steps=3"))
+
+
+def test_the_operators_token_map_is_for_those_that_have_one_and_name_none() -> None:
+    @dataclass(frozen=True)
+    class Mapped:
+        token_map: str = ""
+
+    def token_map(argument: str) -> str:
+        return configured(Mapped(), ProposerOptions("name", argument, token_map="a.pt")).token_map
+
+    assert (token_map(""), token_map("token_map=b.pt")) == ("a.pt", "b.pt")
+    assert configured(Config(), ProposerOptions("name", token_map="a.pt")) == Config()

@@ -40,11 +40,11 @@ def test_a_factory_of_a_third_party_is_found_by_path() -> None:
     assert (proposer.name, proposer.config.prompt_lookup_max, proposer.max_nodes) == ("mine", 3, 5)
 
 
-def test_a_factory_is_told_where_to_compute(monkeypatch) -> None:
+def test_a_factory_is_told_where_to_compute_and_which_tokens_to_score(monkeypatch) -> None:
     told: list[ProposerOptions] = []
     monkeypatch.setattr(ngram, "create", lambda options: told.append(options) or create(options))
-    load_proposers([ProposerSpec.parse("ngram")], threads=1, device="cuda:1")
-    assert told == [ProposerOptions("ngram", device="cuda:1")]
+    load_proposers([ProposerSpec.parse("ngram")], threads=1, device="cuda:1", token_map="a.pt")
+    assert told == [ProposerOptions("ngram", device="cuda:1", token_map="a.pt")]
 
 
 def test_the_example_of_the_documentation_works(tmp_path, monkeypatch) -> None:
