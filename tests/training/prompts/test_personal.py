@@ -41,6 +41,9 @@ KEY_BLOCK = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVA
         (f"token={GITHUB}", [("secret", GITHUB)]),
         (f"Bearer {WEB_TOKEN} there", [("secret", WEB_TOKEN)]),
         ("password = 'hunter22x!'", [("secret", "hunter22x!")]),
+        ("DB_PASSWORD=hunter22x && run", [("secret", "hunter22x")]),
+        ("aws_secret_access_key = wJalrX3tnFEMI/K7MDENG/bPxR", [("secret", "wJalrX3tnFEMI/K7MDENG/bPxR")]),
+        ("api_key: abcd1234efgh, as it was", [("secret", "abcd1234efgh")]),
         ("https://bob:s3cret@host/x", [("secret", "s3cret")]),
         (f"see\n{KEY_BLOCK}\nthere", [("secret", KEY_BLOCK)]),
     ],
@@ -59,6 +62,7 @@ def test_personal_data_is_found_whole(text, expected):
         "x@localhost and @decorator",
         "the words 'beauty', 'hat' and \"a somewhat longer sentence in quotes\"",
         "commit 278bd0a41c3f5e0d9f00c5a0dd33a1e6f2b9c4d7",
+        "The password: it has 8 letters; password = config.value2, api_key=os.environ['KEY1'], password: z.string()",
     ],
 )
 def test_numbers_and_code_are_left_alone(text):
