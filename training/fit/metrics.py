@@ -127,11 +127,11 @@ def described(figures: Figures) -> str:
 
 
 def _writer(folder: Path, first: int, progress: bool) -> Any:
-    """TensorBoard's writer, whose charts forget steps from `first` on; None where it is not installed."""
+    """TensorBoard's writer, whose charts forget steps after `first`; None where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
         if progress:
             print("no charts: tensorboard is not installed (the package's extra `train` has it)")
         return None
-    return SummaryWriter(str(folder), purge_step=first or None)
+    return SummaryWriter(str(folder), purge_step=first + 1)
