@@ -43,8 +43,8 @@ class Published:
 def export_head(source: Path, out: Path, layout: str, *, model: Path | None = None, draft_tokens: int = 5) -> str:
     """Write the head of a run of `fit`, or of a folder such as its `head/`, in another layout; gives its family.
 
-    ValueError where the layout has no place for the head, or `out` is there already; CheckpointError where the head
-    cannot be read.
+    `out` is there once it is whole: what a killed run has left beside it is written anew. ValueError where the layout has
+    no place for the head, or `out` is there already; CheckpointError where the head cannot be read.
     """
     folder = source / HEAD if (source / HEAD).is_dir() else source
     config = read_json(folder / "config.json")
@@ -56,9 +56,12 @@ def export_head(source: Path, out: Path, layout: str, *, model: Path | None = No
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty")
     published = convert(Published(_read(folder), config, model, draft_tokens))
-    write_head(out, published.tensors, published.config, torch.bfloat16)
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    write_head(part, published.tensors, published.config, torch.bfloat16)
     for extra in folder.glob("tokenizer*"):
-        shutil.copyfile(extra, out / extra.name)
+        shutil.copyfile(extra, part / extra.name)
+    part.replace(out)
     return family
 
 

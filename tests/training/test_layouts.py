@@ -89,6 +89,24 @@ def test_speculators_names_the_target_and_the_chain(run, tmp_path):
     assert HeadConfig.from_folder(out).speculators
 
 
+def test_an_export_that_is_killed_is_done_again(run, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    (run / "head" / "tokenizer.json").write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr("training.layouts.shutil.copyfile", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export_head(run, out, "vllm")
+    assert not out.exists()
+    out.mkdir()
+    assert export_head(run, out, "vllm") == "eagle3"
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert not out.with_name("out.part").exists()
+
+
 def test_sglang_finds_the_bias_that_it_would_draw_at_random(tmp_path):
     write_target(tmp_path / "target")
     layout = replace(EAGLE1["no bias"], binary=False, own_embedding=False)
