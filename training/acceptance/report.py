@@ -79,15 +79,17 @@ def headlines(result: Mapping[str, Any], simulated: Simulated | None) -> list[di
 
 
 def _first_chain(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The greedy cell of the first proposer whose trees held no more tokens than the deepest path that was right.
+    """The greedy cell of the proposer named first, where its trees held no more tokens than the deepest path that was
+    right.
 
-    Of chains alone training can tell what they are worth.
+    Of chains alone training can tell what they are worth, and of the others it is not known that they are this head.
     """
+    first = result["settings"]["proposers"][0]
     greedy: list[Mapping[str, Any]] = [
-        cell for cell in result["cells"] if cell["proposer"] and cell["temperature"] == 0 and ALL in cell["categories"]
+        cell for cell in result["cells"] if cell["proposer"] == first and cell["temperature"] == 0
     ]
     for cell in greedy:
-        figures = cell["categories"][ALL]
+        figures = cell["categories"].get(ALL, {"drafted_tokens": 0})
         if 0 < figures["drafted_tokens"] <= figures["tree_steps"] * len(figures["accepted_by_position"]):
             return cell
     return None
@@ -97,8 +99,8 @@ def warnings(result: Mapping[str, Any], simulated: Simulated | None = None) -> I
     """What a reader of the figures must know."""
     if simulated and _first_chain(result) is None:
         yield (
-            f"The simulated figure, {simulated.acceptance_length:.2f}, is that of a chain at temperature 0, and no "
-            "proposer here is seen to have made chains: name one that does, and the two can be compared."
+            f"The simulated figure, {simulated.acceptance_length:.2f}, is that of a chain at temperature 0, which the "
+            "proposer named first is not seen to have made: name one first that does, and the two can be compared."
         )
     for cell in result["cells"]:
         figures = cell["categories"].get(ALL)

@@ -74,12 +74,14 @@ def test_what_belittles_the_figures_is_said():
     assert "1 conversations were refused" in text
 
 
-def test_the_simulated_figure_stands_beside_greedy_answers_of_the_first_that_makes_chains():
+def test_the_simulated_figure_stands_beside_greedy_answers_of_the_first_if_it_makes_chains():
     plain, head = headlines(result(trees=1.0), SIMULATED)
     assert (plain["simulated"], plain["speed"]) == ("", "")
     assert (head["simulated"], head["difference"], head["speed"]) == ("2.20", "-9.1%", "2.00x")
     both = result(trees=1.0, drafted=61)
     both["cells"].append({**result(trees=1.0)["cells"][1], "proposer": "chain"})
+    assert [line["simulated"] for line in headlines(both, SIMULATED)] == ["", "", ""]
+    both["settings"]["proposers"] = ["chain", "head"]
     assert [line["simulated"] for line in headlines(both, SIMULATED)] == ["", "", "2.20"]
 
 
