@@ -213,5 +213,6 @@ def _opened(folders: list[Path], online: bool, model: Path | None, settings: Fit
     from training.features.settings import FeatureSettings, Machine
 
     assert model is not None
-    wanted = family_of(settings).boundaries(ModelConfig.from_folder(model))
-    return OnlineFeatures(folders, model, FeatureSettings(wanted, settings.row_length), Machine(device))
+    config = ModelConfig.from_folder(model)
+    wanted = FeatureSettings(family_of(settings).boundaries(config), min(settings.row_length, config.max_context))
+    return OnlineFeatures(folders, model, wanted, Machine(device))
