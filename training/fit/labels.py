@@ -140,7 +140,8 @@ class LabelReport:
             if surprise.excess > 0:
                 raise LabelError(
                     f"the target would hardly have written these {what}: {surprise}. Is the chat template another, the "
-                    "mask off, or are the answers or states another model's?"
+                    "mask off, or are the answers or states another model's? (Answers drawn at a temperature above 1 "
+                    "look so too.)"
                 )
 
 
