@@ -43,8 +43,8 @@ class Published:
 def export_head(source: Path, out: Path, layout: str, *, model: Path | None = None, draft_tokens: int = 5) -> str:
     """Write the head of a run of `fit`, or of a folder such as its `head/`, in another layout; gives its family.
 
-    `out` is there once it is whole: what a killed run has left beside it is written anew. ValueError where the layout has
-    no place for the head, or `out` is there already; CheckpointError where the head cannot be read.
+    `out` is there once it is whole: what a killed run has left beside it is written anew. ValueError where the layout
+    has no place for the head, or `out` is there already; CheckpointError where the head cannot be read.
     """
     folder = source / HEAD if (source / HEAD).is_dir() else source
     config = read_json(folder / "config.json")
