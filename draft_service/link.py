@@ -214,6 +214,9 @@ class VerifyLink:
         suffix = f" (not by {self._transport_reason})" if self._transport_reason else ""
         where = f"{self._address}, epoch {attachment.epoch}, by {transport}"
         _log.log(level, "attached to %s: %s%s", where, names, suffix)
+        lockstep = [p.name for p in proposers if not p.forkable]
+        if attachment.max_ahead and lockstep:
+            _log.warning("drafted in lockstep all the same, none of it ahead: %s", ", ".join(lockstep))
         try:
             await self._carry(exchange, proposers, shared)
         except grpc.aio.AioRpcError as error:

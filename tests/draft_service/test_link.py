@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from draft_service import codec
-from draft_service.codec import Identity
+from draft_service.codec import LOCKSTEP, Drafting, Identity
 from draft_service.link import Backoff, VerifyLink
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram import NgramConfig, NgramProposer
@@ -27,11 +27,14 @@ def ngram(name: str = "ngram") -> NgramProposer:
 
 
 @asynccontextmanager
-async def linked(peer: VerifyPeer, proposers: Sequence[Proposer]) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
+async def linked(
+    peer: VerifyPeer, proposers: Sequence[Proposer], drafting: Drafting = LOCKSTEP
+) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
     port = await peer.start()
     worker = Worker(proposers)
     worker.start()
-    link = VerifyLink(f"127.0.0.1:{port}", worker, Identity("test", "127.0.0.1:1", 42, "0"))
+    identity = Identity("test", "127.0.0.1:1", 42, "0")
+    link = VerifyLink(f"127.0.0.1:{port}", worker, identity, drafting=drafting)
     task = asyncio.create_task(link.run())
     try:
         yield link, worker, port
@@ -330,3 +333,19 @@ def test_a_share_is_told_at_attachment_and_while_it_lasts() -> None:
             assert (await peer.attachments.get()).share == 0.25
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "ahead"])
+def test_who_stays_in_lockstep_is_said(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Staying(NgramProposer):
+        drafts_ahead = False
+
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        peer.max_ahead = 16
+        async with linked(peer, [ngram(), Staying("stays", NgramConfig())], Drafting(mode, 6)):
+            await peer.next_epoch()
+
+    asyncio.run(scenario())
+    said = [message for message in caplog.messages if "lockstep" in message]
+    assert said == (["drafted in lockstep all the same, none of it ahead: stays"] if mode == "ahead" else [])
