@@ -9,6 +9,7 @@ from pathlib import Path
 from draft_service.heads.eagle import EagleHead
 from draft_service.proposers.base import Proposer, Target
 from draft_service.proposers.checkpoint_folder import check_states, check_tokenizer, warm_up_with_states
+from draft_service.proposers.expansion import usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS
@@ -18,12 +19,12 @@ from slipstream_kernels.token_tree import MAX_ROWS
 class EagleConfig:
     """Limits, and what the checkpoint leaves open.
 
-    max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens; max_nodes 0 stands for 8, or for
-    max_depth + 1 where top_k is 1. target: folder that lends embedding, scoring rows and tokenizer. boundaries: those
-    to read, joined by dashes, in place of the checkpoint's. token_map: file of the target ids that a head scores which
-    has no vocabulary of its own. chunk: rows of a pass over text; 0 stands for 128, on a GPU for 512. max_tokens: of
-    all sessions together, as they open. A GPU makes room beforehand: for max_tokens, for max_sessions open at once, and
-    for sessions of up to max_context tokens.
+    max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens; max_nodes 0 stands for `usual_rows`.
+    target: folder that lends embedding, scoring rows and tokenizer. boundaries: those to read, joined by dashes, in
+    place of the checkpoint's. token_map: file of the target ids that a head scores which has no vocabulary of its own.
+    chunk: rows of a pass over text; 0 stands for 128, on a GPU for 512. max_tokens: of all sessions together, as they
+    open. A GPU makes room beforehand: for max_tokens, for max_sessions open at once, and for sessions of up to
+    max_context tokens.
     """
 
     max_depth: int = 5
@@ -48,7 +49,7 @@ class EagleConfig:
     @property
     def rows(self) -> int:
         """Rows of the largest tree, the root included."""
-        return self.max_nodes or (self.max_depth + 1 if self.top_k == 1 else 8)
+        return self.max_nodes or usual_rows(self.max_depth, self.top_k)
 
     @property
     def target_folder(self) -> Path | None:

@@ -10,6 +10,14 @@ from collections.abc import Sequence
 
 from slipstream_kernels.token_tree import TokenTree
 
+_ROWS = 8
+"""Of the largest tree, where nothing else is said and no path is longer."""
+
+
+def usual_rows(max_depth: int, top_k: int) -> int:
+    """Rows of the largest tree of so long paths where nobody says how many: a chain's, or at least 8."""
+    return max_depth + 1 if top_k == 1 else max(_ROWS, max_depth + 1)
+
 
 class Expansion:
     """One session's tree while it grows.

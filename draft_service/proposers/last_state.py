@@ -35,7 +35,7 @@ from draft_service.proposers.checkpoint_folder import (
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftSession
 from draft_service.proposers.draft_rows import Branch
-from draft_service.proposers.expansion import Expansion
+from draft_service.proposers.expansion import Expansion, usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
@@ -48,9 +48,9 @@ class LastStateConfig:
     """Limits, and what the checkpoint leaves open.
 
     max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens. max_depth 0, or more than the
-    checkpoint can, stands for what it can; max_nodes 0 for 8, or for a chain's rows where top_k is 1. target: folder
-    that lends the tokenizer, and scoring rows where there are none. token_map: file of the target ids that are scored.
-    boundaries: the one to read, in place of that behind the final norm.
+    checkpoint can, stands for what it can; max_nodes 0 for `usual_rows`. target: folder that lends the tokenizer, and
+    scoring rows where there are none. token_map: file of the target ids that are scored. boundaries: the one to read,
+    in place of that behind the final norm.
     """
 
     max_depth: int = 0
@@ -116,7 +116,7 @@ class LastStateProposer(Proposer, Generic[Head]):
         depth = min(config.max_depth or len(head), len(head), MAX_ROWS - 1)
         self.name = name
         self.config = config
-        self.max_nodes = config.max_nodes or (depth + 1 if config.top_k == 1 else 8)
+        self.max_nodes = config.max_nodes or usual_rows(depth, config.top_k)
         self.max_depth = min(depth, self.max_nodes - 1)
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.vocab_size = head.target_size

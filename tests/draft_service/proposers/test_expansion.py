@@ -5,7 +5,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.proposers.expansion import Expansion
+from draft_service.proposers.eagle_base import EagleConfig
+from draft_service.proposers.expansion import Expansion, usual_rows
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -58,3 +59,9 @@ def test_kept_sets_are_closed_under_parents_and_the_best_possible(data, width, b
     dropped = scores.keys() - kept - {()}
     assert len(kept) == min(budget, len(scores) - 1)
     assert not dropped or min(scores[path] for path in kept) >= max(scores[path] for path in dropped)
+
+
+def test_the_usual_trees_have_room_for_their_longest_path() -> None:
+    assert [usual_rows(depth, 1) for depth in (1, 5, 63)] == [2, 6, 64]
+    assert [usual_rows(depth, 4) for depth in (1, 7, 10, 63)] == [8, 8, 11, 64]
+    assert EagleConfig(max_depth=10).rows == 11
