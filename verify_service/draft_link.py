@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -114,7 +114,7 @@ class DraftLink:
         with self._changed:
             self._bindings.extend(chunks)
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         """Tell each attachment what this step added, in one message and such as its states need."""
         with self._changed:
             self._deadline.step_ends(self._clock())
@@ -122,7 +122,7 @@ class DraftLink:
             for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
             begun = self._bindings.handed_over(commits)
-            self._bindings.commit(commits)
+            behind = self._bindings.commit(commits)
             if begun:
                 now = self._clock()
                 learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
@@ -130,6 +130,7 @@ class DraftLink:
             transports = [each.transport for each in self._bindings.live if each.transport]
         for transport in transports:
             transport.give_way()
+        return behind
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""
@@ -290,14 +291,14 @@ class DraftLink:
     def drop(self, attachment: Attachment, reason: SlipstreamError) -> None:
         """End an attachment; its requests go on plainly or with another one that offers their proposer. Idempotent."""
         with self._changed:
-            self._end(attachment, reason)
+            _unused = self._end(attachment, reason)
 
     def expire(self, epoch: int) -> None:
         """Drop an attachment whose exchange has not begun."""
         with self._changed:
             attachment = self._bindings.attachments.get(epoch)
             if attachment is not None and attachment.transport is None:
-                self._end(attachment, UnavailableError("the exchange was not opened in time"))
+                _unused = self._end(attachment, UnavailableError("the exchange was not opened in time"))
 
     def refuse_attachments(self) -> None:
         """Take no more draft services: the service drains."""
@@ -342,9 +343,9 @@ class DraftLink:
         return attachment
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:
-        """Where these requests' trees come from, of those whose drafter keeps up."""
+        """Where these requests' trees come from, of those whose drafter is asked for them."""
         places, now = self._bindings.places(keys), self._clock()
-        return [at for at in places if at.slot.drafted_for and at.attachment.patience.waits(now)]
+        return [at for at in places if at.slot.drafted_for and at.attachment.patience.drafts(now)]
 
     def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
@@ -379,9 +380,10 @@ class DraftLink:
         self._intake.apply(attachment, replies, size)
         attachment.patience.heard(self._clock())
 
-    def _end(self, attachment: Attachment, reason: SlipstreamError) -> None:
+    def _end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
+        """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""
         if attachment.ended is not None:
-            return
+            return None
         # Tracebacks hold what the attachment had, its memory included, until some later collection of garbage.
         reason.__cause__ = reason.__context__ = None
         attachment.ended = reason.with_traceback(None)
@@ -395,3 +397,4 @@ class DraftLink:
             attachment.transport.close()
         self._changed.notify_all()
         _log.info("detached epoch %d: %s: %s", attachment.epoch, named(attachment.request), reason.message)
+        return means

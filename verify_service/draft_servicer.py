@@ -86,6 +86,8 @@ class DraftLinkServicer:
             await abort(context, error)
         finally:
             link.drop(attachment, UnavailableError("the draft service has left"))
+            if attachment.transport is not None:
+                asyncio.get_running_loop().run_in_executor(None, attachment.transport.release)
 
     async def _carry(
         self,

@@ -7,8 +7,8 @@ from verify_service.draft_records import Extend
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.slots import Slot
 
-RECORD_BYTES = 1 << 20
-"""States of one Extend, at most; but one row always."""
+RECORD_BYTES = 1 << 18
+"""States of one Extend, at most; but one row always. Copies of so many bytes stay within a processor's cache."""
 MESSAGE_BYTES = 1 << 22
 """States that one step's message carries beside its tokens; what is more follows in messages of its own."""
 STEP_BYTES = 1 << 21

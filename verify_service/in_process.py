@@ -178,6 +178,9 @@ class InProcessTransport:
         self._host.detach()
         self._alarm.ring(give_way=True)
 
+    def release(self) -> None:
+        return None
+
     def _finish(self, seconds: float) -> bool:
         """Keep what the host answers to what was begun; False where it is not there, or its own thread answers."""
         replies = self._host.finish(seconds)

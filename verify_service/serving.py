@@ -72,9 +72,11 @@ async def serve(settings: VerifySettings) -> None:
         if settings.inproc:
             hosts.append(await asyncio.to_thread(load_host, settings.inproc, settings.host_limits))
         loaded = await asyncio.to_thread(load, settings)
+        backend = _start(settings, loaded, verify, metrics, hosts)
+        gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through while requests run
-        verify.backend = _start(settings, loaded, verify, metrics, hosts)
-        draft.link = verify.backend.link
+        verify.backend = backend
+        draft.link = backend.link
         await server.set_serving(True)
         _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
 

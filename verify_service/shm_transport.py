@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
@@ -68,11 +69,13 @@ class ShmTransport:
         "_fault",
         "_limit",
         "_num_slots",
+        "_over",
         "_ring",
         "_rooms",
         "_spin",
         "_trees",
         "_unsent",
+        "_waited",
         "_wake",
         "name",
     )
@@ -102,6 +105,9 @@ class ShmTransport:
         self._spin = spin
         incoming = reader(rings.to_verify)
         self._ends: tuple[RingWriter, RingReader] | None = (writer(rings.to_draft), incoming)
+        self._over = False
+        self._waited = threading.Lock()
+        """held by whoever waits, and by whoever lets the rings go: to unmap them is not a step's work"""
         self._unsent = b""
         self._rooms: list[Room] = []
         """those that the message not yet sent names"""
@@ -118,7 +124,7 @@ class ShmTransport:
 
     def send(self, outbox: Outbox) -> None:
         """What finds no room stays in the outbox, whose limit bounds it."""
-        if self._ends is None:
+        if self._over or self._ends is None:
             return
         outgoing = self._ends[0]
         try:
@@ -150,7 +156,7 @@ class ShmTransport:
         if self._fault is not None:
             raise InvalidArgumentError(f"shared memory: {self._fault}")
         messages: list[tuple[list[Reply], int]] = []
-        if self._ends is None:
+        if self._over or self._ends is None:
             return messages
         incoming = self._ends[1]
         try:
@@ -170,17 +176,22 @@ class ShmTransport:
         return 0 if self._ends is None else self._ends[1].position
 
     def wait(self, seconds: float, position: int) -> None:
-        ends = self._ends
-        if ends is not None and self._fault is None:
-            ends[1].wait(seconds, spin=self._spin, position=position)
+        with self._waited:
+            if self._ends is not None and self._fault is None and not self._over:
+                self._ends[1].wait(seconds, spin=self._spin, position=position)
 
     def close(self) -> None:
-        ends, self._ends, self._fault = self._ends, None, None
+        self._over, self._fault = True, None
         if self._ring is not None:
             self._ring.over = True
-        if ends is not None:
-            ends[1].ring()
+        if self._ends is not None:
+            self._ends[1].ring()
         self._wake()
+
+    def release(self) -> None:
+        with self._waited:
+            ends, self._ends = self._ends, None
+        del ends
 
 
 def rooms_of(records: Sequence[Command]) -> list[Room]:

@@ -20,7 +20,7 @@ GIVE_WAY_SECONDS = 5e-4
 class Transport(Protocol):
     """One attachment's transport. Nothing here blocks or raises except as stated.
 
-    Every method but `wait` and `give_way` is called under the link's lock.
+    Every method but `wait`, `give_way` and `release` is called under the link's lock.
     """
 
     @property
@@ -61,7 +61,14 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """The attachment is over: end a wait, let go of what was held, and tell the Exchange's task."""
+        """The attachment is over: end a wait, and tell the Exchange's task. Nothing is sent or received any more."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what was held, which may take milliseconds: after `close`, without the lock, and off a step's way.
+
+        Waits until nobody is in `wait`.
+        """
         ...
 
 
@@ -131,3 +138,6 @@ class StreamTransport:
         if self._alarm is not None:
             self._alarm.ring(give_way=False)
         self._wake()
+
+    def release(self) -> None:
+        return None

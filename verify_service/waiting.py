@@ -44,6 +44,8 @@ def learn(places: Sequence[Place | None], patient: set[int], now: float, waited:
             attachment.patience.hit()
         elif epoch in patient:
             attachment.patience.miss(now, waited)
+        else:
+            attachment.patience.skip()
 
 
 def deaf(attachments: Sequence[Attachment], now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -14,7 +15,6 @@ from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, offer, tree_reply, wire_drafter
 from support.played_link import DEADLINE, KEY, OTHER, chains, collect, committed, opening, run, served, until
-from verify_service import patience
 from verify_service.request import FinishReason, RequestKey
 
 
@@ -90,20 +90,21 @@ def test_the_budget_is_cut_to_the_offer() -> None:
     run(scenario())
 
 
-def test_a_silent_drafter_costs_one_deadline_a_step_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LAST_BACKOFF", 600.0)
-    monkeypatch.setattr(patience, "FIRST_BACKOFF", 600.0)
-
+def test_a_drafter_that_says_nothing_is_asked_again_but_waited_for_once() -> None:
     async def scenario() -> None:
-        async with served(deadline=0.05) as (link, address), wire_drafter(address, "p"):
+        async with served(deadline=0.05) as (link, address), wire_drafter(address, "p") as drafter:
             link.begin(opening())
-            for step in range(6):
-                assert link.expects([KEY]) == (step < 3)
+            for step in range(4):
+                assert step > 2 or link.expects([KEY])
                 link.commit([committed(4 + step, 10)])
-                trees, seconds = await collect(link)
-                assert trees == [None]
-                assert seconds > 0.04 or step >= 3
-                assert (link.state().waits, link.state().misses) == (min(step + 1, 3),) * 2
+                assert await collect(link, KEY) == ([None], ANY)
+                assert (link.state().waits, link.state().misses) == (1, 1)
+            _, _, *late = await drafter.wait_for("open", *["commit"] * 4)
+            await drafter.send(tree_reply(late[0].stamp, [11]))
+            await until(lambda: link.state().stale == 1)
+            link.commit([committed(8, 10)])
+            assert await collect(link, KEY) == ([None], ANY)
+            assert (link.state().waits, link.state().misses) == (2, 2)
 
     run(scenario())
 

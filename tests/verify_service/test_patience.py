@@ -97,3 +97,40 @@ def test_more_time_than_was_missed_is_worth_a_trial_at_once() -> None:
     assert not patience.waits(1.4, 0.005)
     patience.hit()
     assert patience.waits(1.5, 0.0)
+
+
+def test_one_that_is_silent_since_a_wait_is_not_waited_for_before_it_is_heard() -> None:
+    patience = Patience(heard_at=10.0)
+    patience.miss(10.02, 0.02)
+    assert not patience.waits(10.03)
+    assert patience.drafts(10.03)
+    patience.heard(10.04)
+    assert patience.waits(10.04)
+    patience.miss(10.06, 0.02)
+    for _ in range(MAX_MISSES - 1):
+        assert patience.drafts(99.0)
+        patience.skip()
+    assert patience.drafts(10.075)
+    assert not patience.drafts(10.085), "so long would waits for it have been"
+    patience.heard(10.09)
+    assert patience.drafts(10.09)
+
+
+def test_steps_without_trees_that_did_not_wait_are_no_silence() -> None:
+    patience = Patience(heard_at=10.0)
+    for now in (11.0, 12.0):
+        patience.miss(now)
+        assert patience.waits(now) and patience.drafts(now)
+    patience.miss(13.0)
+    assert not patience.drafts(13.1)
+
+
+def test_one_that_was_missed_once_hangs_once_it_was_asked_often_enough() -> None:
+    patience = Patience(heard_at=10.0)
+    patience.miss(10.5, 0.02)
+    assert not patience.hangs(10.5 + SILENCE)
+    for _ in range(MAX_MISSES - 1):
+        patience.skip()
+    assert patience.hangs(10.5 + SILENCE)
+    patience.heard(11.2)
+    assert not patience.hangs(99.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError,
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
 from slipstream_kernels.exchange.byte_ring import DATA_OFFSET, open_ring, writer
 from slipstream_kernels.exchange.segment import Segment, SegmentError
+from slipstream_kernels.exchange.tree_message import TreeReader
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, shake_hands, tree_reply, wire_drafter
@@ -26,7 +28,7 @@ from verify_service.attachments import MAX_ATTACHMENTS
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import AttachRequest, Offer
 from verify_service.link_types import LinkConfig
-from verify_service.shm_transport import ShmTransport
+from verify_service.shm_transport import SharedRings, ShmTransport
 
 
 @pytest.fixture(autouse=True)
@@ -327,3 +329,22 @@ def test_a_step_does_not_wait_for_a_tree_that_the_service_takes_in_as_the_wait_b
     assert link.collect([KEY]) == [TokenTree((5, 6), (-1, 0))]
     assert waits[0] < 60.0
     link.close()
+
+
+def test_the_rings_stay_mapped_until_they_are_released_and_then_go_at_once() -> None:
+    before, rings = rings_of(), SharedRings(2, 64)
+    opened = open_ring(rings.address.to_verify.path, rings.address.to_verify.size, rings.nonce)
+    writer(opened).write(rings.nonce)
+    transport = ShmTransport(rings, 2, lambda: None, TreeReader())
+    held = rings_of()
+    del rings
+    transport.close()
+    assert rings_of() == held
+    assert transport.receive() == []
+    transport.wait(60.0, transport.position)
+    waiting = threading.Thread(target=transport.wait, args=(0.05, transport.position))
+    waiting.start()
+    transport.release()
+    waiting.join()
+    del opened
+    assert rings_of() == before

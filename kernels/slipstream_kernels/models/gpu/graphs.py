@@ -70,6 +70,7 @@ class PassGraphs(Generic[B]):
         comes first.
         """
         self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()
         with _no_collection(), tqdm(buckets, desc="capturing CUDA graphs", unit="graph", disable=not progress) as bar:
             for bucket in bar:
                 bar.set_postfix_str(f"{bucket.rows} rows")
@@ -105,8 +106,7 @@ class PassGraphs(Generic[B]):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Tensors that are freed while a graph is captured would break it."""
-    gc.collect()
+    """Tensors that are freed while a graph is captured would break it. To collect first may take longer than that."""
     gc.disable()
     try:
         yield
