@@ -46,11 +46,11 @@ Right = npt.NDArray[np.bool_]
 """Of each guess, whether it was the target's likeliest token."""
 
 
-def check_boundaries(proposers: Iterable[Proposer], threads: int) -> None:
+def check_boundaries(proposers: Iterable[Proposer], threads: int, most_bytes: int) -> None:
     """Log what the guesses of each proposer say that has a `target_folder` and reads states. Raises nothing.
 
-    To be called before a worker owns the proposers. Takes some seconds at most, and the memory of the target's weights
-    where these are not too large.
+    To be called before a worker owns the proposers. Takes the time to load the target, some seconds, and the memory of
+    its weights; targets with more than `most_bytes` of these are left out.
     """
     known: dict[Path, list[Proposer]] = {}
     for proposer in proposers:
@@ -59,13 +59,13 @@ def check_boundaries(proposers: Iterable[Proposer], threads: int) -> None:
     numbers = count(FIRST_SESSION)
     for folder, own in known.items():
         with _passed_over(", ".join(proposer.name for proposer in own)):
-            _check(folder, own, numbers, threads)
+            _check(folder, own, numbers, threads, most_bytes)
 
 
-def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], threads: int) -> None:
+def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], threads: int, most_bytes: int) -> None:
     from draft_service.target_text import load_target, write_texts  # brings torch
 
-    model, facts = load_target(folder, threads)
+    model, facts = load_target(folder, threads, most_bytes)
     until = time.monotonic() + SECONDS
 
     def going_on() -> bool:

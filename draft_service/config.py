@@ -73,7 +73,14 @@ class DraftSettings(ServiceSettings):
     boundary_check: bool = Field(
         default=True,
         description="Whether proposers that read hidden states and name their target's folder are tried with states of "
-        "the layers above and below before they serve, which takes seconds, and is not done for targets above 2 GiB",
+        "the layers above and below before they serve, which takes seconds once their target is loaded",
+    )
+    boundary_check_mib: int = Field(
+        default=2048,
+        ge=1,
+        le=2**24,
+        description="Weights of the largest target that is loaded for that, on the CPU, in MiB; with a large one give "
+        "--threads",
     )
     max_nodes: int | None = Field(
         default=None, ge=2, le=64, description="Rows of the largest tree, root included; default: the proposer's"

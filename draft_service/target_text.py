@@ -17,9 +17,6 @@ from slipstream_kernels.models.checkpoint import fingerprint, weight_files
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.row_batch import RowBatch
 
-MOST_BYTES = 2 << 30
-"""Weights of the largest target that is loaded for this."""
-
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
@@ -38,16 +35,16 @@ class TargetText:
         return self.states[:, position, list(boundaries)].reshape(len(self.tokens), -1)
 
 
-def load_target(folder: Path, threads: int) -> tuple[CausalLM, Target]:
+def load_target(folder: Path, threads: int, most_bytes: int) -> tuple[CausalLM, Target]:
     """The model in a folder, and what a verify service would say of it.
 
-    FailedPreconditionError if there is none that runs here, or it is too large.
+    FailedPreconditionError if there is none that runs here, or its weights take more than `most_bytes`.
     """
     try:
         size = sum(file.stat().st_size for file in weight_files(folder))
-        if size > MOST_BYTES:
+        if size > most_bytes:
             raise FailedPreconditionError(
-                f"{folder} holds {size >> 20} MiB of weights, at most {MOST_BYTES >> 20} are loaded for this"
+                f"{folder} holds {size >> 20} MiB of weights, at most {most_bytes >> 20} are loaded for this"
             )
         model = CausalLM.load(folder, threads=threads)
         model.warm_up()

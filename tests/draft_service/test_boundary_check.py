@@ -75,7 +75,7 @@ def patience(monkeypatch):
 
 @pytest.fixture(scope="module")
 def text(tiny_model):
-    model, _ = load_target(tiny_model, 1)
+    model, _ = load_target(tiny_model, 1, 1 << 30)
     return write_texts(model, TEXTS, LENGTH, lambda: True)
 
 
@@ -116,9 +116,9 @@ def test_chance_is_no_reason_to_warn(gained, lost, total, clear):
     assert better_shift({0: own, -1: np.zeros(total, bool), 1: other}) == (1 if clear else 0)
 
 
-def levels(caplog, *proposers) -> list[tuple[int, str]]:
+def levels(caplog, *proposers, most_bytes=1 << 30) -> list[tuple[int, str]]:
     with caplog.at_level(logging.INFO, "draft_service.boundary_check"):
-        check_boundaries(proposers, 1)
+        check_boundaries(proposers, 1, most_bytes)
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
@@ -146,6 +146,10 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     ((level, message),) = levels(caplog, Reader(text, (1,), (1,), tmp_path))
     assert level == logging.INFO
     assert "reader are not checked" in message
+    caplog.clear()
+    ((level, message),) = levels(caplog, Reader(text, (1,), (1,), tiny_model), most_bytes=1000)
+    assert level == logging.INFO
+    assert "MiB of weights, at most 0 are loaded for this" in message
     caplog.clear()
     failing = Reader(text, (1,), (1,), tiny_model)
     failing.name, failing.propose = "failing", None

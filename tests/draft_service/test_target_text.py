@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draft_service import target_text
 from draft_service.target_text import load_target, write_texts
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import Capture, boundaries_of
 from slipstream_kernels.models.row_batch import RowBatch
 from support.models import EOS_ID
 
+LARGE = 1 << 30
+
 
 def test_states_and_likeliest_tokens_are_those_of_a_pass_over_the_text(tiny_model):
-    model, facts = load_target(tiny_model, 1)
+    model, facts = load_target(tiny_model, 1, LARGE)
     text = write_texts(model, 3, 12, lambda: True)
     known = boundaries_of(model.config.num_layers)
     assert (facts.num_layers, facts.feature_boundaries) == (model.config.num_layers, tuple(known))
@@ -33,15 +34,14 @@ def test_states_and_likeliest_tokens_are_those_of_a_pass_over_the_text(tiny_mode
 
 
 def test_texts_end_early_where_time_does(tiny_model):
-    model, _ = load_target(tiny_model, 1)
+    model, _ = load_target(tiny_model, 1, LARGE)
     left = iter([True, True, False])
     text = write_texts(model, 2, 12, lambda: next(left))
     assert text.tokens.shape == text.likeliest.shape == text.states.shape[:2] == (2, 3)
 
 
-def test_what_cannot_be_loaded_is_refused(tiny_model, tmp_path, monkeypatch):
+def test_what_cannot_be_loaded_is_refused(tiny_model, tmp_path):
     with pytest.raises(FailedPreconditionError, match=r"neither model\.safetensors"):
-        load_target(tmp_path, 1)
-    monkeypatch.setattr(target_text, "MOST_BYTES", 1000)
-    with pytest.raises(FailedPreconditionError, match="MiB of weights, at most"):
-        load_target(tiny_model, 1)
+        load_target(tmp_path, 1, LARGE)
+    with pytest.raises(FailedPreconditionError, match="MiB of weights, at most 0 are loaded"):
+        load_target(tiny_model, 1, 1000)
