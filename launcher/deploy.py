@@ -62,9 +62,10 @@ def _reason(error: DeployError | SwapError, address: str, own: ForeignProcess | 
 
 def _compete(contest: Contest, plan: Plan, progress: bool) -> Outcome:
     """Through all shares to the end; DeployError or SwapError where it is to be returned."""
-    if not contest.rivals(contest.look()):
+    state = contest.look()
+    if not contest.rivals(state):
         contest.give(1.0)
-        return Outcome("took over", "no other draft service offers its proposers")
+        return Outcome("took over", f"no other draft service offers its proposers{_elsewhere(contest, state)}")
     new = old = None
     try:
         for share in plan.shares:
@@ -77,6 +78,12 @@ def _compete(contest: Contest, plan: Plan, progress: bool) -> Outcome:
     new, _ = watch(contest, plan, "all requests", progress, reference=old)
     losers = _losers(contest) if plan.stop_loser else "left as they are"
     return Outcome("took over", f"{new} tokens a verify step, before it {old}", losers)
+
+
+def _elsewhere(contest: Contest, state: verify_pb2.GetStateResponse) -> str:
+    """That other names keep their requests, if there are any."""
+    others = sorted({each.proposer for each in state.drafters} - contest.names)
+    return f"; it was compared with none, and requests for {', '.join(others)} stay where they are" if others else ""
 
 
 def _give_back(contest: Contest, own: ForeignProcess | None, stop: bool) -> str:

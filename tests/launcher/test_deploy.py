@@ -102,6 +102,7 @@ def serving(cluster, proposer, log):
     with started(cluster, proposer, log) as (address, process):
         alone = connected(address, PLAN, process)
         assert (alone.verdict, alone.loser) == ("took over", "")
+        assert "requests for draft-model, ngram stay where they are" in alone.reason
         assert [drafter.share for drafter in drafters_at(cluster, address)] == [1.0]
         yield address, process
 
