@@ -51,6 +51,7 @@ def measure_acceptance(
         if done is not None:
             if {name: done[name] for name in task} != task:
                 raise MismatchError(f"{folder} holds figures of other prompts or settings")
+            (folder / JOURNAL).unlink(missing_ok=True)  # of a run that was killed as it ended
             return done
         prompts = select(list(distinct_prompts(inputs)), settings.limit)
         if not prompts:

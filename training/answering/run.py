@@ -67,6 +67,8 @@ def collect_answers(
         if done is not None and not (retry_failed and done["summary"]["failures"]):
             if {name: done[name] for name in task} != task:
                 raise MismatchError(f"{folder} holds answers to other prompts or settings")
+            if not done["summary"]["failures"]:
+                (folder / JOURNAL).unlink(missing_ok=True)  # of a run that was killed as it ended
             return Outcome(done)
         return asyncio.run(_collect(inputs, folder, gateway, settings, task, shard_sequences, retry_failed, progress))
 

@@ -112,7 +112,9 @@ def test_an_interrupted_run_goes_on_where_it_stood(patient_cluster, prompts, tmp
     assert len(asked) == 6 - kept
     assert without_times(again) == without_times(whole)
     assert not (tmp_path / "cut" / JOURNAL).exists()
+    (tmp_path / "cut" / JOURNAL).write_text("of a run that was killed once its figures were there")
     assert measure(prompts, tmp_path / "cut", patient_cluster, settings) == read_result(tmp_path / "cut")
+    assert not (tmp_path / "cut" / JOURNAL).exists()
     with pytest.raises(MismatchError):
         measure(prompts, tmp_path / "cut", patient_cluster)
 

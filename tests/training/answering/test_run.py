@@ -207,6 +207,10 @@ def test_refusals_are_told_and_asked_again_only_when_wanted(cluster, tmp_path):
 
 
 def test_a_folder_serves_one_run(whole, prompts, cluster, tmp_path):
+    before = contents(whole)
+    (whole / JOURNAL).write_text("of a run that was killed once its index was there")
+    assert collect(prompts, whole, cluster.gateway_grpc).answered == 0
+    assert contents(whole) == before
     with pytest.raises(MismatchError, match="other prompts or settings"):
         collect(prompts, whole, cluster.gateway_grpc, AnswerSettings(seed=99))
     with sole_user(whole), pytest.raises(MismatchError, match="in use"):
