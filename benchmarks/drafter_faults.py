@@ -11,7 +11,8 @@ have, or a swap took more than 50 steps.
 
     kill     SIGKILL to the drafter at work, every --every seconds, or once some drafter is attached and has had a tree
              accepted if that is later; it is started again. On a GPU a start takes seconds: with several --drafters
-             another one takes the requests over meanwhile
+             another one takes the requests over meanwhile. The JSON has of each kill where the pauses lie, how long it
+             took to be noticed and what waits that cost, how long the machine held processes up, and the logs about it
     hang     SIGSTOP, and sections of the requests with and without speculation, in turns, sent to verify itself
     garbage, stale, flood, twice, silent, wrong
              a hostile drafter takes the requests over: bytes that are no records, stamps of the past, messages
@@ -39,6 +40,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fault_kills import line_of
 from benchmarks.fault_scenarios import CALM_SECONDS, SCENARIOS, Bench, failed
 from benchmarks.fault_services import ROOT, start_times, supervised
 from benchmarks.fault_traffic import Traffic, once
@@ -176,7 +178,7 @@ def main() -> int:
             wrong = failed(result)
             broken |= bool(wrong)
             print(f"\n{name}: {'NOT AS PROMISED: ' + ', '.join(wrong) if wrong else 'as promised'}")
-            print("\n".join(f"  {key}: {_shown(value)}" for key, value in result.items()), flush=True)
+            print("\n".join(f"  {key}: {_shown(key, value)}" for key, value in result.items()), flush=True)
             if options.output:
                 facts = {"machine": gpu_machine(options.device), "options": asked, "faults": results}
                 write_json(options.output, facts)
@@ -198,8 +200,10 @@ def _acceptance(traffic: Traffic) -> str:
     return f"{decoded / max(1, steps):.2f} tokens a step"
 
 
-def _shown(value: Any) -> Any:
-    """Without long lists."""
+def _shown(key: str, value: Any) -> Any:
+    """Without long lists, and a line for each kill."""
+    if key == "each_kill":
+        return "".join(f"\n    {line_of(number, each)}" for number, each in enumerate(value))
     if isinstance(value, dict):
         return {key: each for key, each in value.items() if key != "moving"}
     return value

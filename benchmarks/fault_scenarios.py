@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_hang import Section, section, spread_of
+from benchmarks.fault_kills import Kill, kill_one
 from benchmarks.fault_services import POLL_SECONDS, ROOT, START_SECONDS, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
-from benchmarks.fault_traffic import Traffic, middle, spread, while_doing
+from benchmarks.fault_traffic import Traffic, about, middle, spread, while_doing
 from benchmarks.runner import Job
 
 Result = dict[str, Any]
@@ -76,30 +77,30 @@ def kill(bench: Bench) -> Result:
     """
     services = bench.services
     calm = bench.before
-    before, accepted, moments, back = services.holdings(), list[int](), list[float](), list[float]()
+    before, accepted, kills, back = services.holdings(), list[int](), list[Kill](), list[float]()
 
     def act() -> None:
         over = time.monotonic() + bench.seconds
         while time.monotonic() < over:
             begun, former = time.monotonic(), services.state().accepted_tokens
-            if not _drafts_again(services, former, over if moments else over + START_SECONDS):
+            if not _drafts_again(services, former, over if kills else over + START_SECONDS):
                 break
             back.append(time.monotonic() - begun)
             time.sleep(max(0.0, bench.every - back[-1]))
             accepted.append(services.state().accepted_tokens - former)
-            moments.append(time.perf_counter())
-            services.kill_draft()
+            kills.append(kill_one(services))
 
     traffic = while_doing(services.grpc, bench.drafted, act)
     services.wait_until(services.all_attached, "did not attach again")
     services.wait_until(lambda: services.state().running == 0, "left requests behind")
     after, deadline = services.holdings(), services.state().draft_deadline_us / 1e6
-    hit = traffic.pauses_at(moments)
-    step = middle(calm.pauses)
+    step, log = middle(calm.pauses), services.log_lines()
+    pauses = traffic.by_begin()
+    hit = [[pause.seconds for pause in about(pauses, each.at)] for each in kills]
     return {
         **traffic.compare(bench.plain),
         "drafters": len(services.drafters),
-        "kills": len(moments),
+        "kills": len(kills),
         "accepted_between_kills": accepted,
         "fruitless": accepted.count(0),
         "accepted_again_after_s": [round(seconds, 2) for seconds in back],
@@ -108,6 +109,7 @@ def kill(bench: Bench) -> Result:
         "pause_at_kill_ms": spread([pause for each in hit for pause in each]),
         "added_stall_ms": spread([max(0.0, middle(each) - step) for each in hit if each]),
         "step_plus_deadline_ms": round(1000 * (step + deadline), 2),
+        "each_kill": [each.facts(pauses, step, log) for each in kills],
         **_grown(before, after, len(services.drafters)),
     }
 

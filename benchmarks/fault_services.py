@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from slipstream.v1 import verify_pb2
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 POLL_SECONDS = 0.02
+_TIME = 23
+"""Characters of a log line's time."""
 AT_ONCE = RestartPolicy(first_seconds=0.05, longest_seconds=0.05, most_failures=0)
 """What ends is started again without a pause, however often."""
 
@@ -51,6 +53,29 @@ class Holdings:
     def facts(self) -> dict[str, int]:
         """For JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a service's log: when it was written (time.time() in seconds), and what behind the service's name."""
+
+    wall: float
+    text: str
+
+    @classmethod
+    def of(cls, line: str) -> LogLine | None:
+        """None for one without a time, as of a traceback. `line` begins with the service's name and a colon."""
+        name, _, said = line.partition(": ")
+        wall = wall_time(said)
+        return None if wall is None else cls(wall, f"{name}: {said[_TIME:].strip()}")
+
+
+def wall_time(line: str) -> float | None:
+    """The time at the beginning of a line of a log."""
+    try:
+        return time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + float(line[19:_TIME])
+    except ValueError:
+        return None
 
 
 @dataclass(slots=True)
@@ -118,12 +143,20 @@ class Services:
         """Whether some draft service is attached."""
         return any(drafter.process_id in self.draft_pids for drafter in self.state().drafters)
 
-    def kill_draft(self) -> None:
-        """SIGKILL the draft service that drafts for most requests, and return when its attachment is over."""
-        requests = {drafter.process_id: drafter.requests for drafter in self.state().drafters}
+    def kill_draft(self, requests: Mapping[int, int]) -> tuple[int, float, float]:
+        """SIGKILL the draft service with most of the `requests`, by process; return when its attachment is over.
+
+        Which process that was, and the signal's time.perf_counter() and time.time().
+        """
         process = max(self.drafts, key=lambda each: requests.get(each.pid, -1))
+        at, wall = time.perf_counter(), time.time()
         process.signal(signal.SIGKILL)
         self.wait_until(lambda: not self.attached(process.pid), "is attached though it was killed")
+        return process.pid, at, wall
+
+    def log_lines(self) -> list[LogLine]:
+        """What all services have logged with a time."""
+        return [line for text in self.log if (line := LogLine.of(text)) is not None]
 
     def wait_accepted(self, tokens: int, seconds: float = START_SECONDS) -> None:
         """Return when so many drafted tokens more have been accepted."""
@@ -184,9 +217,9 @@ def start_times(services: Services) -> list[str]:
     begun = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
     lines: list[str] = []
     for line in process.log().splitlines():
-        with suppress(ValueError):
-            at = time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + float(line[19:23])
-            lines.append(f"  {at - begun:+.2f} s {line[23:].strip()[:150]}")
+        at = wall_time(line)
+        if at is not None:
+            lines.append(f"  {at - begun:+.2f} s {line[_TIME:].strip()[:150]}")
     return lines
 
 

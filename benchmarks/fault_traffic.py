@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import statistics
 import time
@@ -10,13 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from benchmarks.runner import Answer, Job, Runner, connect
 
 COMPLETE = "FINISH_REASON_LENGTH"
+
+
+class Pause(NamedTuple):
+    """Between two messages of one stream that carried tokens: time.perf_counter() in seconds."""
+
+    begin: float
+    end: float
+    stream: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
 
 
 @dataclass(slots=True)
@@ -34,16 +47,15 @@ class Traffic:
     @property
     def pauses(self) -> list[float]:
         """Seconds between two messages of one stream that carried tokens."""
-        return [end - begin for begin, end in self._between()]
-
-    def pauses_at(self, moments: Sequence[float]) -> list[list[float]]:
-        """Of each moment (time.perf_counter), the pauses that it fell into."""
-        between = list(self._between())
-        return [[end - begin for begin, end in between if begin <= moment <= end] for moment in moments]
+        return [pause.seconds for pause in self._between()]
 
     def longest_within(self, begin: float, end: float) -> float:
         """The longest pause that overlaps a span of time; 0.0 if there is none."""
-        return max((to - since for since, to in self._between() if since < end and to > begin), default=0.0)
+        return max((each.seconds for each in self._between() if each.begin < end and each.end > begin), default=0.0)
+
+    def by_begin(self) -> list[Pause]:
+        """All pauses, those that began first in front."""
+        return sorted(self._between())
 
     def include(self, other: Traffic) -> None:
         """Count what came of other streams too."""
@@ -60,9 +72,15 @@ class Traffic:
             "differing": sum(tuple(plain[index]) != answer.token_ids for index, answer in self.answers),
         }
 
-    def _between(self) -> Iterator[tuple[float, float]]:
-        for _, answer in self.answers:
-            yield from zip(answer.arrivals, answer.arrivals[1:], strict=False)
+    def _between(self) -> Iterator[Pause]:
+        for stream, answer in self.answers:
+            for begin, end in itertools.pairwise(answer.arrivals):
+                yield Pause(begin, end, stream)
+
+
+def about(pauses: Sequence[Pause], moment: float) -> list[Pause]:
+    """Those that a moment (time.perf_counter) fell into."""
+    return [pause for pause in pauses if pause.begin <= moment <= pause.end]
 
 
 def once(address: str, jobs: Sequence[Job]) -> Traffic:

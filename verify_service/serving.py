@@ -75,6 +75,7 @@ async def serve(settings: VerifySettings) -> None:
         backend = _start(settings, loaded, verify, metrics, hosts)
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through while requests run
+        gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
         verify.backend = backend
         draft.link = backend.link
         await server.set_serving(True)

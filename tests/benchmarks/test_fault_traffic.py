@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.fault_traffic import COMPLETE, Traffic, middle, spread
+from benchmarks.fault_traffic import COMPLETE, Traffic, about, middle, spread
 from benchmarks.runner import Answer
 
 
@@ -11,7 +11,9 @@ def answer(tokens, arrivals, finish_reason=COMPLETE):
 def test_pauses_are_those_between_messages_of_one_stream():
     traffic = Traffic([(0, answer((1, 2), (1.0, 1.5, 4.0))), (1, answer((3,), (1.1, 2.1)))])
     assert traffic.pauses == pytest.approx([0.5, 2.5, 1.0])
-    assert traffic.pauses_at([1.2, 3.0, 9.0]) == [pytest.approx([0.5, 1.0]), [2.5], []]
+    found = [[pause.seconds for pause in about(traffic.by_begin(), moment)] for moment in (1.2, 3.0, 9.0)]
+    assert found == [pytest.approx([0.5, 1.0]), [2.5], []]
+    assert [pause.stream for pause in traffic.by_begin()] == [0, 1, 0]
     assert traffic.longest_within(0.0, 1.4) == pytest.approx(1.0)
     assert traffic.longest_within(4.5, 9.0) == 0.0
 
