@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
@@ -50,11 +51,16 @@ class PassGraphs(Generic[B]):
         graph = self._graphs.get(bucket)
         if graph is None and bucket in self._used_once and self._pool is not None and len(self._late) < LATE_GRAPHS:
             graph = self._captured_late(bucket)
-        if graph is None:
-            self._used_once.add(bucket)
-            self._run(bucket)
-        else:
+        if graph is not None:
             graph.replay()
+            return
+        begun = time.perf_counter()
+        self._run(bucket)
+        if bucket not in self._used_once and self._pool is not None:
+            _log.info(
+                "the first pass of %s has no graph: queued in %.1f ms", bucket, 1e3 * (time.perf_counter() - begun)
+            )
+        self._used_once.add(bucket)
 
     def drop_late(self) -> None:
         """Forget the graphs that were not captured at start-up. None of them may be running."""
@@ -81,10 +87,12 @@ class PassGraphs(Generic[B]):
 
     def _captured_late(self, bucket: B) -> torch.cuda.CUDAGraph | None:
         """Where a capture fails, as for want of memory, this bucket and others like it go on without."""
+        begun = time.perf_counter()
         try:
             with _no_collection():
                 graph = self._capture(bucket)
             self._late.append(bucket)
+            _log.info("passes of %s have a graph, captured in %.1f ms", bucket, 1e3 * (time.perf_counter() - begun))
             return graph
         except Exception:  # noqa: BLE001 - a pass runs without a graph too
             _log.exception("no graph could be captured for passes of %s", bucket)
