@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from benchmarks.engine_loop import EngineConfig
@@ -51,10 +51,11 @@ class TimedLink(DraftLink):
         self.commits: list[Span] = []
         self.collections: list[Span] = []
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         begun = time.perf_counter()
-        super().commit(commits)
+        behind = super().commit(commits)
         self.commits.append((begun, time.perf_counter()))
+        return behind
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         begun = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -47,11 +47,12 @@ class LocalTrees:
     def listens(self) -> bool:
         return True
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for each in commits:
             request = self._requests[each.key]
             request.tokens.extend(each.token_ids)
             request.max_nodes, request.max_depth = each.max_nodes - 1, each.max_depth
+        return ()
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return True
@@ -99,9 +100,10 @@ class TreesByName:
     def listens(self) -> bool:
         return True
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for each in commits:
             self._chosen[each.key].commit((each,))
+        return ()
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return True

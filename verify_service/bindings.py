@@ -178,10 +178,13 @@ class Bindings:
                 if running is not None:
                     self._feed_states(running, place, features, catch_up=self._asks or place.slot.asked)
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        """Feed what one step added: one message an attachment, and more of them for states that do not fit it."""
+    def commit(self, commits: Sequence[Committed]) -> set[RequestKey]:
+        """Feed what was added: one message an attachment, and more of them for states that do not fit it.
+
+        Returns the requests whose drafter lacks states of older tokens.
+        """
         batches: dict[int, _Batch] = {}
-        self._asks = any(committed.max_nodes > 1 for committed in commits)
+        self._asks = any(committed.catch_up or committed.max_nodes > 1 for committed in commits)
         for committed in commits:
             running = self.running.get(committed.key)
             if running is None:
@@ -206,6 +209,8 @@ class Bindings:
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
                     self._feed_states(running, place, committed.features, catch_up=place.slot.asked)
+        places = [(key, running.place) for key, *_ in commits if (running := self.running.get(key)) is not None]
+        return {key for key, place in places if place is not None and place.slot.lacks_states}
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
@@ -331,6 +336,7 @@ class Bindings:
 
     def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, _Batch]) -> None:
         attachment, slot = place.attachment, place.slot
+        slot.asked |= committed.catch_up
         begun = slot.handed_over
         self._stand(running, place)
         if begun:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from math import ceil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.following import FollowedRows, Follower, Reads
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.node_budget import NodeBudget
 from verify_service.node_choice import NodeChoice
 from verify_service.path_chances import Drafted
 from verify_service.request import FinishReason, RequestKey
@@ -23,6 +22,7 @@ from verify_service.scheduler import Choice, ScheduledRows
 from verify_service.step_engine import Decision, Outcome
 from verify_service.tally import matched
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
+from verify_service.tree_wishes import TreeWishes
 from verify_service.verifier import cut
 
 _log = logging.getLogger(__name__)
@@ -69,8 +69,7 @@ class Drafting:
         self._beside = 0.0
         """Seconds that an engine idles for the sake of trees, besides waiting for them."""
         self._slow = True
-        self._crowded = False
-        self._adaptive_pays = True
+        self._wishes = TreeWishes(budget, config.step_nodes)
         self._foreseen: set[RequestKey] = set()
         self._heard = True
         """Whether the source took in the last step's tokens."""
@@ -78,6 +77,7 @@ class Drafting:
     def begin(self, state: RequestState, history: FeatureHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
         request = state.request
+        self._wishes.begin(state)
         try:
             self._trees.begin(
                 Opening(
@@ -150,7 +150,7 @@ class Drafting:
 
     def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
-        if self._crowded or not self._heard:
+        if self._wishes.crowded or not self._heard:
             return []
         return [
             item.state.key
@@ -159,7 +159,8 @@ class Drafting:
             and not item.state.gone
             and item.state.proposer
             and item.state.depth_left > 0
-            and (self._adaptive_pays or not item.state.adaptive)
+            and not item.state.behind
+            and (self._wishes.pays or not item.state.adaptive)
         ]
 
     def _take_prepared(self, keys: list[RequestKey]) -> Sequence[Sequence[Prepared]]:
@@ -312,9 +313,8 @@ class Drafting:
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
         `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
         `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
-        A source that does not listen is told later, when it does, without the states.
+        A source that does not listen is told later, when it does, without the states; so it is of requests that rest.
         """
-        self._crowded = self._step_nodes < running
         drafted = [entry for entry in progressed if entry[0].proposer]
         if not drafted:
             return
@@ -322,26 +322,33 @@ class Drafting:
             for state, tokens in drafted:
                 state.untold += len(tokens)
             return
-        nodes = 1 + self._step_nodes // max(1, running)
         commits: list[Committed] = []
-        for (state, tokens), depth in zip(drafted, self._depths(drafted, running), strict=True):
+        depths = self._wishes.depths([state for state, _ in drafted], running)
+        for (state, tokens), depth in zip(drafted, depths, strict=True):
+            if state.rests:
+                state.untold += len(tokens)
+                state.wants_tree = False
+                continue
             item = under_way.get(state)
             ahead = item is not None and item.choices is not None and state.key in self._foreseen
-            depth, key, rows = 0 if state.pending and not ahead else depth, state.key, 1
+            depth, key = 0 if state.pending and not ahead else depth, state.key
             state.wants_tree = depth > 0 and not ahead
-            if depth > 0:
-                rows = min(state.max_nodes, nodes, 1 + self._width(state, depth))
+            rows = self._wishes.rows(state, depth, running)
             states = features.get(key)
             if state.untold:
                 tokens, states, state.untold = tuple(state.tokens[-len(tokens) - state.untold :]), None, 0
             if states is not None:
                 states = states.of(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
-            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree))
+            catch_up = self._wishes.wants_states(state)
+            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up))
+        behind: Collection[RequestKey] = ()
         try:
-            self._trees.commit(commits)
+            behind = self._trees.commit(commits)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to take a step's tokens")
+        for state, _ in drafted:
+            state.behind = state.rests or state.key in behind
 
     def _listens(self) -> bool:
         """Whether the source takes in what a step added; while it does not, nothing is done for it."""
@@ -351,28 +358,6 @@ class Drafting:
             _log.exception("the tree source failed to say whether it listens")
             self._heard = True
         return self._heard
-
-    def _depths(self, drafted: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> list[int]:
-        """Depth of each request's next tree; 0 asks for none."""
-        if self._crowded:
-            return [0] * len(drafted)
-        states = [state for state, _ in drafted]
-        depths = [max(0, state.depth_left) for state in states]
-        bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
-        if bidding:
-            fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
-            bidders = [Bidder(states[index].acceptance, depths[index]) for index in bidding]
-            granted = self._budget.levels(bidders, running + fixed)
-            self._adaptive_pays = any(granted)
-            for index, depth in zip(bidding, granted, strict=True):
-                depths[index] = depth
-        return depths
-
-    def _width(self, state: RequestState, depth: int) -> int:
-        """Nodes, without the root, for a tree of this depth: what the source has used so far, and half as many more."""
-        if not state.adaptive:
-            return state.max_nodes
-        return max(depth, ceil(1.5 * depth * self._budget.nodes_per_level))
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""

@@ -122,7 +122,7 @@ class Features:
         decided: dict[RequestKey, FeatureRows] = {}
         for item, features in captured:
             key = item.state.key
-            if not item.state.proposer:
+            if not item.state.proposer or item.state.rests:
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
@@ -134,7 +134,7 @@ class Features:
         return decided
 
     def _routes(self, taker: FeatureTaker, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, tuple[Span, ...]]:
-        drafted = [item for item in items if item.state.proposer]
+        drafted = [item for item in items if item.state.proposer and not item.state.rests]
         wanted = [Wanted(item.state.key, item.first, item.count + item.depth) for item in drafted]
         try:
             routes = taker.route(wanted, self._boundaries)

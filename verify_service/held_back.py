@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
@@ -20,7 +20,7 @@ class Link(TreeSource, ForesightSource, Protocol):
     """Where drafters are attached."""
 
     def deaf(self) -> bool:
-        """Whether every drafter that is attached hangs."""
+        """Whether every drafter hangs that has requests."""
         ...
 
 
@@ -61,15 +61,12 @@ class HeldBack:
             self._lags, self._told_at = True, now
         return False
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        if not self._lags:
-            self._link.commit(commits)
-            return
-        self._lags = self._link.deaf()
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         if self._lags:
-            commits = [each._replace(max_nodes=2, max_depth=1) for each in commits]
-        for part in _parts(commits):
-            self._link.commit(part)
+            self._lags = self._link.deaf()
+            if self._lags:
+                commits = [each._replace(max_nodes=2, max_depth=1) for each in commits]
+        return {key for part in _parts(commits) for key in self._link.commit(part)}
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """None for all, without a wait, while the link lags behind."""

@@ -16,6 +16,8 @@ MAX_LEVELS = 16
 PROBE_EVERY = 512
 PROBE_STEPS = 4
 PROBE_LEVELS = 2
+WEIGH_EVERY = 8
+"""Steps from one weighing to the next while nothing pays."""
 
 _FAST, _SLOW = 0.1, 0.02
 _LEAST_CHANCE = 0.02
@@ -121,6 +123,10 @@ class NodeBudget:
         """What `levels` was asked last."""
         self._weighed: tuple[object, list[int]] = (None, [])
         """The latest facts by which levels were granted, and those levels."""
+        self._size = (0, 0)
+        """How many bidders and rows there were then."""
+        self.pays = True
+        """Whether any levels were worth their cost when asked last; probes ask for some that are not."""
 
     @property
     def nodes_per_level(self) -> float:
@@ -144,7 +150,8 @@ class NodeBudget:
         """Depth granted to each bidder, in order; `rows` is what the step has without their trees."""
         self._asked = bidders, rows
         granted = self._weigh(bidders, rows)
-        if any(granted):
+        self.pays = any(granted)
+        if self.pays:
             self._plain_steps = 0
             return list(granted)
         self._plain_steps += 1
@@ -159,6 +166,9 @@ class NodeBudget:
 
     def _weigh(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
         """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""
+        size = (len(bidders), rows)
+        if size == self._size and not any(self._weighed[1]) and self._plain_steps % WEIGH_EVERY:
+            return self._weighed[1]
         bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
         overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level)
         facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
@@ -166,7 +176,7 @@ class NodeBudget:
             chances, indices, levels = self._offers(bidders)
             taken = self._best_prefix(chances, levels, max(rows, 1), len(bidders))
             granted = np.bincount(indices[:taken], minlength=len(bidders)).tolist()
-            self._weighed = facts, granted
+            self._weighed, self._size = (facts, granted), size
         return self._weighed[1]
 
     def _offers(self, bidders: Sequence[Bidder]) -> tuple[Floats, Ints, Ints]:

@@ -19,7 +19,8 @@ class RequestState:
     once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
     written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
     for length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
-    `adaptive` leaves the size of trees to the node budget. `gone` says that the loop has let go of the request.
+    `adaptive` leaves the size of trees to the node budget. While a request `rests` its drafter is told nothing of it.
+    One whose drafter is `behind` gets no tree before that has caught up. `gone` says that the loop has let go of it.
     """
 
     request: GenerationRequest
@@ -44,6 +45,8 @@ class RequestState:
     prefilled: bool = False
     wants_tree: bool = False
     untold: int = 0
+    rests: bool = False
+    behind: bool = False
     acceptance: Acceptance = field(default_factory=Acceptance)
     seed_told: bool = False
     cached_tokens: int = 0

@@ -54,7 +54,7 @@ class Slot:
     featured: int = 0
     """The first position whose states it has not been sent; those before it came, or will not."""
     asked: bool = False
-    """Whether any tree was wanted since its request came here."""
+    """Whether any tree was wanted, or is going to be, since its request came here."""
     late: bool = False
     """Whether its Open waits for its turn, or for a step that captures these states."""
     refused: bool = False
@@ -95,6 +95,11 @@ class Slot:
     def drafted_for(self) -> bool:
         """Whether the drafter makes trees for this request when asked, or works towards it."""
         return self.key is not None and self.fed and not self.refused
+
+    @property
+    def lacks_states(self) -> bool:
+        """Whether the drafter has yet to be sent states of tokens before the last one."""
+        return bool(self.boundaries) and self.drafted_for and self.featured < self.base_length - 1
 
     @property
     def holds_more(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -41,6 +41,7 @@ class Committed(NamedTuple):
     the tokens, those of positions total_length - len(token_ids) - 1 onwards; None where none were captured.
 
     Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
+    `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
     """
 
     key: RequestKey
@@ -50,6 +51,7 @@ class Committed(NamedTuple):
     max_depth: int
     features: FeatureRows | None = None
     tree: TokenTree | None = None
+    catch_up: bool = False
 
 
 class Extended(NamedTuple):
@@ -92,8 +94,11 @@ class TreeSource(Protocol):
         """
         ...
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        """What one verify step added to the requests that go on, in the order of their arrival."""
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        """What verify steps added to requests that go on, in the order of their arrival; of some perhaps several steps.
+
+        Returns those whose drafter lacks states of older tokens, so that it makes no tree now.
+        """
         ...
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
@@ -178,8 +183,8 @@ class NoTrees:
     def listens(self) -> bool:
         return True
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        return None
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        return ()
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [None] * len(wanted)

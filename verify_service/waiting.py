@@ -49,5 +49,6 @@ def learn(places: Sequence[Place | None], patient: set[int], now: float, waited:
 
 
 def deaf(attachments: Sequence[Attachment], now: float) -> bool:
-    """Whether there are attachments, and all of them hang."""
-    return bool(attachments) and all(attachment.patience.hangs(now) for attachment in attachments)
+    """Whether all attachments hang that have requests, or all there are where none has any."""
+    told = [attachment for attachment in attachments if attachment.slots.busy] or attachments
+    return bool(told) and all(attachment.patience.hangs(now) for attachment in told)

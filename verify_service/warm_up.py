@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -52,8 +52,8 @@ class _FixedTree:
     def listens(self) -> bool:
         return True
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        return None
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        return ()
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return True

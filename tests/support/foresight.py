@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from slipstream_kernels.token_tree import TokenTree
 from support.request_mix import Expected
@@ -38,8 +38,8 @@ class ForeseeingTrees(OracleTrees):
         self.handed_over: set[RequestKey] = set()
         self.ahead = self.hits = 0
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        super().commit(commits)
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        behind = super().commit(commits)
         for committed in commits:
             begun = committed.key in self.handed_over
             assert begun or committed.tree is None
@@ -49,6 +49,7 @@ class ForeseeingTrees(OracleTrees):
             if begun:
                 self.budgets.pop(committed.key, None)
             self.handed_over.discard(committed.key)
+        return behind
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         assert not self.handed_over.intersection(wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,11 +143,12 @@ class ScriptedTrees:
     def listens(self) -> bool:
         return True
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for committed in commits:
             self.tokens[committed.key].extend(committed.token_ids)
             assert len(self.tokens[committed.key]) == committed.total_length
             self.budgets[committed.key] = (committed.max_nodes, committed.max_depth)
+        return ()
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = []

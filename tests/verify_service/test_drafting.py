@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,8 +118,9 @@ class Listener(Fixed):
         super().__init__(None)
         self.told: list[Committed] = []
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         self.told.extend(commits)
+        return ()
 
 
 def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:

@@ -5,7 +5,7 @@ What it gets is compared, bit for bit, with the states of the same text computed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,8 +91,7 @@ class Taker:
         for chunk in chunks:
             self.received[chunk.key].take(chunk.features)
 
-    def commit(self, commits: Sequence[Committed]) -> None:
-        self.trees.commit(commits)
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for committed in commits:
             received = self.received[committed.key]
             assert committed.features is not None
@@ -100,6 +99,7 @@ class Taker:
             assert len(committed.features.rows) == len(committed.token_ids)
             received.take(committed.features)
             received.tokens.extend(committed.token_ids)
+        return self.trees.commit(commits)
 
 
 class RingTaker(Taker):
@@ -138,11 +138,11 @@ class RingTaker(Taker):
             self.compare(chunk.key, chunk.features)
         super().extend(chunks)
 
-    def commit(self, commits: Sequence[Committed]) -> None:
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for committed in commits:
             assert committed.features is not None
             self.compare(committed.key, committed.features)
-        super().commit(commits)
+        return super().commit(commits)
 
 
 def request(number: int, prompt: Sequence[int], max_tokens: int = 24, temperature: float = 0.8) -> GenerationRequest:
@@ -243,8 +243,8 @@ def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
         def extend(self, chunks: Sequence[Extended]) -> None:
             raise RuntimeError
 
-        def commit(self, commits: Sequence[Committed]) -> None:
-            self.trees.commit(commits)
+        def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+            return self.trees.commit(commits)
 
         def wanted_boundaries(self) -> tuple[int, ...]:
             if self.received:

@@ -27,12 +27,12 @@ from support.verify_loop import LoopRunner, Target, running_loop
 from verify_service.attachments import Attachment
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
-from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.in_process import attach_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey
 from verify_service.request_state import RequestState
+from verify_service.tree_wishes import TreeWishes
 
 TOKENS, ROWS, DEPTH, VOCAB, HIDDEN = 24, 6, 3, 512, 128
 CONFIG = EngineConfig(
@@ -209,10 +209,10 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
 def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     twins: Target, head: Path, tiny_model: Path, work, levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def depths(drafting: Drafting, drafted: Sequence[tuple[RequestState, tuple[int, ...]]], running: int) -> list[int]:
-        return [min(next(asked), max(0, state.depth_left)) for state, _ in drafted]
+    def depths(wishes: TreeWishes, states: Sequence[RequestState], running: int) -> list[int]:
+        return [min(next(asked), max(0, state.depth_left)) for state in states]
 
-    monkeypatch.setattr(Drafting, "_depths", depths)
+    monkeypatch.setattr(TreeWishes, "depths", depths)
     behind, after = Drafter(head, tiny_model), Drafter(head, tiny_model)
     for drafter in (behind, after):
         asked = cycle(levels)

@@ -28,6 +28,7 @@ class Link(NoTrees):
 
     def commit(self, commits):
         self.told.append([(each.key, each.token_ids, each.total_length, each.max_nodes) for each in commits])
+        return ()
 
     def collect(self, wanted):
         return [TREE] * len(wanted)

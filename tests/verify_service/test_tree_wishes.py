@@ -1,0 +1,176 @@
+"""While no trees pay, drafters are told of few requests; once they do, of all, and nothing is missing then."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import count
+
+import pytest
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from support.request_mix import some_requests
+from support.verify_loop import RandomTrees, admitted, running_loop
+from verify_service import tree_wishes
+from verify_service.drafting import Drafting
+from verify_service.engine_config import EngineConfig
+from verify_service.kv_memory import KVMemory
+from verify_service.node_budget import Bidder, NodeBudget, RowCosts
+from verify_service.request import RequestKey
+from verify_service.request_state import RequestState
+from verify_service.tree_source import Committed
+from verify_service.tree_wishes import KEPT_READY, REST_AFTER, TreeWishes
+
+CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
+LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
+DEAR, FREE = [(1, 1e-3), (64, 64e-3)], [(1, 1e-3), (64, 1e-3)]
+
+
+class Listener(RandomTrees):
+    """Keeps what it is told; drafters of `lagging` requests lack states."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.told: list[list[Committed]] = []
+        self.lagging: set[RequestKey] = set()
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        self.told.append(list(commits))
+        return self.lagging & {each.key for each in commits}
+
+
+class Late(RandomTrees):
+    """Counts requests that it is told of several steps at once."""
+
+    late = 0
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        self.late += sum(len(each.token_ids) > 3 for each in commits)
+        return super().commit(commits)
+
+
+def budget(table: list[tuple[int, float]]) -> NodeBudget:
+    made = NodeBudget(RowCosts(table))
+    for _ in range(100):
+        made.observe_wait(0.0, asked=1, arrived=1, levels=1)
+    return made
+
+
+def requests(number: int, *, adaptive: bool = True) -> list[RequestState]:
+    trees = RandomTrees(512)
+    states = [admitted(CONFIG, range(10, 17), request_id=index, trees=trees) for index in range(number)]
+    for state in states:
+        state.adaptive = adaptive
+    return states
+
+
+def rested(wishes: TreeWishes, states: Sequence[RequestState], steps: int, running: int = 0) -> list[int]:
+    for _ in range(steps):
+        depths = wishes.depths(states, running or len(states))
+    return depths
+
+
+def test_all_but_a_few_rest_after_a_while_in_which_no_trees_pay() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    assert not any(rested(wishes, states, REST_AFTER))
+    assert not any(state.rests for state in states)
+    rested(wishes, states, 1)
+    awake = [state for state in states if not state.rests]
+    assert len(awake) == KEPT_READY
+    rested(wishes, states, 50)
+    assert [state for state in states if not state.rests] == awake
+    assert [wishes.wants_states(state) for state in states] == [state in awake for state in states]
+    awake[0].gone = True
+    states.remove(awake[0])
+    rested(wishes, states, 1)
+    assert sum(not state.rests for state in states) == KEPT_READY
+    assert all(not state.rests for state in awake[1:])
+
+
+def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    rested(wishes, states, REST_AFTER + 1)
+    new, fixed = requests(1)[0], requests(1, adaptive=False)[0]
+    wishes.begin(new)
+    wishes.begin(fixed)
+    assert (new.rests, fixed.rests) == (True, False)
+
+
+def test_where_trees_pay_nobody_rests() -> None:
+    wishes, states = TreeWishes(budget(FREE), 32), requests(9)
+    assert all(rested(wishes, states, 2 * REST_AFTER))
+    assert not any(state.rests for state in states)
+
+
+def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9, adaptive=False)
+    assert all(rested(wishes, states, 2 * REST_AFTER))
+    assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
+    assert sum(state.rests for state in states) == 9 - KEPT_READY
+    told_late = [state.rests for state in states]
+    assert [depth == 0 for depth in rested(wishes, states, 1)] == told_late
+    assert not any(state.rests for state in states)
+
+
+def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
+    class Probing(NodeBudget):
+        def levels(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
+            super().levels(bidders, rows)
+            return [1] * len(bidders)
+
+    made = Probing(RowCosts(DEAR))
+    wishes, states = TreeWishes(made, 32), requests(9)
+    depths = rested(wishes, states, REST_AFTER + 1)
+    assert depths == [int(not state.rests) for state in states]
+    assert wishes.pays
+
+
+def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caught_up() -> None:
+    trees, memory, made = Listener(), KVMemory(CONFIG, 512), budget(DEAR)
+    drafting = Drafting(trees, memory, CONFIG, made)
+    states, number = requests(9), count(20)
+
+    def step() -> list[Committed]:
+        token = next(number)
+        for state in states:
+            state.tokens.append(token)
+        drafting.report([(state, (token,)) for state in states], len(states))
+        return trees.told[-1]
+
+    for _ in range(REST_AFTER + 4):
+        told = step()
+    assert [each.catch_up for each in told] == [True] * KEPT_READY
+    resting = {state.key for state in states if state.rests}
+    assert {state.untold for state in states if state.rests} == {4}
+    made.costs = RowCosts(FREE)
+    trees.lagging = {min(resting, key=lambda key: key.request_id)}
+    while len(told) < len(states):
+        told = step()
+    assert {len(each.token_ids) for each in told if each.key in resting} == {len(trees.told) - REST_AFTER}
+    assert all(each.max_nodes == 1 for each in told if each.key in resting)
+    assert all(each.max_nodes > 1 for each in step() if each.key not in trees.lagging)
+    assert {each.key for each in trees.told[-1] if each.max_nodes == 1} == trees.lagging
+    trees.lagging = set()
+    step()
+    assert all(each.max_nodes > 1 for each in step())
+
+
+@pytest.mark.parametrize("period", [3, 7])
+def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = count()
+
+    def levels(self: NodeBudget, bidders: Sequence[Bidder], rows: int) -> list[int]:
+        self.pays = next(steps) // period % 2 == 0
+        return [min(2, bidder.max_levels) if self.pays else 0 for bidder in bidders]
+
+    monkeypatch.setattr(NodeBudget, "levels", levels)
+    monkeypatch.setattr(tree_wishes, "REST_AFTER", 0)
+    monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
+    asked = some_requests(0.8)
+    with running_loop(model, LOOP) as runner:
+        plain = [(answer.token_ids, answer.finish_reason) for answer in runner.run(asked)]
+    trees = Late(model.config.vocab_size)
+    with running_loop(model, LOOP, trees) as runner:
+        answers = runner.run(asked)
+    assert [(answer.token_ids, answer.finish_reason) for answer in answers] == plain
+    assert trees.trees > 20
+    assert trees.late > 0

@@ -1,0 +1,97 @@
+"""How deep a tree each request wants next, and whose drafters are spared the news while no trees pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.request_state import RequestState
+
+REST_AFTER = 16
+"""Steps in a row in which no trees pay before drafters are told of few requests only."""
+KEPT_READY = 4
+"""Requests whose drafters are told all the same, so that probes find out when trees pay again."""
+
+
+class TreeWishes:
+    """Depths by the node budget, by the room of a step, and by what a drafter is able to do.
+
+    While no trees pay, drafters are told nothing of most requests: they `rest`, and are told all at once when trees pay
+    again. A request whose drafter is `behind`, as it lacks states of older tokens, asks for nothing until it has them.
+    """
+
+    def __init__(self, budget: NodeBudget, step_nodes: int) -> None:
+        """step_nodes: drafted rows of a step, over all requests."""
+        self._budget = budget
+        self._step_nodes = step_nodes
+        self._fruitless = 0
+        """Steps in a row in which no trees were worth their cost."""
+        self._ready: list[RequestState] = []
+        self.crowded = False
+        """Whether more requests run than a step has drafted rows."""
+        self.pays = True
+        """Whether requests whose trees the budget sizes ask for any."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether drafters are told of few requests only."""
+        return self._fruitless > REST_AFTER
+
+    def begin(self, state: RequestState) -> None:
+        """A request starts; it may rest from the first."""
+        rests = self.resting and len(self._ready) >= KEPT_READY
+        state.rests = state.behind = rests and (state.adaptive or self.crowded)
+
+    def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
+        """Depth of the next tree of each of these that go on, 0 for none; and settles which of them rest.
+
+        running: requests that share the step's nodes.
+        """
+        self.crowded = self._step_nodes < running
+        depths = [max(0, state.depth_left) for state in states]
+        granted = [0] * len(states) if self.crowded else self._granted(states, depths, running)
+        self._rest(states)
+        return [0 if state.behind else depth for state, depth in zip(states, granted, strict=True)]
+
+    def rows(self, state: RequestState, depth: int, running: int) -> int:
+        """Rows of a tree of that depth, its root included: what trees have used so far, and half as many more."""
+        if depth <= 0:
+            return 1
+        most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
+        if not state.adaptive:
+            return most
+        return min(most, 1 + max(depth, ceil(1.5 * depth * self._budget.nodes_per_level)))
+
+    def wants_states(self, state: RequestState) -> bool:
+        """Whether a request's drafter is to get the states of older tokens that it lacks."""
+        return not self.resting or state in self._ready
+
+    def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
+        bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
+        if not bidding:
+            self._fruitless = 0
+            return depths
+        fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
+        bidders = [Bidder(states[index].acceptance, depths[index]) for index in bidding]
+        granted = self._budget.levels(bidders, running + fixed)
+        self.pays = any(granted)
+        self._fruitless = 0 if self._budget.pays else self._fruitless + 1
+        for index, depth in zip(bidding, granted, strict=True):
+            depths[index] = depth
+        return depths
+
+    def _rest(self, states: Sequence[RequestState]) -> None:
+        """Settle who rests of these, and who is kept ready: those that are, and then the ones with least to be told."""
+        if self.crowded:
+            self._fruitless += 1
+        resting = [state for state in states if state.adaptive or self.crowded] if self.resting else []
+        able = set(resting)
+        self._ready = [state for state in self._ready if state in able and not state.gone]
+        if len(self._ready) < min(KEPT_READY, len(resting)):
+            others = able.difference(self._ready)
+            rising = sorted(others, key=lambda state: (state.behind, state.untold, state.ticket))
+            self._ready += rising[: KEPT_READY - len(self._ready)]
+        for state in states:
+            state.rests = state in able and state not in self._ready
+            state.behind |= state.rests
