@@ -65,6 +65,8 @@ class Kill:
     before: Moment
     over: Moment
     """its attachment is"""
+    again: Moment | None = None
+    """a tree of another one has been accepted; None where that was not seen"""
 
     def facts(self, pauses: Sequence[Pause], step: float, log: Sequence[LogLine]) -> dict[str, Any]:
         """What there is to know of it, in milliseconds after the signal; `step` is a usual pause in seconds.
@@ -82,6 +84,7 @@ class Kill:
             "pause": self._place(hit),
             "longest": self._place(max(_together(later, step), key=_median, default=[])),
             "until_its_attachment_was_over": self.over.since(self.before),
+            "until_trees_were_accepted_again": None if self.again is None else self.again.since(self.over),
             "log": [f"{1000 * (line.wall - self.wall):+.0f} {line.text[:_WORDS]}" for line in self._about(log)][
                 :_LINES
             ],
@@ -114,17 +117,21 @@ def kill_one(services: Services) -> Kill:
 
 def line_of(number: int, facts: dict[str, Any]) -> str:
     """One kill's facts, without the log."""
-    over = facts["until_its_attachment_was_over"]
+    over, again = facts["until_its_attachment_was_over"], facts["until_trees_were_accepted_again"]
     where = "; ".join(
         f"{name} {place['ms']} ms of {place['streams']} streams at {place['from_ms']:+} to {place['to_ms']:+}"
         for name in ("pause", "longest")
         if (place := facts[name])
     )
-    return (
-        f"kill {number}: added {facts['added_ms']} ms, {facts['drafted_for']} requests, {facts['stood_by']} stood by; "
-        f"{where}; over after {over['ms']} ms, {over['steps']} steps, {over['waits']} waits, "
-        f"{over['trees_missed']} trees missed; throttled {over['throttled_ms']} ms, starved {over['starved_ms']} ms"
-    )
+    parts = [
+        f"kill {number}: added {facts['added_ms']} ms, {facts['drafted_for']} requests, {facts['stood_by']} stood by",
+        where,
+        f"over after {over['ms']} ms, {over['steps']} steps, {over['waits']} waits, {over['trees_missed']} trees missed",
+        f"throttled {over['throttled_ms']} ms, starved {over['starved_ms']} ms",
+    ]
+    if again is not None:
+        parts.append(f"then {again['ms']} ms, {again['waits']} waits, {again['trees_missed']} trees missed")
+    return "; ".join(part for part in parts if part)
 
 
 def _together(pauses: Sequence[Pause], step: float) -> Iterator[list[Pause]]:

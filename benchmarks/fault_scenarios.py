@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_hang import Section, section, spread_of
-from benchmarks.fault_kills import Kill, kill_one
+from benchmarks.fault_kills import Kill, Moment, kill_one
 from benchmarks.fault_services import POLL_SECONDS, ROOT, START_SECONDS, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
 from benchmarks.fault_traffic import Traffic, about, middle, spread, while_doing
@@ -85,6 +85,8 @@ def kill(bench: Bench) -> Result:
             begun, former = time.monotonic(), services.state().accepted_tokens
             if not _drafts_again(services, former, over if kills else over + START_SECONDS):
                 break
+            if kills:
+                kills[-1] = replace(kills[-1], again=Moment.of(services))
             back.append(time.monotonic() - begun)
             time.sleep(max(0.0, bench.every - back[-1]))
             accepted.append(services.state().accepted_tokens - former)

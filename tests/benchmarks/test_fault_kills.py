@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,9 @@ BEFORE = Moment(99.99, steps=10, waits=3, misses=5, throttled_ms=1.0, starved_ms
 OVER = Moment(100.04, steps=13, waits=4, misses=69, throttled_ms=8.5, starved_ms=20.0)
 
 
+KILL = Kill(100.0, 5000.0, 64, 3, BEFORE, OVER)
+
+
 def pauses(*spans):
     """Each span a pause of every stream, whose streams follow one another within half a millisecond."""
     shifted = [
@@ -21,7 +25,7 @@ def pauses(*spans):
 
 
 def facts(found, log=()):
-    return Kill(100.0, 5000.0, 64, 3, BEFORE, OVER).facts(found, STEP, log)
+    return KILL.facts(found, STEP, log)
 
 
 def test_a_kill_tells_its_pause_and_where_the_longest_one_lies():
@@ -39,7 +43,18 @@ def test_a_pause_of_one_stream_alone_is_not_the_longest_of_most():
 
 def test_what_it_took_until_the_attachment_was_over_is_counted():
     over = facts(pauses((99.9, 100.1)))["until_its_attachment_was_over"]
+    assert facts(pauses((99.9, 100.1)))["until_trees_were_accepted_again"] is None
     assert over == {"ms": 50.0, "steps": 3, "waits": 1, "trees_missed": 64, "throttled_ms": 7.5, "starved_ms": 0.0}
+
+
+def test_what_it_took_until_another_one_drafts_is_counted_from_there():
+    again = Moment(100.34, steps=43, waits=6, misses=71, throttled_ms=8.5, starved_ms=20.0)
+    found = replace(KILL, again=again).facts([], STEP, ())
+    assert (found["until_trees_were_accepted_again"]["steps"], found["until_trees_were_accepted_again"]["waits"]) == (
+        30,
+        2,
+    )
+    assert "then 300.0 ms, 2 waits, 2 trees missed" in line_of(0, found)
 
 
 def test_the_logs_about_it_are_kept_with_their_milliseconds():
