@@ -118,6 +118,7 @@ def kill_one(services: Services) -> Kill:
 def line_of(number: int, facts: dict[str, Any]) -> str:
     """One kill's facts, without the log."""
     over, again = facts["until_its_attachment_was_over"], facts["until_trees_were_accepted_again"]
+    waits = "{waits} waits, {trees_missed} trees missed"
     where = "; ".join(
         f"{name} {place['ms']} ms of {place['streams']} streams at {place['from_ms']:+} to {place['to_ms']:+}"
         for name in ("pause", "longest")
@@ -126,11 +127,11 @@ def line_of(number: int, facts: dict[str, Any]) -> str:
     parts = [
         f"kill {number}: added {facts['added_ms']} ms, {facts['drafted_for']} requests, {facts['stood_by']} stood by",
         where,
-        f"over after {over['ms']} ms, {over['steps']} steps, {over['waits']} waits, {over['trees_missed']} trees missed",
+        f"over after {over['ms']} ms, {over['steps']} steps, {waits.format(**over)}",
         f"throttled {over['throttled_ms']} ms, starved {over['starved_ms']} ms",
     ]
     if again is not None:
-        parts.append(f"then {again['ms']} ms, {again['waits']} waits, {again['trees_missed']} trees missed")
+        parts.append(f"then {again['ms']} ms, {waits.format(**again)}")
     return "; ".join(part for part in parts if part)
 
 
