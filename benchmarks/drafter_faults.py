@@ -6,8 +6,8 @@
 The services run as real processes that are started again when they end. The same requests are answered plainly first;
 then, for each fault, they stream over and over with a proposer, and every answer is compared. Exit status 1 if the
 transport in use is not the one asked for, a request failed, a token differed, no trees were accepted between two kills
-or after a hang, verify's memory, descriptors or shared memory grew, the verify service did not live on where it should
-have, or a swap took more than 50 steps.
+or after a hang, verify's memory grew on in the second half of a fault, or its descriptors or shared memory at all, the
+verify service did not live on where it should have, or a swap took more than 50 steps.
 
     kill     SIGKILL to the drafter at work, every --every seconds, or once some drafter is attached and has had a tree
              accepted if that is later; it is started again. On a GPU a start takes seconds: with several --drafters

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_hang import Section, section, spread_of
+from benchmarks.fault_holdings import Sample, held
 from benchmarks.fault_kills import Kill, Moment, kill_one
 from benchmarks.fault_services import POLL_SECONDS, ROOT, START_SECONDS, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
@@ -35,10 +36,6 @@ HOSTILE_BOUNDARY = "2"
 """Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""
 SWAP_STEPS = 50
 """Within which acceptance has to be the new drafter's."""
-FLAT_BYTES = 32 << 20
-"""What the verify service's resident memory may grow by: allocators keep what they once had."""
-FLAT_DEVICE_BYTES = 16 << 20
-"""Of the GPU, for each draft service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +75,7 @@ def kill(bench: Bench) -> Result:
     services = bench.services
     calm = bench.before
     before, accepted, kills, back = services.holdings(), list[int](), list[Kill](), list[float]()
+    during: list[Sample] = []
 
     def act() -> None:
         over = time.monotonic() + bench.seconds
@@ -90,6 +88,7 @@ def kill(bench: Bench) -> Result:
             back.append(time.monotonic() - begun)
             time.sleep(max(0.0, bench.every - back[-1]))
             accepted.append(services.state().accepted_tokens - former)
+            during.append(services.sample())
             kills.append(kill_one(services))
 
     traffic = while_doing(services.grpc, bench.drafted, act)
@@ -112,7 +111,7 @@ def kill(bench: Bench) -> Result:
         "added_stall_ms": spread([max(0.0, middle(each) - step) for each in hit if each]),
         "step_plus_deadline_ms": round(1000 * (step + deadline), 2),
         "each_kill": [each.facts(pauses, step, log) for each in kills],
-        **_grown(before, after, len(services.drafters)),
+        **held(before, during, after, len(services.drafters)),
     }
 
 
@@ -186,13 +185,14 @@ def attack(kind: str) -> Callable[[Bench], Result]:
 
     def run(bench: Bench) -> Result:
         services, said, unable = bench.services, list[str](), list[str]()
-        before, counted = services.holdings(), services.state()
+        before, counted, during = services.holdings(), services.state(), list[Sample]()
 
         def act() -> None:
             over = time.monotonic() + bench.attack_seconds
             while time.monotonic() < over:
                 attacked, words = _hostile(bench, kind)
                 (said if attacked else unable).append(words)
+                during.append(services.sample())
 
         traffic = while_doing(services.grpc, bench.drafted, act)
         services.wait_until(lambda: services.state().running == 0, "left requests behind")
@@ -206,7 +206,7 @@ def attack(kind: str) -> Callable[[Bench], Result]:
             "stale": now.stale_records - counted.stale_records,
             "accepted": now.accepted_tokens - counted.accepted_tokens,
             "longest_pause_ms": spread(traffic.pauses).get("max"),
-            **_grown(before, after, len(services.drafters)),
+            **held(before, during, after, len(services.drafters)),
         }
 
     return run
@@ -284,21 +284,6 @@ def failed(result: Result) -> list[str]:
     """What of a result breaks the promises. Times are shown and not judged: they are the machine's as well."""
     wrong = [name for name in ("failed", "differing", "fruitless", "grown", "slow", "unable") if result.get(name)]
     return wrong + [name for name in ("answers", "as_expected", "accepted_after") if result.get(name, 1) in (0, False)]
-
-
-def _grown(before: Any, after: Any, drafters: int) -> Result:
-    """Holdings, and what of them is more than it should be."""
-    grown = [
-        name
-        for name, most in (
-            ("resident", FLAT_BYTES),
-            ("device", drafters * FLAT_DEVICE_BYTES),
-            ("descriptors", 4),
-            ("rings", 0),
-        )
-        if getattr(after, name) > getattr(before, name) + most
-    ]
-    return {"held_before": before.facts(), "held_after": after.facts(), "grown": grown}
 
 
 def _hostile(bench: Bench, kind: str) -> tuple[bool, str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 
+from benchmarks.fault_holdings import Holdings, Sample
 from benchmarks.runner import verify_state
 from launcher.cluster import LOOPBACK, Cluster
 from launcher.commands import Layout, free_ports, join_address
@@ -28,31 +28,6 @@ _TIME = 23
 """Characters of a log line's time."""
 AT_ONCE = RestartPolicy(first_seconds=0.05, longest_seconds=0.05, most_failures=0)
 """What ends is started again without a pause, however often."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What the verify service's process holds, in bytes and numbers, and all processes together on the GPU."""
-
-    resident: int
-    descriptors: int
-    rings: int
-    device: int
-
-    @classmethod
-    def of(cls, process: int) -> Holdings:
-        folder = Path(f"/proc/{process}")
-        resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        rings = (folder / "maps").read_text().count("memfd:slipstream")
-        return cls(resident, sum(1 for _ in (folder / "fd").iterdir()), rings, _device_bytes())
-
-    def __str__(self) -> str:
-        device = f", {self.device / 2**20:.0f} MiB of GPUs" if self.device else ""
-        return f"{self.resident / 2**20:.0f} MiB, {self.descriptors} descriptors, {self.rings} rings{device}"
-
-    def facts(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +98,12 @@ class Services:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def holdings(self) -> Holdings:
+        """What the verify service holds."""
         return Holdings.of(self.verify_pid)
+
+    def sample(self) -> Sample:
+        """Of what it holds, as much as can be told under load."""
+        return Sample.of(self.verify_pid)
 
     def attached(self, pid: int) -> bool:
         """Whether the draft service of that process is attached, to a verify service that is ready."""
@@ -231,15 +211,3 @@ def _more_drafters(layout: Layout, number: int) -> list[ServiceCommand]:
         replace(replace(layout, draft_address=address).drafter, name=f"draft-{index}")
         for index, address in enumerate(addresses, start=2)
     ]
-
-
-def _device_bytes() -> int:
-    """Memory in use on the GPUs that are visible here; 0 where there is none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    which = ("--id", visible) if visible else ()
-    command = ("nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(int(line) for line in said.split() if line.isdigit()) << 20
