@@ -94,7 +94,10 @@ def speculative_loop(model: MeasuredModel, config: EngineConfig, drafters: Draft
         device = str(model.kv.keys.device)
         beside = drafters.place == IN_PROCESS
         stack.enter_context(_beside(link, drafters, device, rows) if beside else _behind(link, drafters))
-        yield SpeculativeLoop(stack.enter_context(local_loop(model, config, link, link, follower=link)), link)
+        local = stack.enter_context(local_loop(model, config, link, link, follower=link))
+        if not local.loop.wait_idle(_START_SECONDS):
+            raise RuntimeError("the graphs of passes that keep states were not captured in time")
+        yield SpeculativeLoop(local, link)
 
 
 @contextmanager

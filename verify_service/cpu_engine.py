@@ -93,6 +93,9 @@ class CpuEngine:
     def capture(self, boundaries: tuple[int, ...]) -> None:
         self._boundaries = boundaries
 
+    def prepare(self) -> bool:
+        return False
+
     def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
         assert not routes, "there is no device to put states on"
 

@@ -109,6 +109,9 @@ class GpuEngine:
         self._model.capture(boundaries)
         self._boundaries = boundaries
 
+    def prepare(self) -> bool:
+        return self._model.capture_next()
+
     def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
         # Where a capture failed, the one before it is still in force.
         captured = set(self._boundaries)

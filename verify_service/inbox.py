@@ -48,15 +48,18 @@ class Inbox:
             self._commands.append(command)
             self._changed.notify_all()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """All commands so far. With `wait`, which says that the reader has no other work, at least one."""
+    def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
+        """All commands so far. With `wait`, which says that the reader has no other work, at least one.
+
+        None after so many `seconds`, if any are given.
+        """
         if not wait and not self._commands:
             return []
         with self._changed:
             self._resting = wait
             self._changed.notify_all()
-            while wait and not self._commands:
-                self._changed.wait()
+            if wait:
+                self._changed.wait_for(lambda: self._commands, seconds)
             self._resting = False
             commands, self._commands = self._commands, []
             return commands

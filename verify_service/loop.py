@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 Sink = Callable[[list[StepOutput]], None]
 
 THREAD_NAME = "verify-loop"
+LOOK_SECONDS = 1.0
+"""How often a loop without requests looks whether a drafter has come that wants states, for which it can prepare."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class _Counters:
     steps: int = 0
     preemptions: int = 0
     prefix_hit_tokens: int = 0
+    prepared: int = 0
 
 
 class VerifyLoop:
@@ -133,7 +136,8 @@ class VerifyLoop:
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
-        for command in self._inbox.take(wait=not (self._states or self._pipeline or self._epilogue)):
+        idle = not (self._states or self._pipeline or self._epilogue)
+        for command in self._inbox.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS):
             match command:
                 case GenerationRequest():
                     self._enter(command)
@@ -149,6 +153,20 @@ class VerifyLoop:
                     self._deliver()
                     return False
         return True
+
+    def _prepare(self) -> bool:
+        """Use a moment without requests for work ahead; whether more of it may be left."""
+        if self._draining:
+            return False
+        try:
+            self._features.prepare()
+            more = self._engine.prepare()
+            self._counters.prepared += more
+            return more
+        except Exception:  # noqa: BLE001 - the loop must outlive work that nobody waits for
+            _log.exception("work ahead of requests failed")
+            end_if_device_lost()
+            return False
 
     def _step(self) -> None:
         """Keep the engine supplied, then take what its oldest step decided.
@@ -368,4 +386,5 @@ class VerifyLoop:
             draining=self._draining,
             feature_boundaries=len(self._memory.features.boundaries),
             feature_pages=self._memory.features.pages,
+            prepared=counters.prepared,
         )

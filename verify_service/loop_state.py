@@ -29,3 +29,5 @@ class LoopState:
     """At how many boundaries hidden states are captured."""
     feature_pages: int = 0
     """KV pages beside which some are kept."""
+    prepared: int = 0
+    """Pieces of work done ahead while there was no request."""

@@ -150,8 +150,8 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | N
     return DeviceRings(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
 
 
-def _progress(state: LoopState) -> tuple[int, int]:
-    return state.steps, state.committed_tokens
+def _progress(state: LoopState) -> tuple[int, int, int]:
+    return state.steps, state.committed_tokens, state.prepared
 
 
 def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:

@@ -86,6 +86,13 @@ class StepEngine(Protocol[L]):
         """Keep the states of these boundaries from the next step launched on, of none if there are none."""
         ...
 
+    def prepare(self) -> bool:
+        """Do some work ahead that steps would take their time for; whether there may be more of it.
+
+        To be called while no step is under way and no request waits: may take some 0.1 s.
+        """
+        ...
+
     def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
         """Where the next step launched puts states of its items on the device, beside keeping them for `states`.
 

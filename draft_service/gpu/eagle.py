@@ -34,6 +34,8 @@ from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
 
+_LONG = 32
+"""Rows of text that a session may wait with while nobody asks for its trees: a pass over few takes no less time."""
 _CHUNK = 512
 """Rows of a pass over text unless configured: enough to use a GPU, few enough not to keep others waiting."""
 
@@ -148,11 +150,14 @@ class GpuEagleProposer(EagleBase):
         return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
-        """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along."""
+        """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along.
+
+        Once there are as many as make a pass worth while, and before there are more than one chunk takes.
+        """
         sessions, limits = self._running[1], self._round.limits
         behind = [sessions[number] for number in self._behind]
         long = [session for session in behind if session.pending > limits.text_rows]
-        if not long:
+        if not self._are_many(long):
             return False
         self._forget_followed()
         batch: list[tuple[PagedSession, int]] = []
@@ -164,7 +169,13 @@ class GpuEagleProposer(EagleBase):
             if room == 0:
                 break
         self._compute(batch)
-        return any(session.pending > limits.text_rows for session in long)
+        return self._are_many(long)
+
+    def _are_many(self, long: Sequence[PagedSession]) -> bool:
+        limits = self._round.limits
+        most = max(limits.text_rows, min(_LONG, limits.chunk // 4))
+        waiting = sum(max(0, session.pending - limits.text_rows) for session in long)
+        return waiting > limits.chunk // 2 or any(session.pending > most for session in long)
 
     def shut_down(self) -> None:
         self._started = self._followed = None

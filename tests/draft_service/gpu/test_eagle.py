@@ -208,20 +208,34 @@ def test_rows_that_wait_are_computed_in_chunks(tmp_path):
 
 def test_as_many_rows_as_a_round_takes_along_wait_for_it(tmp_path):
     _, proposer = proposers(tmp_path, EAGLE3["layers.0"], max_depth=2, top_k=2, max_context=256)
-    tokens, states = random_text(40)
-    proposer.open(1, Opening(tokens[:30], 3, GREEDY))
-    proposer.take_features(1, 0, states[:29])
+    tokens, states = random_text(80)
+    proposer.open(1, Opening(tokens[:40], 3, GREEDY))
+    proposer.take_features(1, 0, states[:39])
     assert not proposer.advance()
     session = proposer._running[1][1]
-    assert (session.length, session.pending) == (29, 0)
-    for end in range(31, 35):
+    assert (session.length, session.pending) == (39, 0)
+    for end in range(41, 74):
         proposer.commit(1, tokens[end - 1 : end])
         proposer.take_features(1, end - 2, states[end - 2 : end - 1])
         assert not proposer.advance()
-        assert (session.length, session.pending) == ((29, end - 30) if end < 34 else (33, 0))
-    proposer.commit(1, tokens[34:36])
-    proposer.take_features(1, 33, states[33:35])
+        assert (session.length, session.pending) == ((39, end - 40) if end < 73 else (72, 0))
+    proposer.commit(1, tokens[73:78])
+    proposer.take_features(1, 72, states[72:77])
+    assert not proposer.advance()
     assert proposer.propose([DraftRequest(1, 8, 2)])[0] is not None
+    assert session.pending == 0
+
+
+def test_rows_of_many_sessions_wait_for_no_more_than_a_chunk(tmp_path):
+    _, proposer = proposers(tmp_path, EAGLE3["layers.0"], max_depth=2, top_k=2, chunk=128, max_context=256)
+    tokens, states = random_text(30)
+    sessions = []
+    for number in range(1, 5):
+        proposer.open(number, Opening(tokens[:24], 3, GREEDY))
+        proposer.take_features(number, 0, states[:23])
+        sessions.append(proposer._running[1][number])
+        assert not proposer.advance()
+        assert all(session.pending == 0 for session in sessions) == (number == 4)
 
 
 def test_ids_that_the_target_has_not_are_not_drafted(tmp_path):

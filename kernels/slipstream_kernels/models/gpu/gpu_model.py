@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -21,10 +19,10 @@ from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
-from slipstream_kernels.models.gpu.graphs import LATE_GRAPHS, PassGraphs
+from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, kv_bytes_per_token, plan_memory
+from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, kv_bytes_per_token
 from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
@@ -33,7 +31,7 @@ from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.plan_buckets import bucket_of, buckets_of
 from slipstream_kernels.models.gpu.rank_group import RankGroup
-from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.resolved_limits import resolved_limits, shard_of
 from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
 from slipstream_kernels.models.gpu.ticket import Ticket
 from slipstream_kernels.models.gpu.tree_chooser import TreeChooser
@@ -131,8 +129,8 @@ class GpuModel:
         limits that do not fit the model.
         """
         config = ModelConfig.from_folder(path)
-        shard = _shard(config, group)
-        resolved, memory = _planned(
+        shard = shard_of(config, group)
+        resolved, memory = resolved_limits(
             shard, limits, torch.device(device), mode, attention, group, held=0, capture=capture
         )
         weights = GpuWeights.load(path, config, device, rank=shard.rank, size=shard.size, progress=progress)
@@ -153,7 +151,7 @@ class GpuModel:
     ) -> Self:
         """A model of weights that are on their device already; else as `load`."""
         device = weights.embedding.device
-        resolved, memory = _planned(
+        resolved, memory = resolved_limits(
             weights.shard, limits, device, mode, attention, group, held=weights.nbytes, capture=capture
         )
         return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
@@ -230,6 +228,25 @@ class GpuModel:
         with self._on_stream():
             self._sender.keep(boundaries)
         self._boundaries = boundaries
+
+    def capture_next(self) -> bool:
+        """Capture the graph of one more size of passes that keep states; False where no more are wanted, or can be had.
+
+        To be called while no pass is under way, and waits: some 0.1 s. Ranks that share a model capture none ahead.
+        """
+        if self._stream is None or not self._boundaries or self._weights.shard.size > 1:
+            return False
+        buckets = (bucket._replace(boundaries=self._boundaries) for bucket in reversed(self._buckets.all()))
+        bucket = next(filter(self._graphs.lacks, buckets), None)
+        if bucket is None:
+            return False
+        with self._on_stream():
+            self._send(bucket, PassPlan.empty(), self._host.take())
+            for earlier in self._recent:
+                earlier.on_next_launch()
+            captured = self._graphs.capture_late(bucket)
+        self.wait()
+        return captured
 
     def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
         """Queue a pass, and where it keeps states the `copies` of them, whose rows are those of a plan in order.
@@ -358,40 +375,3 @@ class GpuModel:
         if bucket.boundaries:
             states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
         return Ticket(buffer.result.numpy(), source.result[:items], logits, kept, buffer.event, states)
-
-
-def _shard(config: ModelConfig, group: RankGroup | None) -> Shard:
-    return Shard(config) if group is None else Shard(config, group.rank, group.size)
-
-
-def _planned(
-    shard: Shard,
-    limits: GpuLimits,
-    device: torch.device,
-    mode: str,
-    attention: str,
-    group: RankGroup | None,
-    *,
-    held: int,
-    capture: bool,
-) -> tuple[GpuLimits, GpuMemoryPlan]:
-    """Limits and memory with everything settled; `held` bytes of what is needed are taken already."""
-    longest = shard.config.max_context
-    if limits.max_context > longest:
-        raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
-    limits = replace(limits, max_context=limits.max_context or longest)
-    cuda = device.type == "cuda"
-    plain = attention == FLASHINFER
-    graphs = len(buckets_of(shard, limits, attention).all()) if capture and cuda else 0
-    if limits.boundaries and graphs:
-        graphs += LATE_GRAPHS  # of passes that keep states
-    available = available_bytes(device, limits.memory_utilization) + held
-    plan = partial(plan_memory, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=not cuda)
-    memory = plan(limits)
-    if group is not None:
-        # All ranks share one page table: the one with the least room decides.
-        pages = torch.empty(group.size, 1, dtype=torch.int32, device=device)
-        group.all_gather(pages, torch.tensor([memory.num_pages], dtype=torch.int32, device=device))
-        limits = replace(limits, num_pages=int(pages.min()))
-        memory = plan(limits)
-    return replace(limits, num_pages=memory.num_pages), memory

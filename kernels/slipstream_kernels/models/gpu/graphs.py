@@ -31,8 +31,8 @@ LATE_GRAPHS = 96
 class PassGraphs(Generic[B]):
     """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one.
 
-    Graphs are captured at start-up, and once some are, those of up to LATE_GRAPHS other buckets when they are used for
-    the second time.
+    Graphs are captured at start-up, and once some are, those of up to LATE_GRAPHS other buckets: by `capture_late`, or
+    when they are used for the second time.
     """
 
     def __init__(self, run: Callable[[B], None]) -> None:
@@ -49,8 +49,11 @@ class PassGraphs(Generic[B]):
     def run(self, bucket: B) -> None:
         """Queue a pass on the current stream."""
         graph = self._graphs.get(bucket)
-        if graph is None and bucket in self._used_once and self._pool is not None and len(self._late) < LATE_GRAPHS:
+        if bucket in self._used_once and self.lacks(bucket):
+            begun = time.perf_counter()
             graph = self._captured_late(bucket)
+            if graph is not None:
+                _log.info("passes of %s have a graph, captured in %.1f ms", bucket, 1e3 * (time.perf_counter() - begun))
         if graph is not None:
             graph.replay()
             return
@@ -61,6 +64,15 @@ class PassGraphs(Generic[B]):
                 "the first pass of %s has no graph: queued in %.1f ms", bucket, 1e3 * (time.perf_counter() - begun)
             )
         self._used_once.add(bucket)
+
+    def lacks(self, bucket: B) -> bool:
+        """Whether a bucket has no graph, and may get one."""
+        return bucket not in self._graphs and self._pool is not None and len(self._late) < LATE_GRAPHS
+
+    def capture_late(self, bucket: B) -> bool:
+        """Run a bucket, whose plan is on the device, and capture it before it is used; whether that succeeded."""
+        self._run(bucket)
+        return self._captured_late(bucket) is not None
 
     def drop_late(self) -> None:
         """Forget the graphs that were not captured at start-up. None of them may be running."""
@@ -87,12 +99,10 @@ class PassGraphs(Generic[B]):
 
     def _captured_late(self, bucket: B) -> torch.cuda.CUDAGraph | None:
         """Where a capture fails, as for want of memory, this bucket and others like it go on without."""
-        begun = time.perf_counter()
         try:
             with _no_collection():
                 graph = self._capture(bucket)
             self._late.append(bucket)
-            _log.info("passes of %s have a graph, captured in %.1f ms", bucket, 1e3 * (time.perf_counter() - begun))
             return graph
         except Exception:  # noqa: BLE001 - a pass runs without a graph too
             _log.exception("no graph could be captured for passes of %s", bucket)
