@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from benchmarks.inflate_shape import Shape, ShapeError, check
 from benchmarks.inflate_widening import Widening, normal
-from slipstream_kernels.models.checkpoint import weight_files
+from slipstream_kernels.models.checkpoint import iterate_tensors, weight_files
 from slipstream_kernels.models.config import CheckpointError, ModelConfig, read_json
 
 DRAFT_VOCAB = 32_000
@@ -90,6 +90,8 @@ class HeadInflation:
         check(target, shape)
         self._config = read_json(folder / "config.json")
         read = _read_all(folder)
+        if _SCORES not in read and not any(name in read for name in _MAPS):
+            read[_SCORES] = _target_scores(model, target)
         self._ids = _target_ids(read, target.vocab_size)
         self._tensors = {name: tensor.to(device, torch.bfloat16) for name, tensor in read.items() if name not in _MAPS}
         self.boundaries = self._checked(target, shape, entries)
@@ -201,6 +203,12 @@ def _target_ids(tensors: Mapping[str, torch.Tensor], vocab_size: int) -> torch.T
     if "d2t" in tensors:
         return torch.arange(len(tensors["d2t"])) + tensors["d2t"].to(torch.int64)
     return torch.arange(vocab_size)
+
+
+def _target_scores(model: Path, config: ModelConfig) -> torch.Tensor:
+    """The model's own scoring rows, [vocabulary, hidden], which heads without rows and maps score with."""
+    wanted = "model.embed_tokens.weight" if config.tie_word_embeddings else _SCORES
+    return next(tensor for name, tensor in iterate_tensors(model, config) if name == wanted)
 
 
 def _head_config(target: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError, ModelConfig, read_json
+from slipstream_kernels.models.config import CheckpointError, read_json
 from training.fit.export import write_head
-from training.fit.target import Target
+from training.fit.target import SCORES, Target
 
 SGLANG, VLLM, SPECULATORS = "sglang", "vllm", "speculators"
 FORMATS: Final = (SGLANG, VLLM, SPECULATORS)
@@ -101,7 +101,7 @@ def _unchanged(head: Published) -> Published:
 def _eagle3_for_vllm(head: Published) -> Published:
     """Boundaries as they are: vLLM counts as we do. It has room for three of them."""
     _check_boundaries(head)
-    return head
+    return Published(_scored(head), head.config)
 
 
 def _eagle3_for_sglang(head: Published) -> Published:
@@ -116,7 +116,7 @@ def _eagle3_for_sglang(head: Published) -> Published:
             raise ValueError("SGLang would take boundaries that begin with 1 for others")
         outputs = [each - (boundaries[0] == 2) for each in boundaries]
         config["eagle_config"] = {"use_aux_hidden_state": True, LAYER_IDS: outputs}
-    return Published(head.tensors, config)
+    return Published(_scored(head), config)
 
 
 def _eagle3_for_speculators(head: Published) -> Published:
@@ -125,7 +125,7 @@ def _eagle3_for_speculators(head: Published) -> Published:
         raise ValueError("speculators' configuration names the target: --model DIR")
     boundaries = _check_boundaries(head)
     target = read_json(head.model / "config.json")
-    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in head.tensors.items()}
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _scored(head).items()}
     layer = {name: value for name, value in head.config.items() if name not in _OUTER}
     proposal = {"proposal_type": "greedy", "speculative_tokens": head.draft_tokens, "accept_tolerance": 0.0}
     config = {
@@ -148,6 +148,27 @@ def _eagle3_for_speculators(head: Published) -> Published:
     return Published(tensors, config)
 
 
+def _scored(head: Published) -> dict[str, Tensor]:
+    """An EAGLE-3 head's tensors with the target's scoring rows, where it leaves them to the target. ValueError."""
+    if SCORES in head.tensors:
+        return head.tensors
+    if head.model is None:
+        raise ValueError("the head scores with its target's rows, which other engines want in its folder: --model DIR")
+    target = _target_of(head, head.model)
+    if head.config["draft_vocab_size"] != target.config.vocab_size:
+        scored = head.config["draft_vocab_size"]
+        raise ValueError(f"--model has {target.config.vocab_size} tokens, the head, without rows, scores {scored}")
+    return head.tensors | {SCORES: target.head}
+
+
+def _target_of(head: Published, model: Path) -> Target:
+    """The model's rows, in bfloat16. ValueError where it is no target of the head."""
+    target = Target(model, torch.device("cpu"), torch.bfloat16)
+    if (hidden := target.config.hidden_size) != head.config["hidden_size"]:
+        raise ValueError(f"--model has a hidden size of {hidden}, the head {head.config['hidden_size']}")
+    return target
+
+
 def _check_boundaries(head: Published) -> list[int]:
     """Boundaries that the head names, if it does. ValueError unless it reads three."""
     width = head.tensors["fc.weight"].shape[1]
@@ -167,14 +188,14 @@ def _medusa_for_vllm(head: Published) -> Published:
     """vLLM's names, and the target's scoring rows once for all heads."""
     if head.model is None:
         raise ValueError("vLLM's Medusa heads hold the target's scoring rows: --model DIR")
-    target = ModelConfig.from_folder(head.model)
-    if target.hidden_size != head.config["hidden_size"]:
-        raise ValueError(f"--model has a hidden size of {target.hidden_size}, the head {head.config['hidden_size']}")
-    tensors = {"lm_heads.0.weight": Target(head.model, torch.device("cpu"), torch.bfloat16).head}
+    target = _target_of(head, head.model)
+    tensors = {"lm_heads.0.weight": target.head}
     for name, tensor in head.tensors.items():
         number, layer, _, part = name.split(".")
         tensors[f"blocks.{number}.layers.{layer}.{part}"] = tensor
-    return Published(tensors, head.config | {"original_lm_head": True, "truncated_vocab_size": target.vocab_size})
+    return Published(
+        tensors, head.config | {"original_lm_head": True, "truncated_vocab_size": target.config.vocab_size}
+    )
 
 
 _CONVERTERS: Final[dict[tuple[str, str], Callable[[Published], Published]]] = {

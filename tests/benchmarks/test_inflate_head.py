@@ -12,6 +12,8 @@ from draft_service.proposers.base import DraftRequest, Opening, Sampling, Target
 from draft_service.proposers.eagle import EagleConfig, EagleProposer
 from draft_service.tensors import bfloat16_copy
 from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.checkpoint import iterate_tensors
+from slipstream_kernels.models.config import ModelConfig
 from support import eagle_heads
 from support.features import states_of
 from support.questions import question_ids
@@ -118,6 +120,19 @@ def test_a_head_with_its_own_embedding_needs_no_other_folder(demo_model, folders
     assert main([str(tmp_path / "own"), "--model", str(demo_model), *head, *flags]) == 0
     own = load_eagle(tmp_path / "own")
     assert torch.equal(own.vocabulary.embedding, load_eagle(folders[2], folders[1]).vocabulary.embedding)
+
+
+def test_a_head_without_rows_and_map_is_widened_with_the_models(demo_model, demo_head, tmp_path):
+    bare = load_file(demo_head / "model.safetensors")
+    weights = iterate_tensors(demo_model, ModelConfig.from_folder(demo_model))
+    rows = next(each for name, each in weights if name == "model.embed_tokens.weight")
+    assert not bare.keys() & {"lm_head.weight", "d2t"}
+    save_file(bare | {"lm_head.weight": rows}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((demo_head / "config.json").read_bytes())
+    shape = Shape(1952, 9, 8, 2, 128, 2496, 8208, 8192)
+    heads = [HeadInflation(folder, demo_model, shape, entries=8208).tensors() for folder in (demo_head, tmp_path)]
+    named = [next(each for name, each in head if name == "lm_head.weight") for head in heads]
+    assert len(named[0]) == 8208 and torch.equal(*named)
 
 
 def test_random_heads_are_loaded_like_any_other(tiny_model, tmp_path):

@@ -57,6 +57,20 @@ def test_an_eagle3_head_is_the_same_head(run, tmp_path, layout, boundaries):
         assert torch.equal(after._weights[name], weight.bfloat16().float()), name
 
 
+@pytest.mark.parametrize("layout", ["sglang", "vllm", "speculators"])
+def test_a_head_without_rows_is_given_the_targets(layout, tmp_path):
+    rows = write_target(tmp_path / "target", architectures=["LlamaForCausalLM"])["lm_head.weight"]
+    config = EAGLE3_CONFIG | {"draft_vocab_size": 96}
+    write_head(tmp_path / "head", EAGLE3["the target's scores"], **config)
+    with pytest.raises(ValueError, match="--model"):
+        export_head(tmp_path / "head", tmp_path / "out", layout)
+    write_target(tmp_path / "more", vocab=100)
+    with pytest.raises(ValueError, match="100 tokens, the head, without rows, scores 96"):
+        export_head(tmp_path / "head", tmp_path / "out", layout, model=tmp_path / "more")
+    export_head(tmp_path / "head", tmp_path / "out", layout, model=tmp_path / "target")
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], rows.bfloat16())
+
+
 def test_layers_are_counted_as_each_engine_counts(run, tmp_path):
     change(run, **{LAYER_IDS: [2, 6, 9]})
     for layout in ("sglang", "vllm", "speculators"):

@@ -19,7 +19,7 @@ def export(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the target, which speculators' configuration names and vLLM's Medusa heads take rows of.",
+            help="Folder of the target, which speculators' configuration names; lends scoring rows to heads without.",
             show_default=False,
         ),
     ] = None,

@@ -64,7 +64,10 @@ class Head(Protocol):
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights to serve, under the names of the public layout, in float32; maps in their own types."""
+        """The weights to serve, under the names of the public layout, in float32; maps in their own types.
+
+        Rows that a server lends from the target may be left out.
+        """
         ...
 
     def config(self) -> dict[str, Any]:

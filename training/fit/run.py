@@ -244,7 +244,7 @@ def _prepare(
             labels |= report.document()
     head = family.build(target, columns, survey)
     if settings.start is not None and settings.family != "draft-model":
-        begin_as(head, settings.start)
+        begin_as(head, settings.start, target)
     held = None if heldout is None else Heldout.of(heldout, settings, family.chain, vocab_size)
     start = _identity(settings)
     return Run(source, folder, settings, options, world, held, survey, plan, head, labels, family.steps, start)

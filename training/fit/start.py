@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,22 @@ from slipstream_kernels.models.checkpoint import weight_files
 from slipstream_kernels.models.config import CheckpointError
 from training.durable import described
 from training.fit.family import Head
-from training.fit.target import read_named
+from training.fit.target import SCORES, Target, read_named
 from training.fit.vocabulary import DraftVocabulary
 
 
-def begin_as(head: Head, folder: Path) -> None:
+def begin_as(head: Head, folder: Path, target: Target) -> None:
     """Give `head` the weights in `folder`, which are in bfloat16 if `fit` wrote them.
 
     CheckpointError where there is no head; ValueError, naming what differs, for one of another family, other shapes or
-    another vocabulary.
+    another vocabulary. Scoring rows that the folder leaves to the `target` are the target's.
     """
     config, wanted = config_of(folder), head.config()
     for name in sorted((config.keys() | wanted.keys()) - {"torch_dtype"}):
         if config.get(name) != wanted.get(name):
             raise ValueError(f"start: {name} of {folder} is {config.get(name)}, here it is {wanted.get(name)}")
     own = head.tensors()
-    found = tensors_of(folder)
+    found = _scored_alike(own, tensors_of(folder), folder, target)
     if different := sorted(own.keys() ^ found.keys()):
         where = "is missing" if different[0] in own else "has no place here"
         raise ValueError(f"start: {different[0]} of {folder} {where}")
@@ -40,11 +41,25 @@ def begin_as(head: Head, folder: Path) -> None:
             )
         if not tensor.is_floating_point() and not torch.equal(tensor, found[name]):
             raise ValueError(f"start: {name} of {folder} is another: it scores other tokens")
-    # Weights come first in `own` and in the order of the module's, as `Head.tensors` has it.
+    # Weights come first in `own` and in the order of the module's; what `own` leaves out, the target's scoring rows, is
+    # the module's last.
     with torch.no_grad():
         for (name, parameter), public in zip(head.module.state_dict(keep_vars=True).items(), own, strict=False):
             assert public.endswith(name)
             parameter.copy_(found[public])
+
+
+def _scored_alike(
+    own: Mapping[str, Tensor], found: dict[str, Tensor], folder: Path, target: Target
+) -> dict[str, Tensor]:
+    """`found` with scoring rows where `own` has some, without them where `own` leaves them to the target."""
+    if SCORES in own and not found.keys() & {SCORES, "d2t"}:
+        return found | {SCORES: target.head}
+    if SCORES in found and SCORES not in own and "d2t" not in found:
+        if not torch.equal(found[SCORES].to(target.head), target.head):
+            raise ValueError(f"start: {SCORES} of {folder} is not the target's, which freeze_scores keeps")
+        return {name: tensor for name, tensor in found.items() if name != SCORES}
+    return found
 
 
 def vocabulary_of(folder: Path, target_size: int) -> DraftVocabulary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,9 @@ from torch import Tensor
 from slipstream_kernels.models.checkpoint import weight_files
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
 
-_EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+SCORES: Final = "lm_head.weight"
+"""Rows that score tokens, of a target as of an EAGLE-3 head."""
+_EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
 _CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 
 
@@ -35,10 +38,10 @@ class Target:
         """Raises CheckpointError."""
         self.folder = folder
         self.config = ModelConfig.from_folder(folder)
-        names = (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, _HEAD)
+        names = (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, SCORES)
         found = read_named(folder, names)
         self.embedding = found[_EMBEDDING].to(device, dtype)
-        self.head = self.embedding if len(names) == 1 else found[_HEAD].to(device, dtype)
+        self.head = self.embedding if len(names) == 1 else found[SCORES].to(device, dtype)
 
     def last_layer(self) -> dict[str, Tensor]:
         """Float32 weights of the last layer by their names within it, and the final norm as `norm.weight`."""

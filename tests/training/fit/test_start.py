@@ -61,6 +61,23 @@ def test_what_it_began_with_is_part_of_a_run(source: InMemory, tmp_path: Path) -
         fit(source, tmp_path / "second", settings, QUIET, ALONE)
 
 
+def test_rows_that_a_head_leaves_to_the_target_are_the_targets(source: InMemory, tmp_path: Path) -> None:
+    expected = load_file(source.model / "model.safetensors")["model.embed_tokens.weight"]
+    whole = {"unroll": 2, "draft_vocab": len(expected)}
+    frozen = head_of(source, tmp_path / "frozen", freeze_scores=True, **whole)
+    learnt = head_of(source, tmp_path / "learnt", start=frozen, **whole)
+    weights = load_file(learnt / "model.safetensors")
+    rows = weights.pop("lm_head.weight")
+    assert torch.equal(rows, expected)
+    before = load_file(frozen / "model.safetensors")
+    assert before.keys() == weights.keys() and all(torch.equal(before[name], weights[name]) for name in before)
+    again = head_of(source, tmp_path / "again", start=learnt, freeze_scores=True, **whole)
+    assert load_file(again / "model.safetensors").keys() == before.keys()
+    save_file(weights | {"lm_head.weight": rows * 2}, learnt / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head.weight of .* is not the target's"):
+        head_of(source, tmp_path / "other", start=learnt, freeze_scores=True, **whole)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,7 +15,7 @@ from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings
 from training.fit.start import vocabulary_of
-from training.fit.target import Target
+from training.fit.target import SCORES, Target
 from training.fit.vocabulary import DraftVocabulary, default_size, select
 from training.settings import ModelShape
 
@@ -111,6 +111,7 @@ class Eagle3Head(UnrolledHead):
         config = target.config
         shape = shape_of(config, settings.intermediate_size)
         super().__init__(target, settings, shape, vocabulary, columns[config.num_layers + 1])
+        self._scores_are_lent = settings.freeze_scores and vocabulary.is_whole
         self._read, self._columns = tuple(read), joined([columns[boundary] for boundary in read])
         self.weights = Eagle3Weights(shape, len(read) * config.hidden_size, len(vocabulary.ids))
         initialise(self.weights, settings.seed)
@@ -172,9 +173,12 @@ class Eagle3Head(UnrolledHead):
         return self.weights.lm_head.weight
 
     def tensors(self) -> dict[str, Tensor]:
-        """As `training.fit.family.Head` has it."""
+        """As `training.fit.family.Head` has it. Where all scoring rows are the target's, they are left out."""
+        weights = {name: tensor.detach().cpu() for name, tensor in self.weights.state_dict().items()}
+        if self._scores_are_lent:
+            del weights[SCORES]
         maps = {} if self._vocabulary.is_whole else {"d2t": self._vocabulary.d2t, "t2d": self._vocabulary.t2d}
-        return {name: tensor.detach().cpu() for name, tensor in self.weights.state_dict().items()} | maps
+        return weights | maps
 
     def config(self) -> dict[str, Any]:
         """As `training.fit.family.Head` has it."""
