@@ -58,18 +58,32 @@ class GpuDraftModelProposer(DraftModelBase):
     shares_thread = True
 
     def __init__(
-        self, name: str, weights: GpuWeights, config: DraftModelConfig, tokenizer_fingerprint: str = ""
+        self,
+        name: str,
+        weights: GpuWeights,
+        config: DraftModelConfig,
+        tokenizer_fingerprint: str = "",
+        scored: torch.Tensor | None = None,
     ) -> None:
-        """Raises CheckpointError where the device has no room for the model."""
+        """scored: int64, the ids that are scored; None: all. CheckpointError where the device has no room."""
         model = weights.shard.config
-        super().__init__(name, model, config, tokenizer_fingerprint, min(model.max_context, config.max_context))
+        context = min(model.max_context, config.max_context)
+        super().__init__(name, model, config, tokenizer_fingerprint, context, scored)
         self._weights = weights
         self._behind: dict[int, None] = {}
         self._started: _Running | None = None
         self._start(model.vocab_size)
 
     @classmethod
-    def load(cls, name: str, folder: Path, config: DraftModelConfig, device: str, tokenizer_fingerprint: str) -> Self:
+    def load(
+        cls,
+        name: str,
+        folder: Path,
+        config: DraftModelConfig,
+        device: str,
+        tokenizer_fingerprint: str,
+        scored: torch.Tensor | None = None,
+    ) -> Self:
         """Read a Hugging Face folder. Raises CheckpointError likewise, NoGpuFormError where only the CPU can do it."""
         model, place = ModelConfig.from_folder(folder), torch.device(device)
         check_shapes(
@@ -80,12 +94,11 @@ class GpuDraftModelProposer(DraftModelBase):
             device=place,
         )
         check_room(weight_bytes(Shard(model)), place)
-        return cls(name, GpuWeights.load(folder, model, device), config, tokenizer_fingerprint)
+        return cls(name, GpuWeights.load(folder, model, device), config, tokenizer_fingerprint, scored)
 
     def limit_vocabulary(self, size: int) -> None:
-        size = min(size, self.vocab_size)
         assert not self._running.lines
-        if size != self._running.draft.forward.shape.entries:
+        if self._entries_below(size) != self._running.draft.forward.shape.entries:
             self._start(size)
 
     def open(self, session: int, opening: Opening) -> None:
@@ -204,13 +217,14 @@ class GpuDraftModelProposer(DraftModelBase):
             running.draft.set_pages(running.lines[session.number], held, session.pages[held:])
         return True
 
-    def _start(self, entries: int) -> None:
-        """Begin anew, without sessions, with the first `entries` of the vocabulary."""
+    def _start(self, size: int) -> None:
+        """Begin anew, without sessions, drafting ids below `size` alone."""
         self._started = None
         gc.collect()  # the graphs and pages of the one before
         config, cuda = self.config, self._weights.head.is_cuda
         ops = draft_ops.kernels() if cuda else draft_ops.twins()
-        forward = CausalForward(self._weights, ops, entries)
+        forward = CausalForward(self._weights, ops, size, self._scored)
+        entries = forward.shape.entries
         tokens = min(config.max_cached_tokens, config.max_cached_bytes // forward.shape.slot_bytes)
         model = self._weights.shard.config
         try:
@@ -232,7 +246,7 @@ class GpuDraftModelProposer(DraftModelBase):
         self._started = _Running(
             draft=draft,
             cache=DraftCache(PagePool(limits.num_pages), PAGE_SIZE),
-            places=Places(None, entries),
+            places=Places(forward.vocabulary, entries),
             free_lines=list(range(limits.max_sessions - 1, -1, -1)),
             lines={},
         )

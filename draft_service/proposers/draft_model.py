@@ -7,6 +7,9 @@ two distributions agree.
 A round is one pass over the tokens committed since the last round, for all sessions at once, then one pass a level
 over the nodes that are expanded. Committed tokens live in pages, tree nodes in scratch slots that the next round
 overwrites. A prompt longer than a chunk is prefilled between rounds, chunk by chunk.
+
+With a token map (FR-Spec, arXiv 2502.14856) only its tokens are scored, which saves most of a small model's work where
+the vocabulary is large. The other tokens are read as ever.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from draft_service.heads.vocabulary import token_map
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
 from draft_service.proposers.checkpoint_folder import folder_and_config, refusing
 from draft_service.proposers.coupling import Coupling
@@ -27,6 +32,8 @@ from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
 from draft_service.proposers.expansion import Expansion
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import fingerprint
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
@@ -39,9 +46,18 @@ _CHUNK = 128
 class DraftModelProposer(DraftModelBase):
     """Drafts with a causal language model on the CPU."""
 
-    def __init__(self, name: str, model: CausalLM, config: DraftModelConfig, tokenizer_fingerprint: str = "") -> None:
-        super().__init__(name, model.config, config, tokenizer_fingerprint, model.config.max_context)
+    def __init__(
+        self,
+        name: str,
+        model: CausalLM,
+        config: DraftModelConfig,
+        tokenizer_fingerprint: str = "",
+        scored: torch.Tensor | None = None,
+    ) -> None:
+        """scored: int64, the ids that `model` scores, in order; None: all."""
+        super().__init__(name, model.config, config, tokenizer_fingerprint, model.config.max_context, scored)
         self._model = model
+        self._entries = self._entries_below(self.vocab_size)
         self._chunk = config.chunk or _CHUNK
         num_pages = _num_pages(model, config)
         self._kv = model.new_cache(num_pages=num_pages, page_size=config.page_size, scratch_slots=config.scratch_slots)
@@ -51,6 +67,7 @@ class DraftModelProposer(DraftModelBase):
 
     def limit_vocabulary(self, size: int) -> None:
         self._coupling.limit_vocabulary(size)
+        self._entries = self._entries_below(size)
 
     def open(self, session: int, opening: Opening) -> None:
         tokens = list(opening.token_ids)
@@ -91,6 +108,7 @@ class DraftModelProposer(DraftModelBase):
     def _draft(self, requests: Sequence[DraftRequest], *, width: int, rows: int) -> list[TokenTree | None]:
         """Trees of at most `rows` rows, with `width` children a node."""
         trees: dict[int, TokenTree] = {}
+        width = min(width, self._entries)
         ready = self._ready(requests)
         for begin in range(0, len(ready), self.config.group):
             trees.update(self._round(ready[begin : begin + self.config.group], width, rows))
@@ -156,16 +174,25 @@ class DraftModelProposer(DraftModelBase):
             growing = [branch for branch in growing if branch.expansion.frontier]
             if growing:
                 rows, next_scratch = node_rows(growing, next_scratch)
-                logits = self._model.forward(self._kv, rows)
+                logits = self._logits(rows)
         return {branch.session.number: branch.expansion.tree() for branch in branches}
 
     def _write(self, batch: Sequence[tuple[DraftSession, int]], *, with_logits: bool) -> npt.NDArray[np.float32]:
         """Compute the keys and values of each session up to the length beside it; logits of each one's last row."""
         rows = committed_rows(batch, self.config.page_size, with_logits=with_logits)
-        logits = self._model.forward(self._kv, rows)
+        logits = self._logits(rows)
         for session, length in batch:
             session.cached = length
         return logits
+
+    def _logits(self, rows: RowBatch) -> npt.NDArray[np.float32]:
+        """float32 [rows with logits, vocabulary]; minus infinity for tokens that are not scored."""
+        logits = self._model.forward(self._kv, rows)
+        if self._scored is None:
+            return logits
+        spread = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        spread[:, self._scored.numpy()] = logits
+        return spread
 
 
 def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
@@ -185,14 +212,15 @@ def create(options: ProposerOptions) -> DraftModelBase:
 
 def _placed(options: ProposerOptions, folder: Path, config: DraftModelConfig, tokenizer: str) -> DraftModelBase:
     """The proposer on the device that was chosen, else on the CPU. Raises CheckpointError where it does not fit."""
+    scored = None if config.map_file is None else token_map(config.map_file, ModelConfig.from_folder(folder).vocab_size)
     if options.device != "cpu":
         from draft_service.gpu.draft_model import GpuDraftModelProposer
         from draft_service.gpu.supported_shapes import NoGpuFormError
 
         try:
-            return GpuDraftModelProposer.load(options.name, folder, config, options.device, tokenizer)
+            return GpuDraftModelProposer.load(options.name, folder, config, options.device, tokenizer, scored)
         except NoGpuFormError as error:
             _log.warning("%s drafts on the CPU: %s", options.name, error)
-    model = CausalLM.load(folder, threads=options.threads)
+    model = CausalLM.load(folder, threads=options.threads, scored=scored)
     model.warm_up()
-    return DraftModelProposer(options.name, model, config, tokenizer)
+    return DraftModelProposer(options.name, model, config, tokenizer, scored)

@@ -5,26 +5,31 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling, SessionRefusedError, Target
 from draft_service.proposers.checkpoint_folder import check_tokenizer
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelConfig:
-    """Limits and sizes.
+    """Limits and sizes, and which tokens are scored.
 
-    top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root
-    included; 0: as many as a chain has. chunk: rows of one prefill pass; 0 stands for 128, on a GPU for 512.
-    max_cached_tokens and max_cached_bytes: size of all pages; one context always fits. page_size and group, the
-    sessions drafted in one pass, are for the CPU. A GPU makes room beforehand: for max_sessions open at once, and for
-    sessions of up to max_context tokens, where the model's context is longer.
+    top_k: children a node gets, and nodes expanded a level; 1 makes chains. max_nodes: rows of the tree, root included;
+    0: as many as a chain has. token_map: file of the only token ids that are scored. chunk: rows of one prefill pass; 0
+    stands for 128, on a GPU for 512. max_cached_tokens and max_cached_bytes: size of all pages; one context always
+    fits. page_size and group, the sessions drafted in one pass, are for the CPU. A GPU makes room beforehand: for
+    max_sessions open at once, and for sessions of up to max_context tokens, where the model's context is longer.
     """
 
     max_depth: int = 4
     top_k: int = 3
     max_nodes: int = 0
+    token_map: str = ""
     page_size: int = 16
     max_cached_tokens: int = 65_536
     max_cached_bytes: int = 1 << 30
@@ -47,6 +52,10 @@ class DraftModelConfig:
         return self.max_nodes or self.max_depth + 1
 
     @property
+    def map_file(self) -> Path | None:
+        return Path(self.token_map) if self.token_map else None
+
+    @property
     def scratch_slots(self) -> int:
         """Slots for the nodes that one group expands in one round; the last level is never expanded."""
         return max(1, self.group * self.top_k * (self.max_depth - 1))
@@ -56,9 +65,15 @@ class DraftModelBase(Proposer):
     """A causal language model's limits. Subclasses hold its weights."""
 
     def __init__(
-        self, name: str, model: ModelConfig, config: DraftModelConfig, tokenizer_fingerprint: str, max_context: int
+        self,
+        name: str,
+        model: ModelConfig,
+        config: DraftModelConfig,
+        tokenizer_fingerprint: str,
+        max_context: int,
+        scored: torch.Tensor | None,
     ) -> None:
-        """max_context: the longest session that gets trees."""
+        """max_context: the longest session that gets trees. scored: int64, the ids that are scored; None: all."""
         self.name = name
         self.config = config
         self.max_depth = min(config.max_depth, config.rows - 1)
@@ -66,15 +81,22 @@ class DraftModelBase(Proposer):
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.vocab_size = model.vocab_size
         self._max_context = max_context
+        self._scored = scored
 
     def bind(self, target: Target) -> None:
         check_tokenizer(self.tokenizer_fingerprint, target)
+        if not self._entries_below(target.vocab_size):
+            raise FailedPreconditionError(f"its token map holds none of the target's {target.vocab_size} tokens")
         self.limit_vocabulary(target.vocab_size)
         self.warm_up()
 
     @abstractmethod
     def limit_vocabulary(self, size: int) -> None:
         """Never propose ids from `size` on. Only while no session is open."""
+
+    def _entries_below(self, size: int) -> int:
+        """How many ids below `size` are scored."""
+        return min(size, self.vocab_size) if self._scored is None else int((self._scored < size).sum())
 
     def warm_up(self) -> None:
         """Compile every kernel that a round uses, plain and sampled. Only while no session is open."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.checkpoint import load_tensors
@@ -28,12 +29,15 @@ class CausalLM:
         self._backend = backend
 
     @classmethod
-    def load(cls, path: Path, *, device: str = "cpu", threads: int = 2) -> CausalLM:
-        """Read a Hugging Face folder. Raises CheckpointError, or ValueError for an unknown device."""
+    def load(cls, path: Path, *, device: str = "cpu", threads: int = 2, scored: torch.Tensor | None = None) -> CausalLM:
+        """Read a Hugging Face folder. Raises CheckpointError, or ValueError for an unknown device.
+
+        scored: int64 [entries], the only tokens that a pass gives logits of, in this order; None: all.
+        """
         if device not in _BACKENDS:
             raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
         config = ModelConfig.from_folder(path)
-        return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads))
+        return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads, scored))
 
     @property
     def team(self) -> Team:
@@ -56,11 +60,12 @@ class CausalLM:
         return 8 * self.config.num_layers * self.config.kv_size
 
     def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
-        """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), vocab_size].
+        """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), entries].
 
-        `capture`, made for this model and as many rows, takes their states at boundaries; the logits stay the same.
-        The logits' rows are contiguous but may lie further apart than vocab_size. Raises ValueError for a plan
-        that points outside the vocabulary, the context, the page table or the cache; then nothing was written.
+        There is an entry for each token of the vocabulary, or for each that is scored. `capture`, made for this model
+        and as many rows, takes their states at boundaries; the logits stay the same. The logits' rows are contiguous
+        but may lie further apart than that. Raises ValueError for a plan that points outside the vocabulary, the
+        context, the page table or the cache; then nothing was written.
         """
         return self._backend.forward(cache, rows, capture)
 

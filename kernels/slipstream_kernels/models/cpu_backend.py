@@ -49,18 +49,26 @@ _arrays_of = attrgetter(*[field.name for field in fields(RowBatch)])
 class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
-    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_lock", "team")
+    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "team")
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], threads: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        threads: int,
+        scored: torch.Tensor | None = None,
+    ) -> None:
+        """scored: int64, the tokens that have logits; None: all."""
         self._config = config
-        self._arrays = _packed(config, tensors)
+        self._entries = config.vocab_size if scored is None else len(scored)
+        self._arrays = _packed(config, tensors, scored)
         self._args = np.zeros(1, ARGS)
         self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
         self._buffers: dict[str, Array] = {}
         self._capacity = 0
         self._lock = threading.Lock()
         self.team = Team(threads)
-        self._set(_sizes(config) | {name: array.ctypes.data for name, array in self._arrays.items()})
+        self._set(_sizes(config, self._entries) | {name: array.ctypes.data for name, array in self._arrays.items()})
         self._args["eps"] = config.rms_norm_eps
 
     def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
@@ -85,7 +93,7 @@ class CpuBackend:
                 raise ValueError(f"malformed batch: {_FAULTS[fault]}")
             if len(rows):
                 self.team.run(forward_job, self._args.ctypes.data)
-        return logits[:, : self._config.vocab_size]
+        return logits[:, : self._entries]
 
     def _reserve(self, rows: int) -> None:
         """Grow the buffers to hold `rows` rows."""
@@ -124,7 +132,7 @@ class CpuBackend:
             self._args[name] = value
 
 
-def _sizes(config: ModelConfig) -> dict[str, int]:
+def _sizes(config: ModelConfig, entries: int) -> dict[str, int]:
     return {
         "hidden": config.hidden_size,
         "hidden_stride": padded(config.hidden_size),
@@ -135,7 +143,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "qkv_stride": padded(config.q_size + 2 * config.kv_size),
-        "vocab_stride": padded(config.vocab_size),
+        "vocab_stride": padded(entries),
         "slots_room": _slots_room(config),
     }
 
@@ -144,8 +152,8 @@ def _slots_room(config: ModelConfig) -> int:
     return (config.max_context + 31) // 16 * 16
 
 
-def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """Arrays by their name in `cpu_forward.WEIGHTS`."""
+def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor], scored: torch.Tensor | None) -> dict[str, Array]:
+    """Arrays by their name in `cpu_forward.WEIGHTS`, of the head the rows `scored`."""
 
     def layers(*names: str) -> list[torch.Tensor]:
         """The named tensors of each layer, one above the other."""
@@ -159,9 +167,10 @@ def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[st
     def vectors(*names: str) -> Array:
         return aligned(torch.stack(layers(*names)).float().numpy())
 
-    sizes = _sizes(config)
     embedding = tensors["model.embed_tokens.weight"].contiguous()
     head = embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+    head = head if scored is None else head[scored]
+    sizes = _sizes(config, len(head))
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
     arrays: dict[str, Array] = {
         "embedding": embedding.view(torch.uint16).numpy(),

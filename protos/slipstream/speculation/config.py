@@ -16,7 +16,10 @@ PARAMETERS: dict[str, frozenset[str]] = {
     | {"max_tree_depth", "max_spec_factor", "max_spec_offset", "min_token_prob", "mode"}
     | {"max_cached_requests", "max_cached_tokens"},
     "hybrid": _TREE | {"members", "memory"},
-    "draft-model": _TREE | _ROOM | {"model", "top_k", "max_cached_tokens", "max_cached_bytes", "page_size", "group"},
+    "draft-model": _TREE
+    | _ROOM
+    | {"model", "top_k", "token_map"}
+    | {"max_cached_tokens", "max_cached_bytes", "page_size", "group"},
     "eagle": _HEAD,
     "eagle3": _HEAD,
     "medusa": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from draft_service.gpu.draft_model import GpuDraftModelProposer
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
@@ -39,13 +40,18 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     return make_tiny_model(folder, seed=1, family=family, vocab_size=VOCAB, max_context=CONTEXT)
 
 
-def on_cpu(folder: Path, **config: Any) -> DraftModelProposer:
-    return DraftModelProposer("c", CausalLM.load(folder, threads=1), DraftModelConfig(**config))
+def on_cpu(folder: Path, scored: torch.Tensor | None = None, **config: Any) -> DraftModelProposer:
+    model = CausalLM.load(folder, threads=1, scored=scored)
+    return DraftModelProposer("c", model, DraftModelConfig(**config), scored=scored)
 
 
-def on_gpu(folder: Path, **config: Any) -> GpuDraftModelProposer:
+def on_gpu(folder: Path, scored: torch.Tensor | None = None, **config: Any) -> GpuDraftModelProposer:
     settings = DraftModelConfig(**{"max_sessions": 4, "max_cached_tokens": 1} | config)
-    return GpuDraftModelProposer.load("g", folder, settings, "cpu", "tokenizer")
+    return GpuDraftModelProposer.load("g", folder, settings, "cpu", "tokenizer", scored)
+
+
+MAP = torch.from_numpy(np.random.default_rng(5).permutation(VOCAB)[:99].copy())
+"""Tokens that are scored, in the order of a file."""
 
 
 def text_of(seed: int, length: int) -> list[int]:
@@ -64,16 +70,19 @@ def check_log_probs(one: TokenTree, other: TokenTree) -> None:
     assert all(abs(a[path] - b[path]) < 0.1 for path in a.keys() & b.keys())
 
 
-@pytest.mark.parametrize(("family", "top_k"), [("llama", 1), ("llama", 3), ("qwen3", 2), ("qwen2", 4)])
+@pytest.mark.parametrize(
+    ("family", "top_k", "scored"),
+    [("llama", 1, None), ("llama", 3, None), ("qwen3", 2, MAP), ("qwen2", 4, None)],
+)
 def test_sessions_of_a_round_draft_as_on_the_cpu(
-    tmp_path_factory: pytest.TempPathFactory, family: str, top_k: int
+    tmp_path_factory: pytest.TempPathFactory, family: str, top_k: int, scored: torch.Tensor | None
 ) -> None:
     """Four sessions with rules of their own, some with rows of text that do not fit into a round, over three rounds.
 
     Rounding may turn a choice, and then all that hangs on it.
     """
     folder = folder_of(tmp_path_factory, family)
-    config: dict[str, Any] = {"max_depth": 3, "top_k": top_k, "max_nodes": 10}
+    config: dict[str, Any] = {"max_depth": 3, "top_k": top_k, "max_nodes": 10, "scored": scored}
     both = on_cpu(folder, **config), on_gpu(folder, **config, max_cached_tokens=400)
     texts = [text_of(number, length) for number, length in enumerate((2, 9, 40, 63))]
     for proposer in both:
@@ -89,6 +98,7 @@ def test_sessions_of_a_round_draft_as_on_the_cpu(
             turned += (one.token_ids, one.parents) != (other.token_ids, other.parents)
             check_log_probs(one, other)
             other.validate(vocab_size=VOCAB, max_nodes=request.max_nodes - 1, max_depth=min(request.max_depth, 3))
+            assert scored is None or set(other.token_ids) <= set(scored.tolist())
         for proposer in both:
             for number in range(4):
                 proposer.commit(number, text_of(10 * step + number, 1 + 3 * number))
@@ -161,6 +171,17 @@ def test_tokens_beyond_either_vocabulary_are_kept_out(folder: Path) -> None:
         assert max(tree_of(proposer, session).token_ids) < 40
         with pytest.raises(ValueError, match="outside"):
             proposer.commit(session, [VOCAB])
+
+
+def test_a_token_map_loses_what_the_target_does_not_have(folder: Path) -> None:
+    proposer = on_gpu(folder, torch.tensor([200, 30, 7, 20]), top_k=4, max_nodes=30, max_depth=2)
+    for limit, left in ((VOCAB, {200, 30, 7, 20}), (100, {30, 7, 20}), (25, {7, 20})):
+        proposer.bind(Target(limit, "tokenizer", 64))
+        proposer.open(1, Opening([5, 6, 7], 2, SAMPLINGS[2]))
+        assert set(tree_of(proposer, 1).token_ids) == left
+        proposer.close(1)
+    with pytest.raises(FailedPreconditionError, match="none of the target's 7 tokens"):
+        proposer.bind(Target(7, "tokenizer", 64))
 
 
 def test_limits_that_a_gpu_cannot_keep_are_named(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,13 +72,17 @@ def rows_of(model: CausalLM, sampling: Sampling, tokens: list[int], prompt_lengt
     )
 
 
-def continuation(model: CausalLM, sampling: Sampling, prompt: list[int], count: int) -> list[int]:
-    """What the model itself says after the prompt, one token a pass."""
+def continuation(
+    model: CausalLM, sampling: Sampling, prompt: list[int], count: int, only: list[int] | None = None
+) -> list[int]:
+    """What the model itself says after the prompt, one token a pass, as if it knew none but the tokens in `only`."""
     cache = model.new_cache(num_pages=8, page_size=16, scratch_slots=0)
     tokens, written = list(prompt), 0
     while len(tokens) < len(prompt) + count:
         logits = model.forward(cache, RowBatch.chunk(tokens[written:], written, range(8), 16))
         written = len(tokens)
+        if only is not None:
+            logits[:, np.setdiff1d(np.arange(model.config.vocab_size), only)] = -np.inf
         tokens.append(int(sample(logits[-1:], rows_of(model, sampling, tokens, len(prompt)))[0]))
     return tokens[len(prompt) :]
 
@@ -140,6 +145,53 @@ def test_a_tree_of_the_targets_own_weights_holds_the_continuation(model, samplin
             assert accepted(tree, truth) >= 1
         assert tree.children(-1)
         assert tree.token_ids[tree.children(-1)[0]] == truth[0]
+
+
+def mapped_to(folder, tmp_path, ids, argument="topk=1:max_depth=5") -> DraftModelProposer:
+    torch.save(ids, tmp_path / "freq.pt")
+    made = create(ProposerOptions("mapped", f"{folder}:{argument}", threads=1, token_map=f"{tmp_path}/freq.pt"))
+    assert isinstance(made, DraftModelProposer)
+    return made
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED, BIASED])
+@pytest.mark.parametrize("tied", [True, False])
+def test_with_a_token_map_others_are_read_but_never_drafted(tmp_path, sampling, tied) -> None:
+    """The map, in its own order, has no token of the prompt; of the biased ones it has one."""
+    folder = make_tiny_model(tmp_path / "draft", seed=1, max_context=CONTEXT, tied=tied)
+    prompt = prompt_of(1)
+    ids = [token for token in np.random.default_rng(2).permutation(512).tolist() if token not in [*prompt, 23]][:90]
+    proposer = mapped_to(folder, tmp_path, ids := [17, *ids])
+    proposer.open(1, Opening(prompt, len(prompt), sampling))
+    tree = tree_of(proposer, 1)
+    model = CausalLM.load(folder, threads=1)
+    assert list(tree.token_ids) == continuation(model, sampling, prompt, 5, only=ids)
+    assert list(tree.token_ids) != continuation(model, sampling, prompt, 5) or sampling is BIASED
+
+
+def test_a_token_map_smaller_than_a_node_s_children(folder, tmp_path) -> None:
+    proposer = mapped_to(folder, tmp_path, [7, 400, 3], "topk=4:max_depth=2:max_nodes=20")
+    proposer.open(1, Opening(prompt_of(1), 12, PENALISED))
+    assert len(tree_of(proposer, 1)) == 12
+    assert [{token for token, _ in each} for each in proposer.next_tokens([1], 6)] == [{3, 7, 400}]
+    proposer.close(1)
+    proposer.bind(Target(40, proposer.tokenizer_fingerprint, 64))
+    for number, sampling in enumerate((GREEDY, PENALISED)):
+        proposer.open(number, Opening([5, 6], 2, sampling))
+        tree = tree_of(proposer, number)
+        tree.validate(vocab_size=40, max_nodes=19, max_depth=2)
+        assert (len(tree), set(tree.token_ids)) == (6, {3, 7})
+        proposer.close(number)
+    with pytest.raises(FailedPreconditionError, match="none of the target's 3 tokens"):
+        proposer.bind(Target(3, proposer.tokenizer_fingerprint, 64))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [([5, 512], "from 5 to 512 of 512"), ([5, 5], "twice"), ([], "not a list"), ("a", "not a")]
+)
+def test_a_token_map_that_does_not_fit_is_refused(folder, tmp_path, content, message) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"mapped: .*freq.pt.*{message}"):
+        mapped_to(folder, tmp_path, content)
 
 
 def test_budgets_of_the_request_are_kept(model) -> None:

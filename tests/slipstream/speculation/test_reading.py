@@ -88,7 +88,7 @@ def test_the_names_of_each_engine_mean_the_same(config, expected):
         ({"method": "eagle3"}, "eagle3 needs a model"),
         ({"method": "eagle3", "model": ""}, "model: must be a path"),
         ({"method": "eagle3", "model": "a:b"}, "model: must be a path without colons"),
-        ({"method": "draft-model", "model": "x", "token_map": "y"}, "token_map is no parameter of draft-model"),
+        ({"method": "suffix", "token_map": "y"}, "token_map is no parameter of suffix"),
         ({"method": "eagle3", "model": "x", "boundaries": [1, -2]}, "boundaries: .*0, got -2"),
         ({"method": "eagle3", "model": "x", "num_steps": 5, "num_draft_tokens": 5}, "num_draft_tokens: .*least 6"),
         (

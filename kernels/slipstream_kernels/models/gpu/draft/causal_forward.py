@@ -36,12 +36,20 @@ class _Buffers:
 class CausalForward:
     """A `DraftForward`: queues the ops of a model's passes on the current stream."""
 
-    def __init__(self, weights: GpuWeights, ops: DraftOps, entries: int | None = None) -> None:
-        """Only the first `entries` of the vocabulary are scored, by default all."""
+    def __init__(
+        self, weights: GpuWeights, ops: DraftOps, below: int | None = None, ids: torch.Tensor | None = None
+    ) -> None:
+        """Only tokens below `below` are scored, by default all; of these only `ids`, int64 [tokens], where given.
+
+        The rows that score `ids` are copied; the weights keep the others.
+        """
         assert weights.shard.size == 1
         self.weights = weights
         self._config = config = weights.shard.config
-        self._head = weights.head[:entries]
+        if ids is not None:
+            ids = (ids if below is None else ids[ids < below]).to(weights.head.device)
+        self._head = weights.head[:below] if ids is None else weights.head[ids]
+        self._ids = None if ids is None else ids.to(torch.int32)
         self._ops = ops
         self.shape = DraftShape(
             layers=config.num_layers,
@@ -61,11 +69,11 @@ class CausalForward:
 
     @property
     def vocabulary(self) -> torch.Tensor | None:
-        return None
+        return self._ids
 
     @property
     def nbytes(self) -> int:
-        return self.weights.nbytes
+        return self.weights.nbytes + (0 if self._ids is None else self._ids.nbytes + self._head.nbytes)
 
     @property
     def pass_bytes(self) -> int:
