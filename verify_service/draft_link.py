@@ -10,27 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from slipstream.rpc.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-    SlipstreamError,
-    UnavailableError,
-)
+from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.attachments import (
-    MAX_ATTACHMENTS,
-    Attachment,
-    check_token,
-    check_union,
-    named,
-    negotiate,
-    new_attachment,
-    offered_by,
-    unguessable_epochs,
-)
+from verify_service.attachments import Attachment, check_token, negotiate
 from verify_service.bindings import Bindings, Place
 from verify_service.deadline import Deadline
 from verify_service.device_ring import Span
@@ -39,12 +22,13 @@ from verify_service.draft_records import AttachReply, AttachRequest, Command, Li
 from verify_service.following import FollowedRows, Reads, follow
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
+from verify_service.registry import Registry
 from verify_service.request import FinishReason, RequestKey
 from verify_service.step_engine import Outcome
 from verify_service.transports import Transport, Wake
 from verify_service.tree_source import Committed, Extended, Opening, Prepared, Wanted
 from verify_service.waiting import TURN_SECONDS, deaf, learn, patience_for
-from verify_service.ways import Means, Ways
+from verify_service.ways import Means
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +54,9 @@ class DraftLink:
         self._changed = threading.Condition(threading.Lock())
         self._bindings = Bindings()
         self._intake = Intake(self._bindings, facts.vocab_size)
-        self._ways = Ways(facts, config, rings)
-        self._means: dict[int, Means] = {}
-        self._epochs = unguessable_epochs() if epochs is None else epochs
-        self._closed: SlipstreamError | None = None
+        self._registry = Registry(facts, config, self._bindings, rings, epochs)
         self._deadline = Deadline(config.deadline, config.deadline_share)
-        self._waits = self._misses = self._malformed = 0
+        self._waits = self._misses = 0
 
     # --- The verify loop's thread ------------------------------------------------------------------------------
 
@@ -211,18 +192,14 @@ class DraftLink:
         check_token(request, expected=self.config.attach_token, loopback=loopback)
         version, transports = negotiate(request, self.facts, self.config.transports)
         with self._changed:
-            attachment = self._register(request)
+            attachment = self._registry.enter(request)
         try:
-            means = self._ways.means(request, transports)
+            means = self._registry.find_means(request, transports)
         except SlipstreamError as error:
             self.drop(attachment, error)
             raise
         with self._changed:
-            if attachment.ended is not None:
-                means.close()
-                raise attachment.ended
-            self._means[attachment.epoch] = means
-            attachment.transport_reason = means.reason
+            self._registry.equip(attachment, means)
         return means.agreed(version, attachment, self.config.deadline)
 
     def attach_here(
@@ -234,7 +211,7 @@ class DraftLink:
         """
         version, transports = negotiate(request, self.facts, (IN_PROCESS,))
         with self._changed:
-            attachment = self._register(request)
+            attachment = self._registry.enter(request)
         transport = connect(attachment, Means(transports).agreed(version, attachment, self.config.deadline))
         with self._changed:
             attachment.transport = transport
@@ -250,17 +227,12 @@ class DraftLink:
         was not agreed on or does not work; then the attachment still waits for its exchange.
         """
         with self._changed:
-            attachment = self._bindings.attachments.get(epoch)
-            if attachment is None:
-                raise NotFoundError(f"no attachment has epoch {epoch}")
-            if attachment.transport is not None:
-                raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
-            attachment.transport = self._means[epoch].open(attachment, transport, wake)
-            attachment.transport_reason = reason = reason or attachment.transport_reason
-            del self._means[epoch]
+            attachment = self._registry.open(epoch, wake, transport, reason)
+            assert attachment.transport is not None
+            name, why = attachment.transport.name, attachment.transport_reason
             self._bindings.rebalance()
-        level = logging.WARNING if reason else logging.INFO
-        _log.log(level, "epoch %d exchanges by %s%s", epoch, attachment.transport.name, reason and f": {reason!r}")
+        level = logging.WARNING if why else logging.INFO
+        _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
         return attachment
 
     def take(self, attachment: Attachment) -> tuple[Command, ...]:
@@ -303,7 +275,7 @@ class DraftLink:
     def refuse_attachments(self) -> None:
         """Take no more draft services: the service drains."""
         with self._changed:
-            self._closed = UnavailableError("the verify service drains")
+            self._registry.refuse(UnavailableError("the verify service drains"))
 
     def close(self) -> None:
         """Drop all draft services and take no more: the service stops."""
@@ -318,7 +290,7 @@ class DraftLink:
             live, behind = self._bindings.live, self._bindings.catching_up
             drafters = tuple(state for each in live for state in drafter_states(each, behind.count(each)))
             return LinkState(
-                len(live), self._waits, self._misses, self._intake.stale, self._malformed, self._bindings.gaps,
+                len(live), self._waits, self._misses, self._intake.stale, self._registry.malformed, self._bindings.gaps,
                 self._deadline.seconds, drafters,
             )  # fmt: skip
 
@@ -330,17 +302,6 @@ class DraftLink:
             return [ProposerStatus(name, name in configured, offering(name)) for name in names]
 
     # --- Under the lock ----------------------------------------------------------------------------------------
-
-    def _register(self, request: AttachRequest) -> Attachment:
-        if self._closed is not None:
-            raise self._closed
-        if len(self._bindings.attachments) >= MAX_ATTACHMENTS:
-            raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
-        check_union(request, self._bindings.attachments.values(), self.config.feature_boundaries, self.facts)
-        attachment = new_attachment(next(self._epochs), request, self.config.num_slots, self.config.outbox_limit)
-        self._bindings.attachments[attachment.epoch] = attachment
-        _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
-        return attachment
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:
         """Where these requests' trees come from, of those whose drafter is asked for them."""
@@ -382,19 +343,6 @@ class DraftLink:
 
     def _end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
         """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""
-        if attachment.ended is not None:
-            return None
-        # Tracebacks hold what the attachment had, its memory included, until some later collection of garbage.
-        reason.__cause__ = reason.__context__ = None
-        attachment.ended = reason.with_traceback(None)
-        self._malformed += isinstance(reason, InvalidArgumentError)
-        means = self._means.pop(attachment.epoch, None)
-        if means is not None:
-            means.close()
-        attachment.ring = None
-        self._bindings.forget(attachment)
-        if attachment.transport is not None:
-            attachment.transport.close()
+        means = self._registry.end(attachment, reason)
         self._changed.notify_all()
-        _log.info("detached epoch %d: %s: %s", attachment.epoch, named(attachment.request), reason.message)
         return means
