@@ -10,7 +10,7 @@ from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment, offered_by
 from verify_service.device_ring import Span
 from verify_service.draft_records import Close, Commit, DeviceRows, Gap, Offer, Open
-from verify_service.feature_feed import MESSAGE_BYTES, STEP_BYTES, bytes_of, reachable, send_states
+from verify_service.feature_feed import MESSAGE_BYTES, bytes_of, reachable, send_states, step_bytes
 from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
@@ -359,7 +359,7 @@ class Bindings:
 
     def _make_room(self) -> None:
         for attachment in self.attachments.values():
-            attachment.state_room = STEP_BYTES
+            attachment.state_room = step_bytes(len(self.running))
 
     def _feed_states(self, running: Running, place: Place, features: FeatureRows, *, catch_up: bool) -> None:
         """Bring a slot up to date with a step's states, and open it first if it waited for them.

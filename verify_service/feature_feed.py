@@ -12,7 +12,15 @@ RECORD_BYTES = 1 << 18
 MESSAGE_BYTES = 1 << 22
 """States that one step's message carries beside its tokens; what is more follows in messages of its own."""
 STEP_BYTES = 1 << 21
-"""States that follow in such messages after one step: the loop is held up no longer than it takes to copy them."""
+ALONE_BYTES = 1 << 24
+
+
+def step_bytes(running: int) -> int:
+    """States that follow in such messages after one step, where so many requests run.
+
+    The loop is held up no longer than it takes to copy them; a request alone gains more by its trees than it loses.
+    """
+    return max(STEP_BYTES, ALONE_BYTES // max(1, running))
 
 
 def reachable(history: FeatureHistory | None, end: int) -> int:

@@ -323,3 +323,8 @@ def test_where_there_is_no_room_for_all_requests_take_turns(monkeypatch: pytest.
             sent += [record.stamp.slot for record in records if isinstance(record, Extend)]
     assert len(sent) == 20
     assert sent.count(0) == sent.count(1) == 10
+
+
+def test_fewer_requests_have_more_room_for_what_they_lack() -> None:
+    alone, many = feature_feed.ALONE_BYTES, feature_feed.STEP_BYTES
+    assert [feature_feed.step_bytes(running) for running in (0, 1, 4, 8, 64)] == [alone, alone, alone // 4, many, many]
