@@ -69,6 +69,8 @@ class Attachment:
     """Why it is over; None while it lives."""
     tallies: tuple[Tally, ...] = field(init=False)
     """One for each offer, in order."""
+    stale: int = 0
+    """Records dropped for their stamp, late trees among them."""
 
     def __post_init__(self) -> None:
         self.tallies = tuple(Tally() for _ in self.request.offers)
@@ -78,6 +80,10 @@ class Attachment:
     def ahead(self) -> bool:
         """Whether it drafts ahead."""
         return self.slots.max_ahead > 0
+
+    def mode_of(self, offer: Offer) -> Mode:
+        """How it drafts with a proposer that it offers."""
+        return self.request.mode if self.ahead and not offer.lockstep else Mode.LOCKSTEP
 
     @property
     def live(self) -> bool:

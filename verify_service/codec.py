@@ -269,4 +269,7 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         ahead_late=state.tally.ahead_late,
         ahead_stale=state.tally.ahead_stale,
         sources=map(_source, state.tally.sources.values()),
+        mode=state.mode.value,
+        waits=state.tally.waits,
+        stale_records=state.stale,
     )

@@ -128,6 +128,8 @@ class DraftLink:
                     now = self._clock()
                     awaited = [place for place in awaited if place.slot.awaited]
                 self._waits += 1
+                for tally in {id(place.slot.tally): place.slot.tally for place in awaited}.values():
+                    tally.waits += 1
                 self._misses += len(awaited)
                 for place in awaited:
                     place.slot.tally.misses += 1

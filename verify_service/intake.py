@@ -43,7 +43,7 @@ class Intake:
                 continue
             slot = attachment.slots.matching(reply.stamp)
             if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
-                self.stale += 1
+                self._count_stale(attachment)
             elif isinstance(reply, TreeReply):
                 self._take_tree(attachment, slot, reply)
             elif isinstance(reply, Resume):
@@ -51,6 +51,10 @@ class Intake:
                 self._bindings.reopen(slot)
             else:
                 _refuse(slot, reply)
+
+    def _count_stale(self, attachment: Attachment) -> None:
+        self.stale += 1
+        attachment.stale += 1
 
     def _take_share(self, attachment: Attachment, share: float) -> None:
         check_share(share)
@@ -67,7 +71,7 @@ class Intake:
             slot.answered = max(slot.answered, min(reply.stamp.base_length, slot.base_length))
         if not keep and not slot.fits(reply):
             passed = slot.too_late(reply)
-            self.stale += 1
+            self._count_stale(attachment)
             slot.tally.late += passed
             slot.tally.ahead_late += ahead and passed
             slot.tally.ahead_stale += ahead and not passed

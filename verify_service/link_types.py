@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from verify_service.attachments import TRANSPORTS, Attachment
+from verify_service.draft_records import Mode
 from verify_service.tally import Tally
 
 AUTO = "auto"
@@ -40,7 +41,7 @@ class DrafterState:
     """One proposer of one live attachment: `requests` drafted for now, and a copy of its counters.
 
     `share` is the part of all requests that the attachment is due, `catching_up` those that it has yet to take over,
-    whatever their proposer.
+    `stale` its records that were dropped for their stamp, late trees among them, all three whatever their proposer.
     """
 
     epoch: int
@@ -48,10 +49,12 @@ class DrafterState:
     address: str
     process_id: int
     transport: str
+    mode: Mode
     proposer: str
     requests: int
     share: float
     catching_up: int
+    stale: int
     tally: Tally
 
 
@@ -85,10 +88,12 @@ def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterStat
             request.address,
             request.process_id,
             attachment.transport.name,
+            attachment.mode_of(offer),
             offer.name,
             sum(slot.tally is tally for slot in taken),
             attachment.share,
             catching_up,
+            attachment.stale,
             replace(tally, sources=dict(tally.sources)),
         )
         for offer, tally in zip(request.offers, attachment.tallies, strict=True)

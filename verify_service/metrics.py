@@ -121,9 +121,9 @@ class _Counters(Collector):
 
 
 def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
-    """The counters of each proposer of each live attachment."""
-    names = ("epoch", "drafter", "proposer", "transport")
-    labels = [(str(state.epoch), state.name, state.proposer, state.transport) for state in drafters]
+    """The counters of each proposer of each live attachment, and of each attachment what is not told by proposer."""
+    names = ("epoch", "drafter", "proposer", "transport", "mode")
+    labels = [(str(each.epoch), each.name, each.proposer, each.transport, each.mode.value) for each in drafters]
     for field, text in (
         ("requests", "Requests drafted for, those included that it has yet to take over."),
         ("catching_up", "Requests that the draft service has yet to take over."),
@@ -135,6 +135,7 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         yield gauge
     for field, text in (
         ("hits", "Trees that were there when a step asked for them."),
+        ("waits", "Steps that waited for trees."),
         ("misses", "Trees that a step waited for in vain."),
         ("late", "Trees that came for a state which had passed."),
         ("drafted", "Tokens of trees that steps took."),
@@ -148,6 +149,14 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         for state, label in zip(drafters, labels, strict=True):
             family.add_metric(label, getattr(state.tally, field))
         yield family
+    stale = CounterMetricFamily(
+        "slipstream_drafter_stale_records",
+        "Records dropped for their stamp, whatever their proposer; late trees are among them.",
+        labels=("epoch", "drafter", "transport"),
+    )
+    for epoch, state in {each.epoch: each for each in drafters}.items():
+        stale.add_metric((str(epoch), state.name, state.transport), state.stale)
+    yield stale
     for field, text in (
         ("drafted", "Tokens of trees of several proposers, by the one that each is counted for."),
         ("accepted", "Tokens of such trees that were right, by the one that each is counted for."),

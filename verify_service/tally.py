@@ -18,8 +18,8 @@ class Tally:
     """Counters from the attachment's start.
 
     `hits` and `misses` count trees that were there when a step asked for them, and those that a step waited for in
-    vain; `late` trees that came for a state which had passed. `drafted` and `accepted` count tokens of the trees that
-    steps took, where the request went on afterwards.
+    vain; `late` trees that came for a state which had passed; `waits` steps that waited, for one tree or for several.
+    `drafted` and `accepted` count tokens of the trees that steps took, where the request went on afterwards.
 
     Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
     had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
@@ -38,6 +38,7 @@ class Tally:
     ahead_misses: int = 0
     ahead_late: int = 0
     ahead_stale: int = 0
+    waits: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
     _judged: float = field(default=0.0, compare=False)
     _right: float = field(default=0.0, compare=False)

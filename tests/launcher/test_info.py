@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from launcher.info import Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, render
 from support.cluster import free_ports
 
@@ -34,9 +36,15 @@ def test_people_get_a_tree_and_programs_json(tiny_cluster, capsys):
     assert json.loads(capsys.readouterr().out)["verify"]["state"]["running"] == 0
 
 
-def test_what_several_proposers_drafted_is_shared_out(capsys):
+COUNTERS = {"hits": 11, "waits": 12, "misses": 13, "late": 14, "stale_records": 15}
+AHEAD = {"ahead_hits": 16, "ahead_misses": 17, "ahead_late": 18, "ahead_stale": 19}
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "ahead"])
+def test_an_attachment_is_shown_with_its_mode_and_what_became_of_its_trees(capsys, mode):
     source = {"proposer": "suffix", "drafted": 30, "accepted": 20}
     drafter = {"epoch": 7, "proposer": "hybrid", "requests": 1, "drafted_tokens": 40, "accepted_tokens": 25}
+    drafter |= {"mode": mode, **COUNTERS, **AHEAD}
     state = dict.fromkeys(
         (
             "running",
@@ -52,7 +60,11 @@ def test_what_several_proposers_drafted_is_shared_out(capsys):
     )
     verify = VerifyFacts("host:1", "serving", state=state, drafters=(drafter | {"sources": [source]},))
     render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
-    assert "from suffix: 30, accepted 20" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"epoch 7 drafts hybrid for 1 requests, {mode}: drafted 40, accepted 25 (62%)" in shown
+    assert "trees: 11 hits, 12 waits, 13 missed, 14 late; 15 stale records" in shown
+    assert ("ahead: 16 hits, 17 missed, 18 late, 19 stale" in shown) == (mode == "ahead")
+    assert "from suffix: 30, accepted 20" in shown
 
 
 def test_placement_is_shown_by_device_and_gpu_and_transports_with_their_reason(capsys):
@@ -78,10 +90,15 @@ def test_silence_is_reported_and_fails():
     assert run.stdout.count("unreachable") == 2
 
 
-def test_probe_turns_health_into_a_status(tiny_cluster):
+def test_probe_turns_health_and_attachment_into_a_status(tiny_cluster):
     (nobody,) = free_ports(1)
+    verify = tiny_cluster.verify_address
+    asked = [
+        (verify,), (tiny_cluster.gateway_grpc,), (f"127.0.0.1:{nobody}",),
+        (verify, "--attached", "draft-model"), (verify, "--attached", "other"),
+    ]  # fmt: skip
     statuses = [
-        subprocess.run([sys.executable, "-m", "launcher", "probe", address], check=False, timeout=180).returncode
-        for address in (tiny_cluster.verify_address, tiny_cluster.gateway_grpc, f"127.0.0.1:{nobody}")
+        subprocess.run([sys.executable, "-m", "launcher", "probe", *each], check=False, timeout=180).returncode
+        for each in asked
     ]
-    assert statuses == [0, 0, 1]
+    assert statuses == [0, 0, 1, 0, 1]

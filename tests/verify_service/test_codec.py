@@ -20,6 +20,7 @@ from verify_service.codec import (
     encode_sampling,
     encode_state,
 )
+from verify_service.draft_records import Mode
 from verify_service.facts import VerifyFacts
 from verify_service.link_types import DrafterState, LinkState, ProposerStatus
 from verify_service.loop_state import LoopState
@@ -164,8 +165,8 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
-    tally = Tally(5, 6, 7, 8, 9, 11, 12, 13, 14, {"q": SourceCount("q", 8, 9)})
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, tally)
+    tally = Tally(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, tally)
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
@@ -177,4 +178,5 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
     source = sampling_pb2.SourceCount(proposer="q", drafted=8, accepted=9)
-    assert values == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14, [source]]
+    assert values[:18] == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14]
+    assert values[18:] == [[source], "ahead-or-wait", 15, 16]

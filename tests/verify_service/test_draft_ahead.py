@@ -20,7 +20,7 @@ from support.drafters import WireDrafter, tree_reply, wire_drafter
 from verify_service import patience
 from verify_service.attachments import MAX_AHEAD
 from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
+from verify_service.draft_records import LinkFacts, Mode
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
@@ -158,6 +158,7 @@ def test_what_cannot_come_true_and_what_is_too_many_is_dropped_and_counted() -> 
             await settled(link, lambda: tally(link).ahead_stale == 4)
             assert held(link) == 3
             assert link.state().stale == 4
+            assert [(each.mode, each.stale) for each in link.state().drafters] == [(Mode.AHEAD, 4)]
             link.commit([Committed(KEY, (44,), 5, 8, 4)])
             await drafter.wait_for("open", "commit", "commit")
             assert await collect(link) is None
@@ -285,8 +286,10 @@ def test_who_is_waited_for_is_not_begun_without() -> None:
     async def scenario() -> None:
         async with drafted(draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT) as (link, _):
             assert not link.foresees([KEY])
+            assert [each.mode for each in link.state().drafters] == [Mode.AHEAD_OR_WAIT]
         async with drafted(lockstep=True) as (link, _):
             assert not link.foresees([KEY])
+            assert [each.mode for each in link.state().drafters] == [Mode.LOCKSTEP]
 
     run(scenario)
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from slipstream.v1 import draft_pb2
+from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
-from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served
-from verify_service.request import FinishReason, SourceCount
+from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
+from verify_service.draft_records import Mode
+from verify_service.request import FinishReason, RequestKey, SourceCount
+
+THIRD = RequestKey(1, 3)
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)
@@ -29,20 +32,27 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             wire_drafter(address, "p") as mute,
         ):
             link.begin(opening())
+            link.begin(opening(THIRD))
             link.begin(opening(OTHER, "good"))
             for step in range(3):
-                link.commit([committed(4 + 2 * step, 10), committed(4 + 2 * step, 20, key=OTHER)])
-                await collect(link, KEY, OTHER)
-                link.commit([committed(5 + 2 * step, 11), committed(5 + 2 * step, 21, 22, 7, key=OTHER)])
+                first, second = 4 + 2 * step, 5 + 2 * step
+                link.commit([committed(first, 10), committed(first, 10, key=THIRD), committed(first, 20, key=OTHER)])
+                await collect(link, KEY, THIRD, OTHER)
+                link.commit([committed(second, 11), committed(second, 21, 22, 7, key=OTHER)])
                 await collect(link, KEY, OTHER)
             states = {(state.epoch, state.proposer): state for state in link.state().drafters}
-            first, second = states[good.epoch, "good"], states[mute.epoch, "p"]
-            assert (first.requests, second.requests, states[good.epoch, "x"].requests) == (1, 1, 0)
-            assert (first.tally.hits, first.tally.misses) == (6, 0)
-            assert (second.tally.hits, second.tally.misses) == (0, 1)  # it is waited for once
-            assert (first.tally.drafted, first.tally.accepted) == (2 * 5, 2 * 3)
-            assert second.tally.drafted == 0
+            right, silent = states[good.epoch, "good"], states[mute.epoch, "p"]
+            assert (right.requests, silent.requests, states[good.epoch, "x"].requests) == (1, 2, 0)
+            assert (right.tally.hits, right.tally.misses) == (6, 0)
+            assert (silent.tally.hits, silent.tally.waits, silent.tally.misses) == (0, 1, 2)  # it is waited for once
+            assert (right.tally.drafted, right.tally.accepted) == (2 * 5, 2 * 3)
+            assert right.tally.waits <= link.state().waits <= 6
+            assert {state.mode for state in states.values()} == {Mode.LOCKSTEP}
+            assert silent.tally.drafted == 0
             assert link.state().deadline == 0.3
+            await good.send(tree_reply(tree_pb2.Stamp(epoch=good.epoch), [5], [-1]))
+            await until(lambda: link.state().stale == 1)
+            assert {(each.proposer, each.stale) for each in link.state().drafters} == {("good", 1), ("x", 1), ("p", 0)}
 
     run(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.rpc.errors import ResourceExhaustedError
+from verify_service.draft_records import Mode
 from verify_service.link_types import DrafterState, LinkState
 from verify_service.loop_state import LoopState
 from verify_service.metrics import VerifyMetrics
@@ -27,8 +28,8 @@ LOOP = LoopState(
 )
 
 
-TALLY = Tally(1, 2, 3, 40, 30, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
-DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, 0.5, 8, TALLY)
+TALLY = Tally(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY)
 
 
 def test_steps_and_ends_are_counted() -> None:
@@ -69,19 +70,22 @@ def test_steps_and_ends_are_counted() -> None:
     }
     found = {name: registry.get_sample_value(f"slipstream_{name}") for name in expected}
     assert found == expected
-    labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm"}
+    labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm", "mode": "ahead"}
     names = (
         "requests",
         "share",
         "catching_up",
         "hits_total",
+        "waits_total",
         "misses_total",
         "late_total",
         "drafted_total",
         "accepted_total",
     )
     values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
-    assert values == [9, 0.5, 8, 1, 2, 3, 40, 30]
+    assert values == [9, 0.5, 8, 1, 6, 2, 3, 40, 30]
+    whole = {name: labels[name] for name in ("epoch", "drafter", "transport")}
+    assert registry.get_sample_value("slipstream_drafter_stale_records_total", whole) == 7
     shared = {
         (source, name): registry.get_sample_value(
             f"slipstream_drafter_source_{name}_total", labels | {"source": source}
