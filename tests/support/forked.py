@@ -1,4 +1,4 @@
-"""Command lines of services that end by themselves, each in a fork of one process that has imported what they need.
+"""Command lines of services, each in a fork of one process that has imported what they need.
 
 What the libraries of a device cost to import is paid once; in all else a command is a process of its own.
 """
@@ -15,11 +15,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from slipstream.rpc.experiments import leave_out_event_engine
 
 NEEDED = (
     "draft_service.proposers.draft_model",
+    "draft_service.serving",
     "slipstream_kernels.models.gpu.rank_group",
     "verify_service.loading",
     "verify_service.serving",
@@ -60,21 +64,38 @@ class Forks:
 
     def together(self, *commands: Sequence[str]) -> list[Ended]:
         """What becomes of several commands that run at once. After "-c" comes a program, else a module is named."""
+        return [Ended(**ended) for ended in self._ask({"commands": commands})]
+
+    def start(self, log: Path, module: str, *arguments: str) -> int:
+        """Start `python -m module arguments...`, whose output a file gets; its process id.
+
+        It is the caller's to kill, and no zombie of the caller's afterwards.
+        """
+        process = self._ask({"commands": [[module, *arguments]], "log": str(log)})
+        assert isinstance(process, int)
+        return process
+
+    def _ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(commands) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return [Ended(**ended) for ended in json.loads(self._process.stdout.readline())]
+        return json.loads(self._process.stdout.readline())
 
 
-def fork(command: list[str]) -> tuple[int, int]:
-    """Start a command; its process id and where its output can be read."""
-    reading, writing = os.pipe()
+def fork(command: list[str], output: int) -> int:
+    """Start a command that writes there; its process id. The descriptor is closed here."""
     child = os.fork()
     if child == 0:
-        become(command, writing)
-    os.close(writing)
-    return child, reading
+        become(command, output)
+    os.close(output)
+    return child
+
+
+def fork_read(command: list[str]) -> tuple[int, int]:
+    """Start a command; its process id and where its output can be read."""
+    reading, writing = os.pipe()
+    return fork(command, writing), reading
 
 
 def end_of(child: int, reading: int) -> Ended:
@@ -110,11 +131,19 @@ def become(command: list[str], output: int) -> None:
 
 
 def main() -> None:
+    leave_out_event_engine()
     for module in NEEDED:
         importlib.import_module(module)
     for line in sys.stdin:
-        running = [fork(command) for command in json.loads(line)]
-        print(json.dumps([asdict(end_of(*each)) for each in running]), flush=True)
+        request = json.loads(line)
+        answer: Any
+        if "log" in request:
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            answer = fork(request["commands"][0], log)
+        else:
+            running = [fork_read(command) for command in request["commands"]]
+            answer = [asdict(end_of(*each)) for each in running]
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
