@@ -96,6 +96,14 @@ def prompts(
     similarity: Annotated[
         float, typer.Option(help="Jaccard similarity from which prompts are duplicates.", min=0.1, max=1.0)
     ] = 0.8,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Prompts that are evaluated on: what equals one, or nearly so, is dropped; repeat it for several.",
+            show_default=False,
+        ),
+    ] = None,
     heldout: Annotated[float, typer.Option(help="Part kept from training, by hash.", min=0.0, max=0.9)] = 0.05,
     workers: Annotated[int, typer.Option(help="Processes.", show_default="half the cores, at most 8", min=0)] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder has.")] = False,
@@ -132,10 +140,10 @@ def prompts(
         heldout=heldout,
     )
     try:
-        files = input_files(inputs)
+        files, evaluated = input_files(inputs), input_files(against or [])
         if restart:
             remove_run(out)
-        manifest = clean_prompts(files, out, settings, workers=workers or _default_workers())
+        manifest = clean_prompts(files, out, settings, against=evaluated, workers=workers or _default_workers())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:

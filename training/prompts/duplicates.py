@@ -42,15 +42,20 @@ class Signer:
 class NearDuplicates:
     """The signatures of what was kept, and the search for one that resembles another. Commits nothing itself."""
 
-    def __init__(self, database: sqlite3.Connection, similarity: float, permutations: int) -> None:
+    def __init__(self, database: sqlite3.Connection, similarity: float, permutations: int, name: str = "") -> None:
+        """`name`: an identifier that tells several of one database apart."""
         from datasketch import MinHashLSH
 
         self._database = database
         self._similarity = similarity
         self._bands: list[tuple[int, int]] = MinHashLSH(threshold=similarity, num_perm=permutations).hashranges
-        database.execute("CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, key TEXT, signature BLOB)")
+        self._kept, self._bucket = f"{name}kept", f"{name}bucket"
         database.execute(
-            "CREATE TABLE IF NOT EXISTS bucket (band BLOB, number INTEGER, PRIMARY KEY (band, number)) WITHOUT ROWID"
+            f"CREATE TABLE IF NOT EXISTS {self._kept} (number INTEGER PRIMARY KEY, key TEXT, signature BLOB)"
+        )
+        database.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._bucket} "
+            "(band BLOB, number INTEGER, PRIMARY KEY (band, number)) WITHOUT ROWID"
         )
 
     def find(self, signature: bytes) -> str | None:
@@ -58,8 +63,8 @@ class NearDuplicates:
         bands = self._hashed(signature)
         marks = ",".join("?" * len(bands))
         rows = self._database.execute(
-            "SELECT key, signature FROM kept WHERE number IN "  # noqa: S608  # marks are question marks
-            f"(SELECT DISTINCT number FROM bucket WHERE band IN ({marks})) ORDER BY number",
+            f"SELECT key, signature FROM {self._kept} WHERE number IN "  # noqa: S608  # our names, and question marks
+            f"(SELECT DISTINCT number FROM {self._bucket} WHERE band IN ({marks})) ORDER BY number",
             bands,
         )
         mine = _parsed(signature)
@@ -72,9 +77,13 @@ class NearDuplicates:
 
     def add(self, key: str, signature: bytes) -> None:
         """Remember a text that was kept."""
-        number = self._database.execute("INSERT INTO kept (key, signature) VALUES (?, ?)", (key, signature)).lastrowid
+        number = self._database.execute(
+            f"INSERT INTO {self._kept} (key, signature) VALUES (?, ?)",  # noqa: S608  # a name of ours
+            (key, signature),
+        ).lastrowid
         self._database.executemany(
-            "INSERT OR IGNORE INTO bucket VALUES (?, ?)", [(band, number) for band in self._hashed(signature)]
+            f"INSERT OR IGNORE INTO {self._bucket} VALUES (?, ?)",  # noqa: S608  # a name of ours
+            [(band, number) for band in self._hashed(signature)],
         )
 
     def _hashed(self, signature: bytes) -> list[bytes]:

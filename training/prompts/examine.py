@@ -10,7 +10,7 @@ from typing import Final
 from training.prompts.duplicates import Signer
 from training.prompts.language import LanguageDetector
 from training.prompts.personal import PersonalDataFinder
-from training.prompts.records import Prompt, Turn, said
+from training.prompts.records import USER, Prompt, Turn, said
 from training.prompts.scrub import samples, scrub
 from training.prompts.settings import PromptSettings
 from training.workers import follow_parent
@@ -30,6 +30,8 @@ class Verdict:
     detail: str = ""
     tokens: int | None = None
     signature: bytes = b""
+    opening: bytes = b""
+    """Signature of what users say first, where they say more."""
     found: tuple[tuple[str, str], ...] = ()
 
 
@@ -56,8 +58,17 @@ class Examiner:
         if shown:
             turns = tuple(scrub(turn, findings) for turn, findings in found)
             tokens = self._count(turns)
-        signature = self._signer.sign(said(turns))
-        return Verdict(turns, tokens=tokens, signature=signature, found=shown)
+        signature, opening = self._signed(turns)
+        return Verdict(turns, tokens=tokens, signature=signature, opening=opening, found=shown)
+
+    def signatures(self, prompt: Prompt) -> tuple[bytes, ...]:
+        """Of a prompt of any length and language: of all of it, and of what users say first, where they say more."""
+        turns = tuple(scrub(turn, self._finder.find(turn.content)) for turn in prompt.turns)
+        return tuple(filter(None, self._signed(turns)))
+
+    def _signed(self, turns: Sequence[Turn]) -> tuple[bytes, bytes]:
+        users = [turn for turn in turns if turn.role == USER]
+        return self._signer.sign(said(turns)), self._signer.sign(said(users[:1])) if len(users) > 1 else b""
 
     def _length_reason(self, turns: Sequence[Turn], tokens: int | None) -> tuple[str, str] | None:
         characters = sum(len(turn.content) for turn in turns)

@@ -21,6 +21,7 @@ _PROMPT_FIELDS: Final = ("prompt", "question", "instruction")
 _ANSWER_FIELDS: Final = ("response", "completion", "output", "answer")
 _TEXT_FIELD: Final = "text"
 ASSISTANT: Final = "assistant"
+USER: Final = "user"
 TEXT: Final = "text"
 """Role of the one turn of a plain text, which nobody has said to anybody."""
 
@@ -103,6 +104,16 @@ def read_prompt(line: bytes, origin: str, field: str | None = None) -> Prompt:
     if not any(turn.role == "user" for turn in turns):
         raise RecordError("no user's message")
     return Prompt(turns, origin, _category(record))
+
+
+def read_questions(line: bytes, origin: str) -> list[Prompt]:
+    """The prompt on a line, and the first by itself of texts that are read as one. RecordError as in `read_prompt`."""
+    prompt = read_prompt(line, origin)
+    _, value = _found(_object(line), None)
+    first = value[0] if isinstance(value, list) and len(value) > 1 else None
+    if not isinstance(first, str) or not first.strip():
+        return [prompt]
+    return [prompt, Prompt((Turn(USER, first.strip()),), origin, prompt.category)]
 
 
 def read_recording(line: bytes, origin: str, field: str | None = None) -> Prompt:

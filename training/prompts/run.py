@@ -11,7 +11,7 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from training.durable import described, sole_user
-from training.prompts.examine import Verdict, begin_worker, examine_all
+from training.prompts.examine import Verdict, begin_worker, examine_all, examiner
 from training.prompts.personal import load_pipeline
 from training.prompts.records import (
     TEXT,
@@ -30,6 +30,7 @@ from training.prompts.records import (
     conversation_key,
     read_lines,
     read_prompt,
+    read_questions,
     read_recording,
     said,
 )
@@ -43,6 +44,7 @@ CHUNK: Final = 128
 MALFORMED: Final = "malformed"
 DUPLICATE: Final = "duplicate"
 NEAR_DUPLICATE: Final = "near-duplicate"
+EVALUATION: Final = "evaluation"
 
 
 @dataclass(slots=True)
@@ -66,21 +68,33 @@ class _Chunk:
 
 
 def clean_prompts(
-    inputs: Sequence[Path], folder: Path, settings: PromptSettings, *, workers: int = 1, progress: bool = True
+    inputs: Sequence[Path],
+    folder: Path,
+    settings: PromptSettings,
+    *,
+    against: Sequence[Path] = (),
+    workers: int = 1,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Clean `inputs` into `folder`, going on where a run with the same settings was interrupted; gives the manifest.
 
+    against: files with prompts that are evaluated on; what equals one of them, or nearly so, is dropped.
     MismatchError where the folder belongs to another run, ValueError for settings that cannot be met.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with sole_user(folder):
-        task = {"settings": settings.document(), "inputs": [described(path) for path in inputs]}
+        files = {"inputs": inputs, "against": against}
+        task = {"settings": settings.document()} | {
+            name: [described(path) for path in paths] for name, paths in files.items()
+        }
         done = read_manifest(folder)
         if done is None or {name: done.get(name) for name in task} != task:
             if settings.names:
                 load_pipeline(settings.names)  # or fail here, not in every worker
             store = Store(folder, settings, task)
             try:
+                if store.begins:
+                    _keep_out(against, store, settings)
                 _clean(inputs, store, settings, workers, progress)
                 manifest = {"format": "slipstream-prompts", "version": 1, **task, **store.tally.document()}
                 store.finish(manifest, render(manifest))
@@ -90,6 +104,20 @@ def clean_prompts(
         finished = read_manifest(folder)
     assert finished is not None
     return finished
+
+
+def _keep_out(against: Sequence[Path], store: Store, settings: PromptSettings) -> None:
+    """Remember the prompts that are evaluated on. ValueError for a file that holds none."""
+    for path in against:
+        prompts = []
+        for number, line in read_lines(path):
+            with suppress(RecordError):
+                prompts += read_questions(line, f"{path.name}:{number}")
+        if not prompts:
+            raise ValueError(f"{path} holds no prompt that could be kept out")
+        for prompt in prompts:
+            for signature in examiner(settings).signatures(prompt):
+                store.evaluated.add(prompt.origin, signature)
 
 
 def _clean(inputs: Sequence[Path], store: Store, settings: PromptSettings, workers: int, progress: bool) -> None:
@@ -181,6 +209,10 @@ def _decide(store: Store, settings: PromptSettings, prompt: Prompt, verdict: Ver
     if verdict.reason:
         _drop(store, verdict.reason, prompt.origin, verdict.detail)
         return
+    for signature in filter(None, (verdict.signature, verdict.opening)):
+        if (evaluated := store.evaluated.find(signature)) is not None:
+            _drop(store, EVALUATION, prompt.origin, f"like {evaluated}")
+            return
     resembled = store.near.find(verdict.signature)
     if resembled is not None:
         _drop(store, NEAR_DUPLICATE, prompt.origin, f"of {resembled}")

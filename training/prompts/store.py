@@ -43,6 +43,8 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self._database = _open(folder / _STATE)
         self.near = NearDuplicates(self._database, settings.similarity, settings.permutations)
+        self.evaluated = NearDuplicates(self._database, settings.similarity, settings.permutations, "evaluated_")
+        """Signatures of prompts that are evaluated on."""
         begun = self._load("task")
         if begun is not None and begun != task:
             different = sorted(name for name in task if begun.get(name) != task[name])
@@ -51,6 +53,8 @@ class Store:
             self._refuse(f"{folder} holds {', '.join(foreign)} of no run that can go on")
         self._save("task", task)
         progress = self._load("progress") or {}
+        self.begins = not progress
+        """Whether nothing counts that was done before."""
         self.position = Position(**progress.get("position", {}))
         self.tally = Tally.from_document(progress["tally"]) if progress else Tally()
         sizes: dict[str, int] = progress.get("sizes", {})

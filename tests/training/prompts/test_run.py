@@ -47,8 +47,8 @@ def records(path):
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-def clean(inputs, folder, settings=LIGHT, workers=1):
-    return clean_prompts(inputs, folder, settings, workers=workers, progress=False)
+def clean(inputs, folder, settings=LIGHT, workers=1, against=()):
+    return clean_prompts(inputs, folder, settings, against=against, workers=workers, progress=False)
 
 
 def test_each_line_is_kept_or_dropped_for_a_reason(tmp_path, demo_model):
@@ -75,6 +75,37 @@ def test_each_line_is_kept_or_dropped_for_a_reason(tmp_path, demo_model):
     report = (tmp_path / "out" / "report.md").read_text()
     assert "an*.***@*******.***" in report
     assert "ann.lee" not in report + (tmp_path / "out" / MANIFEST).read_text()
+
+
+def test_what_is_evaluated_on_is_kept_out(tmp_path):
+    questions = {
+        "q.jsonl": [{"turns": [text(0), "And then?"]}, {"prompt": f"{text(1)} Write to ann.lee@example.com."}],
+        "r.jsonl": [{"nothing": 1}, {"question": text(2)}],
+    }
+    for name, lines in questions.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
+    longer = [("user", f"{text(2).upper()}!"), ("assistant", "Well."), ("user", text(9))]
+    asked = [
+        {"prompt": text(3)}, {"prompt": text(0)}, {"prompt": f"{text(1)} Write to bob.ray@example.com!"},
+        {"turns": [text(0), "And then?"]}, {"messages": [{"role": role, "content": said} for role, said in longer]},
+        {"prompt": "And then?"}, {"prompt": text(3) + "."},
+    ]  # fmt: skip
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    settings = PromptSettings(kinds=("email",), heldout=0.0)
+    against = [tmp_path / name for name in questions]
+    manifest = clean([tmp_path / "in.jsonl"], tmp_path / "out", settings, against=against)
+    assert manifest["dropped"] == {"evaluation": 4, "near-duplicate": 1}
+    dropped = records(tmp_path / "out" / "dropped.jsonl")
+    assert [each["detail"] for each in dropped if each["reason"] == "evaluation"] == [
+        "like q.jsonl:1", "like q.jsonl:2", "like q.jsonl:1", "like r.jsonl:2",
+    ]  # fmt: skip
+    kept = [each["messages"][0]["content"] for each in records(tmp_path / "out" / "train.jsonl")]
+    assert kept == [text(3), "And then?"]
+    with pytest.raises(MismatchError):
+        clean([tmp_path / "in.jsonl"], tmp_path / "out", settings)
+    (tmp_path / "none.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match=r"none.jsonl holds no prompt"):
+        clean([tmp_path / "in.jsonl"], tmp_path / "other", settings, against=[tmp_path / "none.jsonl"])
 
 
 def test_answers_and_texts_are_cleaned_too_where_they_are_kept(tmp_path):
@@ -129,7 +160,7 @@ def test_a_text_never_changes_sides(tmp_path):
 
 def start(inputs, folder):
     command = [sys.executable, "-m", "training", "prompts", *map(str, inputs), "--out", str(folder)]
-    command += ["--kinds", "secret", "--workers", "2"]
+    command += ["--kinds", "secret", "--workers", "2", "--against", str(inputs[0].with_name("q.jsonl"))]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -153,7 +184,9 @@ def alive(pid):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="watches processes through /proc")
 def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(tmp_path):
     inputs = [write_prompts(tmp_path / "a.jsonl", 1500), write_prompts(tmp_path / "b.jsonl", 1500, first=5000)]
-    clean(inputs, tmp_path / "whole")
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(json.dumps({"prompt": text(800)}))
+    clean(inputs, tmp_path / "whole", against=[questions])
     folder = tmp_path / "killed"
     kills = 0
     for share in (0.0, 0.3, 0.6):
@@ -182,7 +215,7 @@ def test_a_run_killed_while_it_named_its_outputs_goes_on(tmp_path):
     manifest = clean(inputs, tmp_path / "whole")
     for named in range(len(OUTPUTS) + 1):
         folder = tmp_path / f"killed after {named}"
-        task = {name: manifest[name] for name in ("settings", "inputs")}
+        task = {name: manifest[name] for name in ("settings", "inputs", "against")}
         store = Store(folder, LIGHT, task)
         for name in OUTPUTS:
             store.write(name, {"some": "line"})
@@ -213,7 +246,7 @@ def test_a_finished_run_is_not_done_again_and_another_is_refused(tmp_path):
 
 def test_a_run_under_way_takes_no_other_settings_and_no_second_process(tmp_path):
     inputs = [write_prompts(tmp_path / "in.jsonl", 200)]
-    task = {"settings": LIGHT.document(), "inputs": []}
+    task = {"settings": LIGHT.document(), "inputs": [], "against": []}
     store = Store(tmp_path / "out", LIGHT, task)
     store.commit()
     with pytest.raises(MismatchError, match="in use"):
