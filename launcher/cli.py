@@ -220,11 +220,18 @@ app.command()(deploy)
 
 
 @app.command()
-def probe(address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")]) -> None:
-    """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers."""
-    from launcher.readiness import HEALTH_SECONDS, is_serving
+def probe(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")],
+    *,
+    attached: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a verify service: a proposer that must be attached to it as well.")
+    ] = "",
+) -> None:
+    """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers and scripts."""
+    from launcher.readiness import HEALTH_SECONDS, attached_proposers, is_serving
 
-    raise typer.Exit(0 if is_serving(address, HEALTH_SECONDS) else 1)
+    ready = is_serving(address, HEALTH_SECONDS) and (not attached or attached in attached_proposers(address))
+    raise typer.Exit(0 if ready else 1)
 
 
 @app.command(
