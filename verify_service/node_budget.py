@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +18,14 @@ MAX_LEVELS = 16
 PROBE_EVERY = 512
 PROBE_STEPS = 4
 PROBE_LEVELS = 2
+FORGET_EVERY = 16 * PROBE_EVERY
+"""Plain steps after which waits are measured anew, those of more requests than probes ask too."""
 WEIGH_EVERY = 8
 """Steps from one weighing to the next while nothing pays."""
 
 _FAST, _SLOW = 0.1, 0.02
+_RECENT = 9
+"""Waits of which the middle one counts."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
 
@@ -103,6 +109,16 @@ class Bidder:
     max_levels: int
 
 
+@dataclass(slots=True)
+class _Weighing:
+    """Who bid for levels beside how many rows, by what facts, and what each was granted."""
+
+    bidders: Sequence[Bidder] = ()
+    rows: int = 0
+    facts: object = None
+    granted: list[int] = field(default_factory=list)
+
+
 class NodeBudget:
     """Chooses how deep each request's next tree may be, so that tokens per second are highest.
 
@@ -117,14 +133,14 @@ class NodeBudget:
         self._overall = Acceptance(tried=20.0, matched=14.0)
         self._presence = 1.0
         self._nodes_per_level = 1.0
-        self._wait_per_level = 0.25 * costs.seconds(1)
+        self._waits: dict[int, deque[float]] = {}
+        """The latest waits in seconds a level of the deepest tree, over the load of the requests that asked.
+
+        By how many bits the number of those has: what the host does for each is not in their load on the device.
+        """
         self._plain_steps = 0
-        self._asked: tuple[Sequence[Bidder], int] | None = None
-        """What `levels` was asked last."""
-        self._weighed: tuple[object, list[int]] = (None, [])
-        """The latest facts by which levels were granted, and those levels."""
-        self._size = (0, 0)
-        """How many bidders and rows there were then."""
+        self._bids = _Weighing(), _Weighing()
+        """What `levels` was asked last: of those that bid, and of all that would."""
         self.pays = True
         """Whether any levels were worth their cost when asked last; probes ask for some that are not."""
 
@@ -141,43 +157,62 @@ class NodeBudget:
         self._nodes_per_level += _FAST * (nodes / depth - self._nodes_per_level)
 
     def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int) -> None:
-        """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels."""
+        """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
+
+        Of the latest waits the median counts: a graph that is captured, or a process that is held up, is not the price.
+        """
         load = self.costs.seconds(asked) / self.costs.seconds(1)
-        self._wait_per_level += _FAST * (seconds / ((1 + levels) * load) - self._wait_per_level)
+        recent = self._waits.setdefault(
+            asked.bit_length(), deque([self._wait_per_level(asked)] * (_RECENT // 2), _RECENT)
+        )
+        recent.append(seconds / ((1 + levels) * load))
         self._presence += _FAST * (arrived / asked - self._presence)
 
-    def levels(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
-        """Depth granted to each bidder, in order; `rows` is what the step has without their trees."""
-        self._asked = bidders, rows
-        granted = self._weigh(bidders, rows)
-        self.pays = any(granted)
+    def levels(self, bidders: Sequence[Bidder], rows: int, others: Sequence[Bidder] = ()) -> list[int]:
+        """Depth granted to each bidder, in order; `rows` is what the step has without their trees.
+
+        Where `others` would bid too once any are granted, none are unless that pays for all of them together.
+        """
+        own, whole = self._bids
+        granted = self._weigh(own, bidders, rows)
+        self.pays = any(granted) and (not others or any(self._weigh(whole, (*bidders, *others), rows)))
         if self.pays:
             self._plain_steps = 0
             return list(granted)
         self._plain_steps += 1
+        if self._plain_steps % FORGET_EVERY == 0:
+            self._waits.clear()
         if self._plain_steps % PROBE_EVERY < PROBE_STEPS and self._plain_steps >= PROBE_EVERY:
             return [min(PROBE_LEVELS, bidder.max_levels) for bidder in bidders]
-        return list(granted)
+        return [0] * len(bidders)
 
     def prepare(self) -> None:
         """Weigh, ahead of the next `levels`, what it was asked the last time, by what is known by then."""
-        if self._asked is not None:
-            self._weigh(*self._asked)
+        own, _ = self._bids
+        if own.bidders:
+            self._weigh(own, own.bidders, own.rows)
 
-    def _weigh(self, bidders: Sequence[Bidder], rows: int) -> list[int]:
+    def _weigh(self, last: _Weighing, bidders: Sequence[Bidder], rows: int) -> list[int]:
         """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""
-        size = (len(bidders), rows)
-        if size == self._size and not any(self._weighed[1]) and self._plain_steps % WEIGH_EVERY:
-            return self._weighed[1]
+        same_size = (len(bidders), rows) == (len(last.bidders), last.rows)
+        last.bidders, last.rows = bidders, rows
+        if same_size and not any(last.granted) and self._plain_steps % WEIGH_EVERY:
+            return last.granted
         bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
-        overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level)
+        overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level(len(bidders)))
         facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
-        if facts != self._weighed[0]:
+        if facts != last.facts:
             chances, indices, levels = self._offers(bidders)
             taken = self._best_prefix(chances, levels, max(rows, 1), len(bidders))
-            granted = np.bincount(indices[:taken], minlength=len(bidders)).tolist()
-            self._weighed, self._size = (facts, granted), size
-        return self._weighed[1]
+            last.facts, last.granted = facts, np.bincount(indices[:taken], minlength=len(bidders)).tolist()
+        return last.granted
+
+    def _wait_per_level(self, asked: int) -> float:
+        """As measured with as many that asked, or else with the number next to that; before that a guess."""
+        if not self._waits:
+            return 0.25 * self.costs.seconds(1)
+        bits = asked.bit_length()
+        return median(self._waits[min(self._waits, key=lambda known: abs(known - bits))])
 
     def _offers(self, bidders: Sequence[Bidder]) -> tuple[Floats, Ints, Ints]:
         """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
@@ -196,7 +231,7 @@ class NodeBudget:
         if not len(chances):
             return 0
         load = self.costs.seconds(max(bidders, 1)) / self.costs.seconds(1)
-        wait = self._wait_per_level * load
+        wait = self._wait_per_level(bidders) * load
         tokens = rows + self._presence * np.cumsum(chances)
         drafted: Floats = self._presence * self._nodes_per_level * np.arange(1.0, len(chances) + 1)
         drafted += rows

@@ -68,13 +68,16 @@ class TreeWishes:
         return not self.resting or state in self._ready
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
-        bidding = [index for index, state in enumerate(states) if state.adaptive and depths[index] > 0]
-        if not bidding:
+        adaptive = [index for index, state in enumerate(states) if state.adaptive]
+        bidding = [index for index in adaptive if depths[index] > 0 and not states[index].behind]
+        if not adaptive:
             self._fruitless = 0
+        if not bidding:
             return depths
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
-        bidders = [Bidder(states[index].acceptance, depths[index]) for index in bidding]
-        granted = self._budget.levels(bidders, running + fixed)
+        bidders = {index: Bidder(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0}
+        catching_up = [bidder for index, bidder in bidders.items() if states[index].behind]
+        granted = self._budget.levels([bidders[index] for index in bidding], running + fixed, catching_up)
         self.pays = any(granted)
         self._fruitless = 0 if self._budget.pays else self._fruitless + 1
         for index, depth in zip(bidding, granted, strict=True):

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, Acceptance, Bidder, NodeBudget, RowCosts
+from verify_service.node_budget import (
+    FORGET_EVERY,
+    PROBE_EVERY,
+    PROBE_STEPS,
+    Acceptance,
+    Bidder,
+    NodeBudget,
+    RowCosts,
+)
 
 FLAT = [(1, 1.0e-3), (64, 1.1e-3)]
 STEEP = [(1, 1.0e-3), (2, 2.0e-3), (64, 64.0e-3)]
@@ -121,3 +129,29 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
         assert each[0] == each[1]
         granted.append(each[0])
     assert len({tuple(levels) for levels in granted}) > 1
+
+
+def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
+    made, bidders = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)]
+    for _ in range(4):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) > [0]
+    made.observe_wait(1.0, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) == [0]
+
+
+def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
+    made = budget(FLAT, wait=1e-5)
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (1, 16))
+    assert any(made.levels(many, 16))
+    for _ in range(9):
+        made.observe_wait(0.1, asked=16, arrived=16, levels=4)
+    for _ in range(20):
+        made.observe_wait(1e-5, asked=1, arrived=1, levels=4)
+    assert any(made.levels(few, 16))
+    assert not any(made.levels(many, 16))
+    assert not any(made.levels(few, 16, many[1:]))
+    for _ in range(FORGET_EVERY):
+        made.levels(few, 16, many[1:])
+    made.observe_wait(1e-5, asked=1, arrived=1, levels=4)
+    assert any(made.levels(few, 16, many[1:]))
