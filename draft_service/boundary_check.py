@@ -1,7 +1,7 @@
 """Whether proposers read the states they were trained on.
 
 A head that reads the stream one layer too early or too late raises no error: its guesses are worse, and nothing else
-shows it. So before the first request the target writes a few dozen tokens, and the proposer guesses each next one from
+shows it. So before the first request the target reads a few short texts, and the proposer guesses each next token from
 the states at its boundaries, and from those one below and one above. A shift that is clearly better is warned of.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling
+from draft_service.proposers.composite import Composite
 from draft_service.tensors import bfloat16_copy
 from slipstream.rpc.errors import FailedPreconditionError
 
@@ -28,15 +29,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TEXTS, LENGTH = 4, 32
 SHIFTS = (0, -1, 1)
-SECONDS = 20.0
-"""For the texts and the guesses of all proposers of one target, once that is loaded."""
+SECONDS = 30.0
+"""For the texts and the guesses of all proposers of one target."""
 LEAST_GUESSES = 40
 """Fewer tell nothing."""
 LEAST_SHARE = 0.1
 """Guesses that are right as seldom as this, whatever is read, tell nothing either."""
-SIGMAS, MARGIN = 3.0, 0.1
+SIGMAS, MARGIN = 3.0, 0.05
 """By how much a shift has to be better: of the guesses that only one of the two got right, and of all guesses."""
 FIRST_SESSION = 1 << 62
 """Session numbers of the check; those of requests are counted from 1."""
@@ -46,37 +46,43 @@ Right = npt.NDArray[np.bool_]
 """Of each guess, whether it was the target's likeliest token."""
 
 
-def check_boundaries(proposers: Iterable[Proposer], threads: int, most_bytes: int) -> None:
-    """Log what the guesses of each proposer say that has a `target_folder` and reads states. Raises nothing.
+def check_boundaries(proposers: Iterable[Proposer], most_bytes: int, target: Path | None = None) -> None:
+    """Log what the guesses of each proposer say that reads states. Raises nothing.
 
-    To be called before a worker owns the proposers. Takes the time to load the target, some seconds, and the memory of
-    its weights; targets with more than `most_bytes` of these are left out.
+    For proposers without a `target_folder` that is `target`; those that have none are left out, and so are targets with
+    more than `most_bytes` of weights. To be called before a worker owns the proposers. Takes the time to read the
+    target's weights once, and the memory of one of its layers.
     """
     known: dict[Path, list[Proposer]] = {}
     for proposer in proposers:
-        if proposer.target_folder is not None:
-            known.setdefault(proposer.target_folder, []).append(proposer)
+        folder = proposer.target_folder or target
+        if folder is not None and not isinstance(proposer, Composite):
+            known.setdefault(folder, []).append(proposer)
     numbers = count(FIRST_SESSION)
     for folder, own in known.items():
         with _passed_over(", ".join(proposer.name for proposer in own)):
-            _check(folder, own, numbers, threads, most_bytes)
+            _check(folder, own, numbers, most_bytes)
 
 
-def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], threads: int, most_bytes: int) -> None:
-    from draft_service.target_text import load_target, write_texts  # brings torch
+def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], most_bytes: int) -> None:
+    from draft_service.target_text import facts_of, read_texts  # brings torch
 
-    model, facts = load_target(folder, threads, most_bytes)
+    facts, readers = facts_of(folder), []
+    for proposer in proposers:
+        with _passed_over(proposer.name):
+            proposer.bind(facts)
+            readers += [proposer] if proposer.feature_boundaries else []
+    if not readers:
+        return
     until = time.monotonic() + SECONDS
 
     def going_on() -> bool:
         return time.monotonic() < until
 
-    text = write_texts(model, TEXTS, LENGTH, going_on)
-    for proposer in proposers:
+    text = read_texts(folder, most_bytes, SECONDS)
+    for proposer in readers:
         with _passed_over(proposer.name):
-            proposer.bind(facts)
-            if proposer.feature_boundaries:
-                _report(proposer, first_guesses(proposer, text, numbers, going_on))
+            _report(proposer, first_guesses(proposer, text, numbers, going_on))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, ServiceSettings, load
 from slipstream.speculation.reading import json_text, parse
+from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB
 
 GPU_SPIN_MS = 10.0
 """Longer than most rounds take."""
@@ -73,14 +74,13 @@ class DraftSettings(ServiceSettings):
     boundary_check: bool = Field(
         default=True,
         description="Whether proposers that read hidden states and name their target's folder are tried with states of "
-        "the layers above and below before they serve, which takes seconds once their target is loaded",
+        "the layers above and below before they serve, for which the target's weights are read once",
     )
     boundary_check_mib: int = Field(
-        default=2048,
+        default=BOUNDARY_CHECK_MIB,
         ge=1,
         le=2**24,
-        description="Weights of the largest target that is loaded for that, on the CPU, in MiB; with a large one give "
-        "--threads",
+        description="Weights of the largest target that is read for that, in MiB",
     )
     max_nodes: int | None = Field(
         default=None, ge=2, le=64, description="Rows of the largest tree, root included; default: the proposer's"

@@ -7,12 +7,14 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from draft_service import codec
+from draft_service.boundary_check import check_boundaries
 from draft_service.codec import Identity
 from draft_service.device_states import DeviceStates
 from draft_service.proposers.base import CPU, Proposer
@@ -256,7 +258,17 @@ class QueueFeed:
 
 def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
     """Load proposers, named as on this service's command line. Raises SlipstreamError as `load_proposers` does."""
-    proposers = load_proposers([ProposerSpec.parse(spec) for spec in specs], **limits._asdict())
+    proposers = load_proposers(
+        [ProposerSpec.parse(spec) for spec in specs],
+        threads=limits.threads,
+        max_nodes=limits.max_nodes,
+        max_depth=limits.max_depth,
+        top_k=limits.top_k,
+        device=limits.device,
+    )
+    if limits.boundary_check_mib:
+        target = Path(limits.target) if limits.target else None
+        check_boundaries(proposers, limits.boundary_check_mib << 20, target)
     stays_awake = limits.device != CPU and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
     return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0)
 

@@ -44,7 +44,7 @@ async def serve(settings: DraftSettings) -> None:
         token_map=settings.token_map,
     )
     if settings.boundary_check:
-        check_boundaries(proposers, settings.threads, settings.boundary_check_mib << 20)
+        check_boundaries(proposers, settings.boundary_check_mib << 20)
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
     identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version(), placement)

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, Numbers, ServiceSettings
 from slipstream_kernels.exchange.cuda_driver import gpu_uuids
-from slipstream_kernels.exchange.in_process import HostLimits
+from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.attachments import TRANSPORTS
 from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
@@ -84,6 +84,13 @@ class VerifySettings(ServiceSettings):
     )
     inproc_topk: int | None = Field(
         default=None, ge=1, le=16, description="Children of a node of their trees; default: the proposer's"
+    )
+    inproc_boundary_check_mib: int = Field(
+        default=BOUNDARY_CHECK_MIB,
+        ge=0,
+        le=2**24,
+        description="Weights of the largest model, in MiB, with whose states those that read any are tried before they "
+        "serve, for which the weights are read once; 0: none is tried",
     )
     adaptive: bool = Field(
         default=True,
@@ -174,7 +181,13 @@ class VerifySettings(ServiceSettings):
     def host_limits(self) -> HostLimits:
         """Those of the proposers in this process."""
         return HostLimits(
-            self.inproc_threads, self.inproc_max_nodes, self.inproc_max_depth, self.inproc_topk, self.numbered_device
+            self.inproc_threads,
+            self.inproc_max_nodes,
+            self.inproc_max_depth,
+            self.inproc_topk,
+            self.numbered_device,
+            str(self.model),
+            self.inproc_boundary_check_mib,
         )
 
     @property

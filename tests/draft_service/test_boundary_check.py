@@ -7,21 +7,26 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import count, takewhile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from draft_service import boundary_check
-from draft_service.boundary_check import FIRST_SESSION, LENGTH, TEXTS, better_shift, check_boundaries, first_guesses
+from draft_service.boundary_check import FIRST_SESSION, better_shift, check_boundaries, first_guesses
 from draft_service.proposers import eagle3
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
-from draft_service.target_text import load_target, write_texts
+from draft_service.proposers.hybrid import HybridConfig, HybridProposer
+from draft_service.target_text import LENGTH, TEXTS, read_texts
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
 
-GUESSES = TEXTS * (LENGTH - 1)
+GUESSES = len(TEXTS) * (LENGTH - 1)
+
+
+DEMO = Path(__file__).parents[2] / "demo_models"
 
 
 class Reader(Proposer):
@@ -75,8 +80,7 @@ def patience(monkeypatch):
 
 @pytest.fixture(scope="module")
 def text(tiny_model):
-    model, _ = load_target(tiny_model, 1, 1 << 30)
-    return write_texts(model, TEXTS, LENGTH, lambda: True)
+    return read_texts(tiny_model, 1 << 30, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +100,25 @@ def test_the_right_shift_guesses_right(text, tiny_model, reads, made_for, shares
     assert {shift: int(each.sum()) for shift, each in right.items()} == {s: n * GUESSES for s, n in shares.items()}
     assert better_shift(right) == next((shift for shift, share in shares.items() if share), 0)
     assert not reader.sessions
-    assert len(set(reader.closed)) == len(reader.closed) == TEXTS * len(shares)
+    assert len(set(reader.closed)) == len(reader.closed) == len(TEXTS) * len(shares)
 
 
 def test_it_ends_when_time_does(text, tiny_model):
     left = iter([True, True, False])
     right = first_guesses(Reader(text, (1,), (1,), tiny_model), text, count(1), lambda: next(left))
-    assert {len(each) for each in right.values()} == {3 * TEXTS}
+    assert {len(each) for each in right.values()} == {3 * len(TEXTS)}
 
 
 @pytest.mark.parametrize(
     ("gained", "lost", "total", "clear"),
-    [(30, 10, 100, True), (12, 0, 124, False), (13, 0, 124, True), (20, 11, 100, False)],
+    [
+        (30, 10, 100, True),
+        (8, 0, 100, False),
+        (9, 0, 100, True),
+        (20, 11, 100, False),
+        (49, 0, 1000, False),
+        (50, 0, 1000, True),
+    ],
 )
 def test_chance_is_no_reason_to_warn(gained, lost, total, clear):
     own, other = np.zeros(total, bool), np.zeros(total, bool)
@@ -116,24 +127,38 @@ def test_chance_is_no_reason_to_warn(gained, lost, total, clear):
     assert better_shift({0: own, -1: np.zeros(total, bool), 1: other}) == (1 if clear else 0)
 
 
-def levels(caplog, *proposers, most_bytes=1 << 30) -> list[tuple[int, str]]:
+def levels(caplog, *proposers, most_bytes=1 << 30, target=None) -> list[tuple[int, str]]:
     with caplog.at_level(logging.INFO, "draft_service.boundary_check"):
-        check_boundaries(proposers, 1, most_bytes)
+        check_boundaries(proposers, most_bytes, target)
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
 def test_a_clearly_better_shift_is_warned_of_and_named(text, tiny_model, caplog):
     ((level, message),) = levels(caplog, Reader(text, (2, 3), (1, 2), tiny_model))
     assert level == logging.WARNING
-    assert "reader reads boundaries 1-2, but seems made for 2-3: 0 of 124" in message
-    assert "124 shifted by +1" in message
+    assert "reader reads boundaries 1-2, but seems made for 2-3: 0 of 378" in message
+    assert "378 shifted by +1" in message
     assert message.endswith("Try boundaries=2-3")
 
 
 def test_a_proposer_that_reads_what_it_was_made_for_is_let_be(text, tiny_model, caplog):
     ((level, message),) = levels(caplog, Reader(text, (1, 2), (1, 2), tiny_model, every=2))
     assert level == logging.INFO
-    assert message.startswith("boundaries 1-2 of reader: no shift is clearly better, 64 of 124")
+    assert message.startswith("boundaries 1-2 of reader: no shift is clearly better, 192 of 378")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("", "boundaries 2-5-8 of eagle3: no shift is clearly better"),
+        (":boundaries=3-6-9", "eagle3 reads boundaries 3-6-9, but seems made for 2-5-8"),
+    ],
+)
+def test_a_trained_head_whose_boundaries_are_one_off_is_warned_of(named, said, caplog):
+    options = ProposerOptions("eagle3", f"{DEMO}/slipstream-demo-eagle3:target={DEMO}/slipstream-demo{named}")
+    ((level, message),) = levels(caplog, eagle3.create(options))
+    assert level == (logging.WARNING if named else logging.INFO)
+    assert message.startswith(said)
 
 
 def test_guesses_that_are_never_right_tell_nothing(text, tiny_model, caplog):
@@ -149,7 +174,7 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     caplog.clear()
     ((level, message),) = levels(caplog, Reader(text, (1,), (1,), tiny_model), most_bytes=1000)
     assert level == logging.INFO
-    assert "MiB of weights, at most 0 are loaded for this" in message
+    assert "MiB of weights, at most 0 are read for this" in message
     caplog.clear()
     failing = Reader(text, (1,), (1,), tiny_model)
     failing.name, failing.propose = "failing", None
@@ -158,6 +183,20 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     assert second[1].startswith("boundaries 1 of reader: no shift")
     caplog.clear()
     assert levels(caplog, Reader(text, (1,), (1,), None)) == []
+
+
+def test_who_names_no_target_reads_the_one_that_is_served(text, tiny_model, tmp_path, caplog):
+    """But one that asks others has no states of its own, and one that reads none has the target read no text."""
+    reader, hybrid = Reader(text, (2, 3), (1, 2), None), HybridProposer("hybrid", HybridConfig())
+    hybrid.feature_boundaries = (1,)
+    ((level, message),) = levels(caplog, reader, hybrid, target=tiny_model)
+    assert level == logging.WARNING
+    assert "seems made for 2-3" in message
+    caplog.clear()
+    blind = Reader(text, (), (), None)
+    assert levels(caplog, blind, most_bytes=1000, target=tiny_model) == []
+    ((_, message),) = levels(caplog, Reader(text, (1,), (1,), tmp_path), target=tiny_model)
+    assert "reader are not checked" in message
 
 
 def test_eagle_heads_join(tiny_model, tmp_path, caplog):

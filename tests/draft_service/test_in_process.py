@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import sleep
@@ -26,6 +28,7 @@ ATTACHED = draft_pb2.AttachResponse(version=1, epoch=7, transport="inproc", num_
 REFUSED = 99
 SECONDS = 30.0
 FOREVER = 1e5
+DEMO = Path(__file__).parents[2] / "demo_models"
 
 
 class Recorder(Proposer):
@@ -176,6 +179,20 @@ def test_proposers_that_do_not_fit_are_named(host: InProcessHost) -> None:
 def test_what_is_no_proposer_is_refused(spec: str) -> None:
     with pytest.raises(InvalidArgumentError):
         create([spec], HostLimits())
+
+
+def test_proposers_are_tried_with_states_of_the_model_that_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    """Two that read a boundary which is none of theirs; n-grams, which read none, have no model read."""
+    head = f"eagle3:{DEMO}/slipstream-demo-eagle3:target={DEMO}/slipstream-demo:boundaries=3-6-9"
+    with caplog.at_level(logging.INFO, "draft_service.boundary_check"):
+        create(["ngram", head], HostLimits(target=str(DEMO / "slipstream-demo"), boundary_check_mib=100)).stop(SECONDS)
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "eagle3 reads boundaries 3-6-9, but seems made for 2-5-8" in record.getMessage()
+        caplog.clear()
+        create([head], HostLimits(target=str(DEMO / "slipstream-demo"))).stop(SECONDS)
+        create(["ngram"], HostLimits(target="nowhere", boundary_check_mib=100)).stop(SECONDS)
+    assert "eagle3" not in caplog.text
 
 
 def test_the_operators_limits_are_those_of_the_offer() -> None:

@@ -96,9 +96,10 @@ def test_a_shorter_context_reaches_the_engine() -> None:
 def test_proposers_of_this_process_are_listed_with_their_arguments() -> None:
     given = settings("--inproc", "draft-model:/models/draft", "--inproc", "ngram,suffix", "--inproc-threads", "3")
     assert given.inproc == ("draft-model:/models/draft", "ngram", "suffix")
-    assert given.host_limits == (3, None, None, None, "cpu")
-    limited = settings("--inproc-max-nodes", "8", "--inproc-max-depth", "4", "--inproc-topk", "2")
-    assert limited.host_limits == (1, 8, 4, 2, "cpu")
+    assert given.host_limits == (3, None, None, None, "cpu", str(given.model), 32_768)
+    limits = ("--inproc-max-nodes", "8", "--inproc-max-depth", "4", "--inproc-topk", "2")
+    limited = settings(*limits, "--inproc-boundary-check-mib", "0")
+    assert limited.host_limits == (1, 8, 4, 2, "cpu", str(limited.model), 0)
     assert settings("--device", "cuda").host_limits.device == "cuda:0"
     assert limited.inproc == ()
 

@@ -22,6 +22,9 @@ HOST_ENTRY_POINTS = "slipstream.proposer_hosts"
 IN_PROCESS = "inproc"
 """Name of the transport, and of the entry point."""
 
+BOUNDARY_CHECK_MIB = 32_768
+"""Weights of the largest target that is read to check boundaries, where the operator does not say."""
+
 StampValue = tuple[int, int, int, int, int]
 """Epoch, slot, generation, base length, root token."""
 
@@ -166,6 +169,8 @@ class HostLimits(NamedTuple):
     """CPU threads of the proposers, and the operator's limits of their trees: None where a proposer chooses.
 
     `max_nodes` counts the root, `top_k` the children of a node. `device` is where they compute, `cpu` or `cuda:N`.
+    `target` is the folder of the model that is served; proposers that read states are tried with those of its layers
+    above and below, unless its weights take more MiB than `boundary_check_mib`.
     """
 
     threads: int = 1
@@ -173,6 +178,8 @@ class HostLimits(NamedTuple):
     max_depth: int | None = None
     top_k: int | None = None
     device: str = "cpu"
+    target: str = ""
+    boundary_check_mib: int = 0
 
 
 class HostFactory(Protocol):
