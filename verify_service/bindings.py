@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment, offered_by
+from verify_service.commit_message import CommitMessage
 from verify_service.device_ring import Span
-from verify_service.draft_records import Close, Commit, DeviceRows, Gap, Offer, Open
-from verify_service.feature_feed import MESSAGE_BYTES, bytes_of, reachable, send_states, step_bytes
+from verify_service.draft_records import Close, Gap, Offer, Open
+from verify_service.feature_feed import reachable, send_states, step_bytes
 from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
@@ -47,54 +47,6 @@ class Running:
     def places(self) -> list[Place]:
         """All that is fed."""
         return [place for place in (self.place, self.successor) if place is not None]
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """What one step says to one attachment, in one message."""
-
-    attachment: Attachment
-    records: list[Commit] = field(default_factory=list)
-    slots: list[Slot] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    state_bytes: int = 0
-
-    def add(self, slot: Slot, committed: Committed) -> None:
-        """Its tokens, and their states where the slot has all those before, and the message has room."""
-        states: Bits | None = None
-        rows: DeviceRows | None = None
-        features = _aligned(slot, committed.features)
-        span = None if features is None else features.span_of(slot)
-        if features is not None and span is not None:
-            self.spans.append(span)
-            rows = span.rows(features.first, features.end)
-        elif features is not None and self.state_bytes + bytes_of(slot, features) <= MESSAGE_BYTES:
-            states = features.at(slot.boundaries)
-            self.state_bytes += states.nbytes
-        if features is not None and (states is not None or rows is not None):
-            slot.featured += len(features)
-        self.records.append(
-            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
-        )
-        self.slots.append(slot)
-
-    def put(self) -> bool:
-        """Queue the message, without states' bytes if these do not fit; False if it does not fit either way."""
-        fits = self.attachment.outbox.put(self.records)
-        if not fits and self.state_bytes:
-            for slot, record in zip(self.slots, self.records, strict=True):
-                slot.featured -= 0 if record.features is None else len(record.features)
-            fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
-        for span in self.spans if fits else ():
-            span.room.queued += 1
-        return fits
-
-
-def _aligned(slot: Slot, features: FeatureRows | None) -> FeatureRows | None:
-    """The states of a step, if the slot wants them and they follow those it has."""
-    if not slot.boundaries or features is None or features.first != slot.featured:
-        return None
-    return features if features.has(slot.boundaries) else None
 
 
 class Bindings:
@@ -183,7 +135,7 @@ class Bindings:
 
         Returns the requests whose drafter lacks states of older tokens.
         """
-        batches: dict[int, _Batch] = {}
+        batches: dict[int, CommitMessage] = {}
         self._asks = any(committed.catch_up or committed.max_nodes > 1 for committed in commits)
         for committed in commits:
             running = self.running.get(committed.key)
@@ -334,7 +286,7 @@ class Bindings:
             self._gap(attachment, slot)
         attachment.send(1)
 
-    def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, _Batch]) -> None:
+    def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, CommitMessage]) -> None:
         attachment, slot = place.attachment, place.slot
         slot.asked |= committed.catch_up
         begun = slot.handed_over
@@ -343,7 +295,7 @@ class Bindings:
             slot.begin(committed.tree)
         attachment.allowance.step()
         if slot.fed:
-            batches.setdefault(attachment.epoch, _Batch(attachment)).add(slot, committed)
+            batches.setdefault(attachment.epoch, CommitMessage(attachment)).add(slot, committed)
         elif slot.late:
             if not slot.boundaries and self._opens(running, place):
                 self._announce(running, place, running.opening.cached_length)

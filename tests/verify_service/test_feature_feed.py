@@ -16,7 +16,7 @@ from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream.v1 import draft_pb2, tensor_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.fed_drafter import FACTS, HIDDEN, KEY, ROW, Kept, Peer, states
-from verify_service import bindings, feature_feed
+from verify_service import commit_message, feature_feed
 from verify_service.draft_codec import encode_commands
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import (
@@ -33,9 +33,11 @@ from verify_service.tree_source import Committed, Extended, Opening
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, **most: int) -> None:
-    """Set how many bytes of states a `record`, a `message` or a `step` has."""
+    """Set how many bytes of states a `record`, a `message` or a `step` has, however few requests run."""
+    if "step" in most:
+        most = most | {"alone": most["step"]}
     for name, size in most.items():
-        monkeypatch.setattr(feature_feed if name == "record" else bindings, f"{name.upper()}_BYTES", size)
+        monkeypatch.setattr(commit_message if name == "message" else feature_feed, f"{name.upper()}_BYTES", size)
 
 
 OFFER = Offer("p", 8, 4, (3, 1))
