@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 class HeadConfig:
     """Shape and conventions of a head.
 
-    vocab_size: the target's, 0 where the file does not say. target_hidden_size: width of the target's states.
+    vocab_size: the target's; draft_vocab_size: tokens that are scored; num_aux_hidden_states: boundaries that are read;
+    0 where the file does not say. target_hidden_size: width of the target's states.
     boundaries: those the file names, in our numbering (`slipstream_kernels.models.boundaries`); empty: it names none.
     norm_before_residual: the first layer's residual is the normalised state.
     norm_before_fc, fc_norm: one norm before fc, or one for each boundary. norm_output: as the file has it; what it
@@ -45,6 +46,8 @@ class HeadConfig:
     tie_word_embeddings: bool
     speculators: bool
     eos_token_ids: tuple[int, ...]
+    draft_vocab_size: int = 0
+    num_aux_hidden_states: int = 0
 
     @classmethod
     def from_folder(cls, folder: Path) -> HeadConfig:
@@ -78,7 +81,15 @@ class HeadConfig:
             tie_word_embeddings=bool(outer.get("tie_word_embeddings") or layer.get("tie_word_embeddings")),
             speculators="speculators_model_type" in outer,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            draft_vocab_size=_told(outer, layer, "draft_vocab_size"),
+            num_aux_hidden_states=_told(outer, layer, "num_aux_hidden_states"),
         )
+
+
+def _told(outer: Mapping[str, Any], layer: Mapping[str, Any], name: str) -> int:
+    """A size in either part of the file, 0 where none has it."""
+    config = layer if outer.get(name) is None else outer
+    return 0 if config.get(name) is None else size(config, name)
 
 
 def _boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -39,6 +39,11 @@ def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None =
         return Eagle1(config, tensors, whole_vocabulary(embedding, head, map_file))
     if not own_head and maps["d2t"] is not None:
         raise CheckpointError("d2t is there, but not lm_head.weight of the draft vocabulary")
+    if config.draft_vocab_size not in (0, len(head)):
+        source = "lm_head.weight" if own_head else "no lm_head.weight is there, and the one to take"
+        raise CheckpointError(
+            f"config.json: draft_vocab_size is {config.draft_vocab_size}, {source} has {len(head)} rows"
+        )
     ids = target_ids(maps["d2t"], maps["t2d"], draft_size=len(head), target_size=len(embedding))
     if map_file is not None and ids is not None:
         raise CheckpointError("a token map is for heads without one; this EAGLE-3 head has d2t or t2d")

@@ -106,7 +106,12 @@ def num_states(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> int:
     if fc is None or fc.ndim != 2 or fc.shape[1] % config.target_hidden_size:
         shape = "missing" if fc is None else f"of shape {list(fc.shape)}"
         raise CheckpointError(f"fc.weight is {shape}, expected columns in multiples of {config.target_hidden_size}")
-    return fc.shape[1] // config.target_hidden_size
+    states = fc.shape[1] // config.target_hidden_size
+    if config.num_aux_hidden_states not in (0, states):
+        raise CheckpointError(
+            f"config.json: num_aux_hidden_states is {config.num_aux_hidden_states}, fc.weight reads {states} states"
+        )
+    return states
 
 
 def _required(family: str, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> Shapes:

@@ -133,6 +133,25 @@ def test_token_map_of_an_eagle3_head(tmp_path):
         load(tmp_path / "three", map_file=tmp_path / "freq.pt")
 
 
+@pytest.mark.parametrize(
+    ("layout", "config", "message"),
+    [
+        ("midlayer, offsets and mask", {"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4, fc.weight reads 3"),
+        ("midlayer, offsets and mask", {"num_aux_hidden_states": "3"}, "must be a positive integer"),
+        ("whole vocabulary", {"draft_vocab_size": 40}, r"draft_vocab_size is 40, lm_head\.weight has 96 rows"),
+        ("the target's scores", {"draft_vocab_size": 40}, r"draft_vocab_size is 40, no lm_head\.weight .* 96 rows"),
+    ],
+)
+def test_sizes_of_the_config_that_the_tensors_contradict(layout, config, message, tmp_path):
+    write_target(tmp_path / "target")
+    write_head(tmp_path / "head", EAGLE3[layout], **config)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "head")
+    for right in ({"draft_vocab_size": 96, "num_aux_hidden_states": 3}, {"draft_vocab_size": None}):
+        write_head(tmp_path / "head", EAGLE3["whole vocabulary"], **right)
+        assert load(tmp_path / "head").num_states == 3
+
+
 def test_a_file_that_would_run_code_is_refused(tmp_path):
     write_head(tmp_path / "head", EAGLE1["no bias"])
     marker = tmp_path / "ran"
