@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from draft_service.proposers.base import ProposerOptions
@@ -18,12 +19,16 @@ ALIASES: dict[str, dict[str, int]] = {
 """Names that users of other engines know: the fields that they set, and what is added to the number. SGLang's count of
 draft tokens has the root among them, as ours has; vLLM's count of speculative tokens has not."""
 
+PATHS = ("target", "token_map")
+"""Fields that hold paths; there may be none."""
+
 
 def configured(config: Config, options: ProposerOptions, *, prefix: str = "") -> Config:
     """`config`, a frozen dataclass, with the argument's values in place of the operator's limits and of its own.
 
-    A key is a field's name, before which `prefix` may stand, or one of ALIASES where the fields exist. Raises
-    InvalidArgumentError for unknown or repeated keys and for values that are not of the field's type.
+    A key is a field's name, before which `prefix` may stand, or one of ALIASES where the fields exist. A home folder's
+    `~` in paths is expanded. Raises InvalidArgumentError for unknown or repeated keys and for values that are not of
+    the field's type.
     """
     own = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type] # dataclass
     limits: dict[str, Any] = {
@@ -44,10 +49,20 @@ def configured(config: Config, options: ProposerOptions, *, prefix: str = "") ->
                 values[target] = kind(text) + more if more else kind(text)
             except ValueError:
                 raise _refusal(options, f"{key} must be {kind.__name__}, not {text!r}") from None
+    values = limits | values
+    values |= {name: str(expanded(values[name], options)) for name in PATHS if values.get(name)}
     try:
-        return replace(config, **limits | values)  # type: ignore[type-var] # as above
+        return replace(config, **values)  # type: ignore[type-var] # as above
     except ValueError as error:
         raise _refusal(options, str(error)) from error
+
+
+def expanded(path: str, options: ProposerOptions) -> Path:
+    """The path with its home folder in place of `~`. Raises InvalidArgumentError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise _refusal(options, f"{path}: {error}") from error
 
 
 def _refusal(options: ProposerOptions, reason: str) -> InvalidArgumentError:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from draft_service.proposers.arguments import Config, configured
+from draft_service.proposers.arguments import Config, configured, expanded
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Sampling, Target
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.checkpoint import fingerprint
@@ -25,7 +25,7 @@ def folder_and_config(options: ProposerOptions, default: Config) -> tuple[Path, 
     argument, _, rest = options.argument.partition(":")
     if not argument:
         raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
-    folder = Path(argument)
+    folder = expanded(argument, options)
     if not folder.is_dir():
         raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
     if options.top_k is not None:

@@ -123,4 +123,13 @@ def create(options: ProposerOptions) -> NgramProposer:
         longest = int(high if dash else low)
         shortest = int(low) if dash else min(NgramConfig().prompt_lookup_min, longest)
         options = replace(options, argument=f"prompt_lookup_min={shortest}:prompt_lookup_max={longest}")
-    return NgramProposer(options.name, configured(NgramConfig(), options))
+    return NgramProposer(options.name, configured(_default(options.argument), options))
+
+
+def _default(argument: str) -> NgramConfig:
+    """What counts where the argument says nothing. A shortest length above 5 named alone is the longest, too."""
+    named = dict(pair.partition("=")[::2] for pair in argument.split(":"))
+    shortest, default = named.get("prompt_lookup_min", ""), NgramConfig()
+    if "prompt_lookup_max" in named or not shortest.isdecimal():
+        return default
+    return replace(default, prompt_lookup_max=min(MAX_LENGTH, max(default.prompt_lookup_max, int(shortest))))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,18 @@ def test_the_operators_token_map_is_for_those_that_have_one_and_name_none() -> N
 
     assert (token_map(""), token_map("token_map=b.pt")) == ("a.pt", "b.pt")
     assert configured(Config(), ProposerOptions("name", token_map="a.pt")) == Config()
+
+
+def test_home_folders_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Lent:
+        target: str = ""
+        token_map: str = ""
+        mode: str = ""
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = ProposerOptions("name", "target=~/t:mode=~", token_map="~/a.pt")
+    assert configured(Lent(), options) == Lent(f"{tmp_path}/t", f"{tmp_path}/a.pt", "~")
+    assert configured(Lent(), ProposerOptions("name")) == Lent()
+    with pytest.raises(InvalidArgumentError, match="proposer name: ~nobody-of-this-name/t"):
+        configured(Lent(), ProposerOptions("name", "target=~nobody-of-this-name/t"))

@@ -41,6 +41,11 @@ def test_what_follows_the_folder_goes_before_the_operators_limits_and_these_befo
     assert chosen == (tmp_path, Limits(3, 7))
 
 
+def test_a_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert folder_and_config(options(f"~/{tmp_path.name}:topk=3"), Limits()) == (tmp_path, Limits(3))
+
+
 @pytest.mark.parametrize(("argument", "told"), [("", "needs a folder: guess:DIR"), ("/nowhere", "no such folder")])
 def test_no_folder_is_refused(argument: str, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told) as raised:

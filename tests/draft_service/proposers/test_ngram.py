@@ -107,8 +107,21 @@ def test_the_argument_sets_the_lengths() -> None:
     assert (config("2-8").prompt_lookup_min, config("2-8").prompt_lookup_max) == (2, 8)
     assert (config("4").prompt_lookup_min, config("4").prompt_lookup_max) == (1, 4)
     assert (config("1").prompt_lookup_min, config("1").prompt_lookup_max) == (1, 1)
+    longest = {"2": 5, "5": 5, "7": 7, "64": 64}
+    assert {low: config(f"prompt_lookup_min={low}").prompt_lookup_max for low in longest} == longest
     assert config("prompt_lookup_max=3:max_matches=1") == NgramConfig(prompt_lookup_max=3, max_matches=1)
-    for wrong in ("x", "3-", "-3", "5-2", "0", "65", "prompt_lookup_max=0", "prompt_lookup_min=7", "lookup=3"):
+    for wrong in (
+        "x",
+        "3-",
+        "-3",
+        "5-2",
+        "0",
+        "65",
+        "prompt_lookup_max=0",
+        "prompt_lookup_min=65",
+        "prompt_lookup_min=7:prompt_lookup_max=5",
+        "lookup=3",
+    ):
         with pytest.raises(InvalidArgumentError, match="proposer ngram: "):
             config(wrong)
 
