@@ -42,7 +42,10 @@ def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
 def _configured(given: str) -> str:
     text = json_text(given) if given else ""
     if text:
-        _parsed(tuple(config.spec for config in parse(text)))
+        configs = parse(text)
+        if any(config.inproc for config in configs):
+            raise ValueError("inproc is for whoever starts the verify service, too, as `slipstream serve` does")
+        _parsed(tuple(config.spec for config in configs))
     return text
 
 

@@ -63,7 +63,8 @@ def configured_draft(configs: Sequence[SpeculativeConfig], model: Path) -> tuple
 
     ModelNotFoundError for a folder of weights that is not there, ValueError for paths that no argument can carry.
     """
-    return tuple(_with_folder(config).serving(model).spec for config in configs)
+    resolved = [_with_folder(config).serving(model) for config in configs]
+    return tuple(IN_PROCESS + config.spec if config.inproc else config.spec for config in resolved)
 
 
 def _with_folder(config: SpeculativeConfig) -> SpeculativeConfig:

@@ -62,6 +62,7 @@ def test_a_drafter_with_a_gpu_looks_for_records_without_sleeping() -> None:
         ('{"method": "ngram", "max_nodes": 65}', "max_nodes: should be less than or equal to 64, got 65"),
         ("/no/such/file.json", "neither JSON nor a file"),
         ('{"method": "mtp"}', "mtp needs a model"),
+        ('{"method": "ngram", "inproc": true}', "inproc is for whoever starts the verify service"),
     ],
 )
 def test_a_bad_configuration_is_refused_with_its_key(text, reason, capsys) -> None:

@@ -94,14 +94,16 @@ def test_a_configuration_becomes_proposers_of_the_served_model(tiny_model, tiny_
         [
             {"method": "draft_model", "model": tiny_draft_model.name, "num_speculative_tokens": 3},
             {"method": "eagle3", "model": str(tiny_draft_model)},
-            {"method": "ngram"},
+            {"method": "ngram", "inproc": True},
+            {"method": "suffix", "inproc": False},
             {"method": "mine=package.module:create", "model": "anything"},
         ]
     )
     assert configured_draft(configs, tiny_model) == (
         f"draft-model:{tiny_draft_model}:max_depth=3:max_nodes=4",
         f"eagle3:{tiny_draft_model}:target={tiny_model}",
-        "ngram",
+        "inproc:ngram",
+        "suffix",
         "mine=package.module:create:anything",
     )
     with pytest.raises(ModelNotFoundError, match=r"model: no such folder: .*nowhere"):

@@ -26,7 +26,8 @@ PARAMETERS: dict[str, frozenset[str]] = {
     "mlp-speculator": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
     "mtp": _HEAD | {"feedback"},
 }
-"""Fields of SpeculativeConfig that each of our proposers takes, beside `method` and `draft_tensor_parallel_size`."""
+"""Fields of SpeculativeConfig that each of our proposers takes, beside `method`, `inproc` and
+`draft_tensor_parallel_size`."""
 
 
 def _plain(path: str) -> str:
@@ -46,7 +47,8 @@ class SpeculativeConfig(BaseModel):
     method: our name of the proposer, or NAME=module:factory. model: folder of its weights; for a proposer of another
     package its argument. target: folder of the model that is served. num_speculative_tokens: tokens of the longest
     path, and one row less than the tree has where `max_nodes` does not say otherwise. max_nodes: rows of the tree, the
-    root included. max_depth: tokens of the longest path. The rest is documented with the proposers that take it.
+    root included. max_depth: tokens of the longest path. inproc: whether it runs in the verify service's process, which
+    whoever starts both services sees to. The rest is documented with the proposers that take it.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -55,6 +57,7 @@ class SpeculativeConfig(BaseModel):
     model: PlainPath | None = None
     target: PlainPath | None = None
     draft_tensor_parallel_size: int = Field(default=1, ge=1, le=1)
+    inproc: bool = False
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=63)
     max_depth: int | None = Field(default=None, ge=1, le=63)
     max_nodes: int | None = Field(default=None, ge=2, le=64)
@@ -106,7 +109,7 @@ class SpeculativeConfig(BaseModel):
         """
         if self.model is None and "model" in PARAMETERS.get(self.method, ()):
             raise ValueError(f"{self.name} needs a model, the folder of its weights")
-        elsewhere = {"method", "model", "members", "boundaries", "draft_tensor_parallel_size"}
+        elsewhere = {"method", "model", "members", "boundaries", "draft_tensor_parallel_size", "inproc"}
         values: dict[str, Any] = self.model_dump(exclude_none=True, exclude=elsewhere | _TREE)
         values |= {"max_depth": self.depth, "max_nodes": self.rows}
         values["boundaries"] = "-".join(map(str, self.boundaries or ()))

@@ -51,7 +51,7 @@ NAMES = {
 """Fields of SpeculativeConfig by the other names that they have. vLLM's count of speculative tokens is a field of its
 own, for it leaves the root out; SGLang's of draft tokens counts it."""
 
-_COMMON = {"method", "draft_tensor_parallel_size"}
+_COMMON = {"method", "inproc", "draft_tensor_parallel_size"}
 _WHERE = "speculative_config"
 
 

@@ -59,7 +59,7 @@ def spec(config) -> str:
         ),
         ({"speculative_algorithm": "NGRAM", "num_draft_tokens": 12}, "ngram:max_nodes=12"),
         ({"method": "hybrid", "members": ["suffix", "ngram"], "max_nodes": 16}, "hybrid:suffix+ngram:max_nodes=16"),
-        ({"method": "ngram", "model": None, "max_depth": None}, "ngram"),
+        ({"method": "ngram", "model": None, "max_depth": None, "inproc": True}, "ngram"),
         ({"method": "mine=package.module:create", "model": "x"}, "mine=package.module:create:x"),
     ],
 )  # fmt: skip
@@ -96,6 +96,7 @@ def test_the_names_of_each_engine_mean_the_same(config, expected):
             "num_draft_tokens: must be 6 where speculative_eagle_topk is 1",
         ),
         ({"method": "draft_model", "model": "x", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: .*1"),
+        ({"method": "ngram", "inproc": "yes"}, "inproc: .*boolean, got 'yes'"),
         ({"method": "suffix", "mode": "bush"}, "mode: .*'tree' or 'path'"),
         ({"method": "suffix", "max_spec_factor": float("nan")}, "max_spec_factor: .*finite"),
         ({"method": "hybrid", "members": ["a b"]}, "members: .*'a b'"),
