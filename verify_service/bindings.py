@@ -52,13 +52,15 @@ class Running:
 class Bindings:
     """All requests that began, all attachments, and the slots in between."""
 
-    __slots__ = ("_asks", "_turn", "attachments", "gaps", "running")
+    __slots__ = ("_asks", "_hanging", "_turn", "attachments", "gaps", "running")
 
     def __init__(self) -> None:
         self.running: dict[RequestKey, Running] = {}
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
         self._turn = 0
+        self._hanging: set[Attachment] = set()
+        """Those that hang, as last seen."""
         self._asks = True
         """Whether any request asked for a tree after the last step."""
 
@@ -185,6 +187,28 @@ class Bindings:
             else:
                 self._prepare(running, running.place)
 
+    def heed_hangs(self, now: float) -> None:
+        """Requests of drafters that hang go to others that offer their proposer, and back once these are heard again.
+
+        One request is kept for each to catch up with, whose trees are what it is heard by.
+        """
+        hanging = {each for each in self.live if each.patience.hangs(now)}
+        if hanging != self._hanging:
+            self._hanging = hanging
+            self.rebalance()
+        for attachment in hanging:
+            if not attachment.slots.busy:
+                self._keep_one(attachment)
+
+    def _keep_one(self, attachment: Attachment) -> None:
+        for running in self.running.values():
+            offers = attachment.index_of(running.opening.proposer) is not None
+            if offers and running.place is not None and running.successor is None:
+                running.successor = self._take(attachment)
+                if running.successor is not None:
+                    self._open(running, running.successor, caught_up=False)
+                return
+
     def forget(self, attachment: Attachment) -> None:
         """An attachment is over: its requests go to another one that offers their proposer, or go on plainly."""
         self.attachments.pop(attachment.epoch, None)
@@ -217,7 +241,7 @@ class Bindings:
     def _hand_over(self, running: Running) -> None:
         """At a step boundary: let the successor take over if it has caught up."""
         successor = running.successor
-        if successor is None or running.place is None:
+        if successor is None or running.place is None or successor.attachment in self._hanging:
             return
         if successor.slot.refused:
             self._release(successor, None)
@@ -227,7 +251,8 @@ class Bindings:
             running.place, running.successor = successor, None
 
     def _due(self, running: Running) -> Attachment | None:
-        return choose(self._offering(running.opening.proposer), running.draw)
+        offering = self._offering(running.opening.proposer)
+        return choose([each for each in offering if each not in self._hanging] or offering, running.draw)
 
     def _offering(self, proposer: str) -> list[Attachment]:
         """Live attachments that offer a proposer, the newest first."""

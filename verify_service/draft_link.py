@@ -102,6 +102,7 @@ class DraftLink:
             ahead = [each for each in self._bindings.live if each.ahead]
             for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
+            self._bindings.heed_hangs(self._clock())
             begun = self._bindings.handed_over(commits)
             behind = self._bindings.commit(commits)
             if begun:
@@ -178,7 +179,8 @@ class DraftLink:
     def deaf(self) -> bool:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
         with self._changed:
-            return deaf(self._bindings.live, self._clock())
+            live, now = self._bindings.live, self._clock()
+            return any(each.patience.hangs(now) for each in live) and deaf(live, self._bindings.catching_up, now)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
@@ -217,6 +219,7 @@ class DraftLink:
         transport = connect(attachment, Means(transports).agreed(version, attachment, self.config.deadline))
         with self._changed:
             attachment.transport = transport
+            attachment.patience.heard(self._clock())
             self._bindings.rebalance()
         _log.info("epoch %d exchanges by %s", attachment.epoch, transport.name)
         return attachment
@@ -232,6 +235,7 @@ class DraftLink:
             attachment = self._registry.open(epoch, wake, transport, reason)
             assert attachment.transport is not None
             name, why = attachment.transport.name, attachment.transport_reason
+            attachment.patience.heard(self._clock())
             self._bindings.rebalance()
         level = logging.WARNING if why else logging.INFO
         _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")

@@ -291,7 +291,12 @@ class SlotTable:
     @property
     def busy(self) -> bool:
         """Whether any slot holds a request. For any thread."""
-        return len(self._free) < self.size
+        return self.taken_count > 0
+
+    @property
+    def taken_count(self) -> int:
+        """How many slots hold a request."""
+        return self.size - len(self._free)
 
     def take(self) -> Slot | None:
         """A free slot, or None if all are taken."""

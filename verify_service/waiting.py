@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
 from verify_service.deadline import Deadline
+from verify_service.patience import SILENCE
 
 TURN_SECONDS = 0.0002
 """How long a step sleeps at one ring while trees may come from elsewhere too."""
@@ -48,7 +49,14 @@ def learn(places: Sequence[Place | None], patient: set[int], now: float, waited:
             attachment.patience.skip()
 
 
-def deaf(attachments: Sequence[Attachment], now: float) -> bool:
-    """Whether all attachments hang that have requests, or all there are where none has any."""
-    told = [attachment for attachment in attachments if attachment.slots.busy] or attachments
+def deaf(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:
+    """Whether all attachments hang that have requests, or all there are where none has any.
+
+    One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.
+    """
+    told = [each for each in attachments if each.slots.busy and not _unheard(each, behind, now)] or attachments
     return bool(told) and all(attachment.patience.hangs(now) for attachment in told)
+
+
+def _unheard(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
+    return now - attachment.patience.heard_at >= SILENCE and behind.count(attachment) == attachment.slots.taken_count

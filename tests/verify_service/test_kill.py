@@ -16,7 +16,7 @@ from verify_service.draft_records import AttachReply, AttachRequest, Commit, Off
 from verify_service.link_types import LinkConfig
 from verify_service.outbox import Outbox
 from verify_service.patience import MAX_MISSES, SILENCE
-from verify_service.request import RequestKey
+from verify_service.request import FinishReason, RequestKey
 
 DEADLINE = 0.02
 KEYS = [RequestKey(1, number) for number in range(8)]
@@ -78,17 +78,22 @@ class Steps:
         self.link = DraftLink(FACTS, LinkConfig(deadline=DEADLINE), clock=lambda: clock[0])
         self.attachments = [attached(self.link, drafter) for drafter in drafters]
         self.lengths = count(4)
+        self.keys = KEYS
         for key in KEYS:
             self.link.begin(opening(key))
 
     def step(self) -> tuple[int, float]:
         """How many trees it got, and how long it waited; every step takes a millisecond."""
         length, begun = next(self.lengths), self.clock[0]
-        self.link.commit([committed(length, 10, key=key) for key in KEYS])
-        trees = self.link.collect(KEYS)
+        self.link.commit([committed(length, 10, key=key) for key in self.keys])
+        trees = self.link.collect(self.keys)
         waited = self.clock[0] - begun
         self.clock[0] += 0.001
         return sum(tree is not None for tree in trees), waited
+
+    def requests(self) -> list[int]:
+        """Of each drafter, those included that it has yet to take over."""
+        return [state.requests for state in self.link.state().drafters]
 
 
 @pytest.fixture
@@ -141,6 +146,59 @@ def test_one_that_says_nothing_is_asked_for_a_while_and_hangs_after_a_second(clo
     steps.step()
     assert not steps.link.deaf() and steps.link.expects(KEYS)
     assert steps.step() == (len(KEYS), 0.0)
+
+
+def test_requests_of_one_that_hangs_go_to_another_until_it_is_heard(clock: list[float]) -> None:
+    standing_by, drafter = Drafter(clock), Drafter(clock)
+    steps = Steps(standing_by, drafter, clock=clock)
+    assert (steps.step(), steps.requests()) == ((len(KEYS), 0.0), [0, len(KEYS)])
+    drafter.lives = False
+    for _ in range(2 * MAX_MISSES):
+        steps.step()
+    assert steps.requests() == [0, len(KEYS)], "it may be slow"
+    clock[0] += SILENCE
+    steps.step()
+    steps.step()
+    assert [steps.step() for _ in range(20)] == [(len(KEYS), 0.0)] * 20
+    assert steps.requests() == [len(KEYS), 1], "one is kept to hear it by"
+    assert not steps.link.deaf()
+    steps.link.end(KEYS[0], FinishReason.STOP)
+    steps.keys = KEYS[1:]
+    steps.step()
+    assert steps.requests() == [len(steps.keys), 1], "another one is kept"
+    drafter.lives = True
+    assert [steps.step() for _ in range(4)] == [(len(steps.keys), 0.0)] * 4
+    assert steps.requests() == [0, len(steps.keys)]
+
+
+def test_where_those_who_stand_by_hang_too_requests_stay_and_nobody_is_told(clock: list[float]) -> None:
+    both = [Drafter(clock), Drafter(clock)]
+    steps = Steps(*both, clock=clock)
+    for drafter in both:
+        drafter.lives = False
+    for _ in range(2 * MAX_MISSES):
+        steps.step()
+    clock[0] += SILENCE
+    assert [steps.step() for _ in range(3)] == [(0, 0.0)] * 3
+    assert steps.requests() == [len(KEYS), len(KEYS)]
+    assert [state.catching_up for state in steps.link.state().drafters] == [len(KEYS), 0]
+    assert steps.link.deaf()
+    both[0].lives = True
+    assert [steps.step() for _ in range(3)][1:] == [(len(KEYS), 0.0)] * 2
+    assert steps.requests() == [len(KEYS), 1] and not steps.link.deaf()
+
+
+def test_requests_of_one_that_hangs_stay_where_nobody_else_offers_their_proposer(clock: list[float]) -> None:
+    drafter = Drafter(clock)
+    steps = Steps(drafter, clock=clock)
+    drafter.lives = False
+    for _ in range(2 * MAX_MISSES):
+        steps.step()
+    clock[0] += SILENCE
+    steps.step()
+    assert steps.requests() == [len(KEYS)]
+    drafter.lives = True
+    assert [steps.step() for _ in range(3)][1:] == [(len(KEYS), 0.0)] * 2
 
 
 def test_one_miss_before_nobody_asks_anything_is_no_hang(clock: list[float]) -> None:
