@@ -212,6 +212,7 @@ class Bindings:
     def forget(self, attachment: Attachment) -> None:
         """An attachment is over: its requests go to another one that offers their proposer, or go on plainly."""
         self.attachments.pop(attachment.epoch, None)
+        self._hanging.discard(attachment)
         for slot in attachment.slots.taken():
             running = None if slot.key is None else self.running.get(slot.key)
             if running is not None:
