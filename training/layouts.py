@@ -18,6 +18,8 @@ from torch import Tensor
 
 from slipstream_kernels.models.checkpoint import weight_files
 from slipstream_kernels.models.config import CheckpointError, read_json
+from training.durable import write_whole
+from training.fit.card import CARD
 from training.fit.export import write_head
 from training.fit.target import SCORES, Target
 
@@ -61,6 +63,8 @@ def export_head(source: Path, out: Path, layout: str, *, model: Path | None = No
     write_head(part, published.tensors, published.config, torch.bfloat16)
     for extra in folder.glob("tokenizer*"):
         shutil.copyfile(extra, part / extra.name)
+    if (card := folder / CARD).is_file():
+        write_whole(part / CARD, card.read_bytes() + f"\nThis folder has the layout that {layout} loads.\n".encode())
     part.replace(out)
     return family
 

@@ -103,6 +103,13 @@ def test_speculators_names_the_target_and_the_chain(run, tmp_path):
     assert HeadConfig.from_folder(out).speculators
 
 
+def test_an_export_brings_the_card(run, tmp_path):
+    (run / "head" / "README.md").write_text("# A head\n")
+    export_head(run, tmp_path / "out", "sglang")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("# A head\n") and "sglang" in card
+
+
 def test_an_export_that_is_killed_is_done_again(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
 

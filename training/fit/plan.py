@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,10 @@ from training.features.source import FeatureSource, TokenSequence
 from training.fit.batch import reach
 from training.fit.settings import FitSettings
 from training.fit.threads import one_thread
+
+NO_CATEGORY = "without a category"
+SETS = 24
+"""Categories that are told one by one."""
 
 WINDOW = 1024
 """Sequences among which those that fill a row are looked for, and that are surveyed together."""
@@ -24,13 +30,17 @@ class Survey:
 
     lengths int64 [n]: tokens of each sequence that are used. counts int64 [n, steps]: positions that count at each
     unroll step. frequencies int64 [vocabulary]: how often the target produced each token. recorded bool [n]: which
-    sequences others than the target wrote.
+    sequences others than the target wrote. produced int64 [n]: tokens that count as the target's. categories: of each.
+    prompts: conversations.
     """
 
     lengths: np.ndarray
     counts: np.ndarray
     frequencies: np.ndarray
     recorded: np.ndarray
+    produced: np.ndarray
+    categories: tuple[str, ...]
+    prompts: int
 
     @classmethod
     @one_thread()
@@ -40,6 +50,9 @@ class Survey:
         counts = np.zeros((len(source), steps), np.int64)
         recorded = np.zeros(len(source), np.bool_)
         frequencies = torch.zeros(vocab_size, dtype=torch.int64)
+        tokens_produced = np.zeros(len(source), np.int64)
+        categories: list[str] = []
+        prompts: set[str] = set()
         for begin in range(0, len(source), WINDOW):
             window = slice(begin, min(begin + WINDOW, len(source)))
             sequences = [source.tokens(index) for index in range(window.start, window.stop)]
@@ -53,10 +66,39 @@ class Survey:
             begins = (ends - each).numpy()
             lengths[window] = each
             recorded[window] = [sequence.recorded for sequence in sequences]
+            tokens_produced[window] = np.add.reduceat(produced.numpy().astype(np.int64), begins)
+            categories += [sequence.category for sequence in sequences]
+            prompts |= {sequence.id for sequence in sequences}
             for step in range(steps):
                 counts[window, step] = np.add.reduceat((reached > step).astype(np.int64), begins)
             frequencies += torch.bincount(ids[produced], minlength=vocab_size)
-        return cls(lengths, counts, frequencies.numpy(), recorded)
+        found = (frequencies.numpy(), recorded, tokens_produced, tuple(categories), len(prompts))
+        return cls(lengths, counts, *found)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it: counts of all of it and by category, the largest first, the last of them together."""
+        sequences = Counter(self.categories)
+        produced: Counter[str] = Counter()
+        for category, count in zip(self.categories, self.produced.tolist(), strict=True):
+            produced[category] += count
+        sets = {
+            name or NO_CATEGORY: {"sequences": sequences[name], "produced": count}
+            for name, count in produced.most_common(SETS)
+        }
+        if rest := produced.most_common()[SETS:]:
+            others = {
+                "sequences": sum(sequences[name] for name, _ in rest),
+                "produced": sum(count for _, count in rest),
+            }
+            sets[f"{len(rest)} others"] = others
+        return {
+            "sequences": len(self.lengths),
+            "prompts": self.prompts,
+            "tokens": int(self.lengths.sum()),
+            "produced": int(self.produced.sum()),
+            "recorded": int(self.recorded.sum()),
+            "categories": sets,
+        }
 
 
 def _foreign(sequences: Sequence[TokenSequence], vocab_size: int) -> str:

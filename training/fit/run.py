@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.models.config import ModelConfig
 from training.durable import check_task, sole_user, write_whole
 from training.features.source import FeatureSource
 from training.fit.batch import Frame
+from training.fit.card import CARD, render
 from training.fit.checkpoint import Checkpoints
 from training.fit.export import copy_tokenizer, write_head
 from training.fit.family import Family, Head, family_of
@@ -163,6 +165,8 @@ class Run:
             "boundaries": list(self.source.boundaries),
             "steps": self.plan.steps,
             "sequences": self.plan.used,
+            "data": self.survey.document(),
+            **self._target(),
             "start": self.start,
             "labels": self.labels,
             "head": about,
@@ -170,12 +174,20 @@ class Run:
         }
         if self.world.leads:
             write_head(self.folder / HEAD, self.head.tensors(), self.head.config(), torch.bfloat16)
+            write_whole(self.folder / HEAD / CARD, render(manifest).encode())
             if self.settings.family == "draft-model":
                 copy_tokenizer(self.source.model, self.folder / HEAD)
             write_whole(self.folder / CURVES, _json(summarised(self.folder / JOURNAL)))
             write_whole(self.folder / MANIFEST, _json(manifest))
         self.world.wait()
         return manifest
+
+    def _target(self) -> dict[str, Any]:
+        """What it is, and which of its states are read."""
+        config = ModelConfig.from_folder(self.source.model)
+        shape = {"layers": config.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+        reads = sorted(family_of(self.settings).boundaries(config))
+        return {"target": {"name": self.source.model.resolve().name} | shape, "reads": reads}
 
 
 def fit(

@@ -48,6 +48,22 @@ def test_a_survey_counts_what_can_be_learnt() -> None:
         Survey.of(source([(10, 6)]), row_length=24, steps=3, vocab_size=8)
 
 
+def test_a_survey_tells_what_there_is_by_category() -> None:
+    tokens, produced = torch.arange(10), torch.arange(10) >= 4
+    sizes = {f"set {n}": 2 * n + 1 for n in range(26)} | {"": 70}
+    made = [
+        FeatureSequence(f"{name} {n // 2}", name, tokens, produced, torch.empty(10, 0), part=n % 2)
+        for name, size in sizes.items() for n in range(size)
+    ]  # fmt: skip
+    document = Survey.of(InMemory(Path(), made), row_length=8, steps=1, vocab_size=64).document()
+    assert (document["sequences"], document["prompts"]) == (746, 26 * 27 // 2 + 35)
+    assert (document["tokens"], document["produced"], document["recorded"]) == (8 * 746, 4 * 746, 0)
+    names = list(document["categories"])
+    assert names[:2] == ["without a category", "set 25"] and names[-1] == "3 others"
+    assert document["categories"]["set 25"] == {"sequences": 51, "produced": 204}
+    assert document["categories"]["3 others"] == {"sequences": 1 + 3 + 5, "produced": 36}
+
+
 def test_every_epoch_has_every_row_once() -> None:
     plan, survey = planned(epochs=6)
     assert (plan.used, plan.left_out, len(plan.rows)) == (13, 2, 10)

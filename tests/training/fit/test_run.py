@@ -44,7 +44,8 @@ def whole(source: InMemory, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    names = ("head/model.safetensors", "head/config.json", "metrics.jsonl", "metrics.json", "manifest.json")
+    names = ("head/model.safetensors", "head/config.json", "head/README.md", "metrics.jsonl", "metrics.json")
+    names += ("manifest.json",)
     return {name: (folder / name).read_bytes() for name in names}
 
 
@@ -58,6 +59,21 @@ def test_it_learns_and_its_head_is_served(whole: Path, source: InMemory) -> None
     summary = json.loads((whole / "metrics.json").read_bytes())
     assert summary["simulated_acceptance_length"] == heldout[-1]["acceptance_length"] >= 1
     assert len(list((whole / CHECKPOINTS).glob("*.pt"))) == 2
+
+
+def test_its_card_tells_what_it_is(whole: Path, source: InMemory) -> None:
+    manifest = json.loads((whole / "manifest.json").read_bytes())
+    card = (whole / "head" / "README.md").read_text()
+    held = manifest["heldout"]
+    tokens = sum(len(each.token_ids) for each in source.sequences)
+    produced = sum(int(each.produced.sum()) for each in source.sequences)
+    assert f"24 sequences of 24 conversations: {tokens} tokens, of which {produced} are learnt from" in card
+    assert f"| test | 24 | {produced} |" in card
+    assert f"An EAGLE-3 head for {source.model.name}, a model of 8 layers" in card
+    assert f"slipstream serve --model {source.model.name} --draft eagle3:" in card
+    assert "| tokens scored | 64 of 128 |" in card and f"{manifest['head']['coverage']:.2%}" in card
+    assert f"A chain of 3 yields {held['acceptance_length']:.2f} tokens" in card
+    assert f"| lr | {SETTINGS.lr} |" in card and "| boundaries whose states it learnt from | 2, 4, 5, 9 |" in card
 
 
 def test_frozen_scores_stay_the_targets(source: InMemory, tmp_path: Path) -> None:
