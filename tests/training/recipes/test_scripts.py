@@ -65,12 +65,15 @@ def test_nothing_is_left_however_a_recipe_ends(tmp_path, end, status, told):
 def test_arguments_that_make_no_sense_are_told(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    none, full, out = (tmp_path / name for name in ("none", "full", "out"))
     asked = [
-        ((), 2, "PROMPTS OUT"),
-        ((tmp_path / "none", tmp_path / "out"), 1, f"there are no prompts at {tmp_path / 'none'}"),
-        ((tmp_path, tmp_path / "full"), 1, f"{tmp_path / 'full'} is not empty"),
+        ("eagle3_one_gpu.sh", (), 2, "PROMPTS OUT"),
+        ("eagle3_one_gpu.sh", (none, out), 1, f"there are no prompts at {none}"),
+        ("eagle3_one_gpu.sh", (tmp_path, full), 1, f"{full} is not empty"),
+        ("families.sh", (none,), 2, "FEATURES HELDOUT OUT"),
+        ("families.sh", (full, none, out), 1, f"there are no features at {none}"),
     ]
-    for arguments, status, told in asked:
-        recipe = bash(RECIPES / "eagle3_one_gpu.sh", tmp_path, *arguments)
+    for script, arguments, status, told in asked:
+        recipe = bash(RECIPES / script, tmp_path, *arguments)
         errors = recipe.communicate(timeout=60)[1]
         assert (recipe.returncode, told in errors) == (status, True), errors
