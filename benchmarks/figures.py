@@ -209,6 +209,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "distribution": distribution,
     "acceptance": proposer_tables.acceptance,
     "proposers": proposer_tables.proposers,
+    "proposers_eagle3": proposer_tables.lengths,
     "coupling": proposer_tables.coupling,
     "proposer_search": proposer_tables.search,
     "speculation": speculation,

@@ -42,10 +42,16 @@ def acceptance(content: Content) -> str:
     return "\n\n".join([*parts, _note(content)])
 
 
-def proposers(content: Content) -> str:
+def lengths(content: Content) -> str:
+    """As `proposers`, without what depends on time."""
+    return proposers(content, ("acceptance length",))
+
+
+def proposers(content: Content, measures: Sequence[str] = tuple(MEASURES)) -> str:
     """A table a temperature and measure."""
     parts: list[str] = []
-    for name, (unit, show) in MEASURES.items():
+    for name in measures:
+        unit, show = MEASURES[name]
         for temperature in dict.fromkeys(cell["temperature"] for cell in content["cells"]):
             chosen = [cell for cell in content["cells"] if cell["temperature"] == temperature]
             header, rows = _grid(chosen, show, named=False)

@@ -36,11 +36,15 @@ _MODEL = "draft_service.proposers.draft_model:create:{draft}"
 _GREEDY = "benchmarks.uncoupled:create:draft-model:{draft}"
 _CHAIN = ":num_steps=4:topk=1"
 _TREE = ":num_steps=4:topk=4:num_draft_tokens=16"
+_HEAD = "eagle3:{head}:target={model}"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Proposers to compare, "{draft}" standing for the draft model's folder, and on what by default."""
+    """Proposers to compare, and on what by default.
+
+    In their arguments "{draft}", "{head}" and "{model}" stand for the folders of draft model, head and target.
+    """
 
     draft: tuple[str, ...]
     workloads: tuple[str, ...]
@@ -51,7 +55,7 @@ class Comparison:
 
 SETS: dict[str, Comparison] = {
     "proposers": Comparison(
-        ("draft-model:{draft}" + _TREE, "ngram:num_draft_tokens=16:num_steps=15", "suffix", "hybrid"),
+        ("draft-model:{draft}" + _TREE, _HEAD + _TREE, "ngram:num_draft_tokens=16:num_steps=15", "suffix", "hybrid"),
         ("spec-bench", *AGENTIC, MIXED),
         (0.0, 1.0),
         max_nodes=16,
@@ -176,6 +180,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--temperatures", nargs="+", type=float, help="in place of the set's; --search takes the first")
     add("--model", type=Path, default=demo / "slipstream-demo", help="target model")
     add("--draft-model", type=Path, default=demo / "slipstream-demo-draft", help="draft model of the sets")
+    add("--head", type=Path, default=demo / "slipstream-demo-eagle3", help="EAGLE-3 head of the sets")
     add("--limit", type=int, help="prompts of each row of the tables; default: all")
     add("--longest", type=int, default=8000, help="characters of the longest prompt (8000)")
     add("--tokens", type=int, default=64, help="longest answer (64)")
@@ -197,7 +202,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     chosen = SETS[options.set]
     options.plain = chosen.plain
-    options.draft = [spec.format(draft=options.draft_model) for spec in options.draft or chosen.draft]
+    folders = {"draft": options.draft_model, "head": options.head, "model": options.model}
+    options.draft = [spec.format(**folders) for spec in options.draft or chosen.draft]
     options.workloads = options.workloads or list(chosen.workloads)
     options.temperatures = options.temperatures or list(chosen.temperatures)
     options.max_nodes = options.max_nodes or chosen.max_nodes

@@ -31,6 +31,15 @@ def test_a_row_a_category_and_a_column_a_setting() -> None:
     assert "busy" not in text
 
 
+def test_acceptance_lengths_are_shown_without_times_that_nobody_kept() -> None:
+    kept = cell("w", "a", "x", 0.0, 1.5)
+    for name in ("seconds", "tokens_a_second", "draft_ms"):
+        del kept[name]
+    text = proposer_tables.lengths(content(kept))
+    assert "| w: a     | 1.50 |" in text
+    assert "tokens/s" not in text
+
+
 def test_a_busy_machine_is_told() -> None:
     assert "load average 3.0" in proposer_tables.proposers(content(cell("w", "all", "x", 0.0, 1.0), load=3.0))
 

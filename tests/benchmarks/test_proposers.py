@@ -6,11 +6,13 @@ from pathlib import Path
 from benchmarks.proposers import SETS, main, parsed
 
 
-def test_sets_name_the_draft_models_folder() -> None:
+def test_sets_name_the_folders() -> None:
     for name in SETS:
         options = parsed(["--prompts", "p", "--set", name, "--draft-model", "/d"])
         assert not [spec for spec in options.draft if "{" in spec]
         assert any("/d" in spec for spec in options.draft)
+    (head,) = [spec for spec in parsed(["--prompts", "p", "--head", "/h", "--model", "/m"]).draft if "eagle3" in spec]
+    assert head.startswith("eagle3:/h:target=/m:")
     given = parsed(["--prompts", "p", "--draft", "ngram", "--temperatures", "0.5", "--topk", "2,3"])
     assert (given.draft, given.temperatures, given.topk, given.max_nodes) == (["ngram"], [0.5], (2, 3), 16)
 
