@@ -1,6 +1,6 @@
 """Short texts as a target reads them, on the CPU: its states at every boundary, and its likeliest token after each.
 
-The texts are read once, all together, layer by layer, so that no more than a layer of the weights is in memory.
+The texts are read once, all together, layer by layer, so that of the weights no more than a layer is in memory.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def read_texts(folder: Path, most_bytes: int, seconds: float) -> TargetText:
         tokens = _encoded(folder, config)
         states, last = _states(folder, config, tokens, seconds)
         likeliest = _likeliest(folder, config, last)
-    bits = states.view(torch.uint16).numpy().reshape(len(states), *tokens.shape, -1)
-    return TargetText(tokens, likeliest.numpy().reshape(tokens.shape), np.ascontiguousarray(bits.transpose(1, 2, 0, 3)))
+    bits = states.view(torch.uint16).numpy().reshape(*tokens.shape, *states.shape[1:])
+    return TargetText(tokens, likeliest.numpy().reshape(tokens.shape), bits)
 
 
 @contextmanager
@@ -154,28 +154,28 @@ def _encoded(folder: Path, config: ModelConfig) -> npt.NDArray[np.int64]:
 def _states(
     folder: Path, config: ModelConfig, tokens: npt.NDArray[np.int64], seconds: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of all boundaries, bfloat16 [boundaries, rows, hidden], and those after the final norm in float32."""
+    """Those of all boundaries, bfloat16 [rows, boundaries, hidden], and those after the final norm in float32."""
     texts, length = tokens.shape
     shape = replace(HeadConfig.from_folder(folder), num_layers=1)
     rotary = rotary_rows(shape, torch.arange(length).repeat(texts))
     names = [name for name, _ in expected_shapes(config)]
     embedding = read_tensors(folder, ["model.embed_tokens.weight"])["model.embed_tokens.weight"]
     x = embedding[torch.from_numpy(tokens.flatten())].float()
-    states = torch.empty(config.num_layers + 2, *x.shape, dtype=torch.bfloat16)
+    states = torch.empty(len(x), config.num_layers + 2, config.hidden_size, dtype=torch.bfloat16)
     began = time.monotonic()
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
         layer = DecoderLayer(shape, 0, _renamed(folder, prefix, [name for name in names if name.startswith(prefix)]))
         segments = [Segment.committed(_cache(shape, length), length) for _ in range(texts)]
-        states[index] = x
+        states[:, index] = x
         x = layer.forward(layer.norm("input_layernorm", x), x, rotary, segments)
         if index == 0:
             began = time.monotonic()  # the first one is slow, as whatever comes first
         elif (expected := (time.monotonic() - began) / index * config.num_layers) > seconds:
             raise FailedPreconditionError(f"reading {folder} here would take {expected:.0f} s, more than {seconds:.0f}")
-    states[-2] = x
+    states[:, -2] = x
     norm = read_tensors(folder, ["model.norm.weight"])["model.norm.weight"].float()
-    states[-1] = last = rms_norm(x, norm, config.rms_norm_eps)
+    states[:, -1] = last = rms_norm(x, norm, config.rms_norm_eps)
     return states, last
 
 
