@@ -60,7 +60,7 @@ class Bindings:
         self.gaps = 0
         self._turn = 0
         self._hanging: set[Attachment] = set()
-        """Those that hang, as last seen."""
+        """Those that hang, as last seen, and such of which it is not known whether they do."""
         self._asks = True
         """Whether any request asked for a tree after the last step."""
 
@@ -190,9 +190,13 @@ class Bindings:
     def heed_hangs(self, now: float) -> None:
         """Requests of drafters that hang go to others that offer their proposer, and back once these are heard again.
 
-        One request is kept for each to catch up with, whose trees are what it is heard by.
+        Who stands by, and has said nothing lately, may hang as well. Each of them all is told of one request to catch
+        up with, whose tree is what it is heard by.
         """
         hanging = {each for each in self.live if each.patience.hangs(now)}
+        if hanging:
+            drafting = {running.place.attachment for running in self.running.values() if running.place is not None}
+            hanging |= {each for each in self.live if each.patience.unheard(now) and each not in drafting}
         if hanging != self._hanging:
             self._hanging = hanging
             self.rebalance()

@@ -55,6 +55,10 @@ class Patience:
         in_vain = max(self.misses, self.ignored) >= MAX_MISSES
         return in_vain and self.heard_at < self.missed_at <= now - SILENCE
 
+    def unheard(self, now: float) -> bool:
+        """Whether it has said nothing for `SILENCE` seconds or more, asked for anything or not."""
+        return now - self.heard_at >= SILENCE
+
     @property
     def _silent(self) -> bool:
         return self.misses > 0 and self.heard_at < self.waited_at

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
 from verify_service.deadline import Deadline
-from verify_service.patience import SILENCE
 
 TURN_SECONDS = 0.0002
 """How long a step sleeps at one ring while trees may come from elsewhere too."""
@@ -59,4 +58,4 @@ def deaf(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: f
 
 
 def _unheard(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
-    return now - attachment.patience.heard_at >= SILENCE and behind.count(attachment) == attachment.slots.taken_count
+    return attachment.patience.unheard(now) and behind.count(attachment) == attachment.slots.taken_count
