@@ -149,7 +149,8 @@ def _chunks(inputs: Sequence[Path], store: Store, settings: PromptSettings, pend
                 if entry.prompt is not None:
                     digest = _digest(entry.prompt.turns)
                     entry.duplicate = digest in pending or store.seen(digest)
-                    pending.add(digest)
+                    if not entry.duplicate:  # what is a duplicate is not settled
+                        pending.add(digest)
             yield _Chunk(entries, Position(index, group[-1][0]))
 
 

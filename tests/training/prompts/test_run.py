@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from training.durable import MismatchError
+from training.prompts import run
 from training.prompts.records import Turn
 from training.prompts.run import clean_prompts, is_heldout
 from training.prompts.settings import PromptSettings
@@ -106,6 +107,22 @@ def test_what_is_evaluated_on_is_kept_out(tmp_path):
     (tmp_path / "none.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"none.jsonl holds no prompt"):
         clean([tmp_path / "in.jsonl"], tmp_path / "other", settings, against=[tmp_path / "none.jsonl"])
+
+
+def test_what_is_under_way_is_forgotten_once_it_is_settled(tmp_path, monkeypatch):
+    lines = [json.dumps({"prompt": text(number % 200)}) + "\n" for number in range(900)]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    settle, left = run._settle, []
+
+    def settled(chunk, store, settings, pending):
+        done = settle(chunk, store, settings, pending)
+        left.append(len(pending))
+        return done
+
+    monkeypatch.setattr(run, "_settle", settled)
+    manifest = clean([tmp_path / "in.jsonl"], tmp_path / "out")
+    assert manifest["dropped"] == {"duplicate": 700}
+    assert left[-1] == 0
 
 
 def test_answers_and_texts_are_cleaned_too_where_they_are_kept(tmp_path):
