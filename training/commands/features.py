@@ -62,11 +62,11 @@ def features(
         settings = FeatureSettings(boundary_numbers(boundaries), max_tokens, longer)
         machine = Machine(device, threads, rows, gpu_memory_utilization)
         plan = plan_features(answers, model, settings, shard_bytes=shard_mib << 20)
-        if dry_run:
-            print(render_plan(plan, out))
-            raise typer.Exit(0 if plan.room(out).suffices else 1)
-        if restart:
+        if restart and not dry_run:
             remove_run(out)
+        print(render_plan(plan, out), flush=True)
+        if dry_run:
+            raise typer.Exit(0 if plan.room(out).suffices else 1)
         outcome = extract_features(plan, out, machine)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

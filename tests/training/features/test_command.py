@@ -34,6 +34,7 @@ def test_it_tells_what_it_would_write_then_writes_it(answers: Path, tiny_model: 
     done = command(answers, tiny_model, "--boundaries", "1,3")
     assert done.exit_code == 0, done.output
     assert "42 tokens of 2 sequences" in done.output
+    assert done.output.startswith("2 sequences of 42 tokens")
     assert f"{FeatureSet(answers.with_name('out')).index['shards'][0]['bytes'] / 1024:.1f} KiB" in told.output
 
 
