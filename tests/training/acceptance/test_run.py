@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from copy import deepcopy
 
 import pytest
 
@@ -117,6 +122,35 @@ def test_an_interrupted_run_goes_on_where_it_stood(patient_cluster, prompts, tmp
     assert not (tmp_path / "cut" / JOURNAL).exists()
     with pytest.raises(MismatchError):
         measure(prompts, tmp_path / "cut", patient_cluster)
+
+
+def start(prompts, folder, address):
+    command = [sys.executable, "-m", "training", "evaluate", str(prompts), "--out", str(folder), "--gateway", address]
+    command += ["--proposer", "draft-model", "--proposer", "ngram", "--max-tokens", "20", "--seed", "3"]
+    command += ["--concurrency", "1"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def journalled(folder):
+    journal = folder / JOURNAL
+    return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
+
+
+def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(patient_cluster, prompts, result, tmp_path):
+    folder = tmp_path / "killed"
+    process = start(prompts, folder, patient_cluster.gateway_grpc)
+    while process.poll() is None and journalled(folder) < 8:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert 8 <= journalled(folder) < 36
+    with (folder / JOURNAL).open("ab") as journal:
+        journal.write(b'{"id": "cut by the ki')
+    last = start(prompts, folder, patient_cluster.gateway_grpc)
+    errors = last.communicate(timeout=100)[1]
+    assert last.returncode == 0, errors
+    assert without_times(read_result(folder)) == without_times(deepcopy(result))
 
 
 def test_what_cannot_be_measured_is_said(patient_cluster, prompts, tmp_path):
