@@ -37,12 +37,16 @@ _MOST_IDLE = 4.0
 
 
 class _Wait(NamedTuple):
-    """What trees have cost a step before its pass: `arrived` of `asked` came, the deepest with `levels` levels."""
+    """What trees have cost a step before its pass: `arrived` of `asked` came, the deepest with `levels` levels.
+
+    `running` requests are in the step.
+    """
 
     seconds: float
     asked: int
     arrived: int
     levels: int
+    running: int
 
 
 class Drafting:
@@ -234,7 +238,7 @@ class Drafting:
             if tree is not None and tree.token_ids:
                 arrived.append((item, tree))
                 levels = max(levels, tree.depth)
-        self._wait = _Wait(waited, len(awaiting), len(arrived), levels)
+        self._wait = _Wait(waited, len(awaiting), len(arrived), levels, len(items))
         self._choose(arrived, items, waited + self._beside)
 
     def idled(self, seconds: float) -> None:
@@ -285,7 +289,9 @@ class Drafting:
         """
         if self._wait is not None:
             wait, self._wait = self._wait, None
-            self._budget.observe_wait(wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels)
+            self._budget.observe_wait(
+                wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels, running=wait.running
+            )
         chosen = [decision.item for decision in decisions if decision.item.choices]
         if chosen:
             arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)

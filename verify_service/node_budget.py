@@ -133,16 +133,17 @@ class NodeBudget:
         self._overall = Acceptance(tried=20.0, matched=14.0)
         self._presence = 1.0
         self._nodes_per_level = 1.0
-        self._waits: dict[int, deque[float]] = {}
+        self._waits: dict[tuple[int, int], deque[float]] = {}
         """The latest waits in seconds a level of the deepest tree, over the load of the requests that asked.
 
-        By how many bits the number of those has: what the host does for each is not in their load on the device.
+        By how many bits the number of requests in the step has, and of those that asked: what the host does for each
+        is not in their load on the device.
         """
         self._plain_steps = 0
         self._bids = _Weighing(), _Weighing()
         """What `levels` was asked last: of those that bid, and of all that would."""
         self.pays = True
-        """Whether any levels were worth their cost when asked last; probes ask for some that are not."""
+        """Whether levels of all that bid, or would, were worth their cost when asked last; probes ask for others."""
 
     @property
     def nodes_per_level(self) -> float:
@@ -156,26 +157,28 @@ class NodeBudget:
         self._overall.observe(tried, matched)
         self._nodes_per_level += _FAST * (nodes / depth - self._nodes_per_level)
 
-    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int) -> None:
+    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:
         """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
 
+        `running` requests shared the step, those that asked among them.
         Of the latest waits the median counts: a graph that is captured, or a process that is held up, is not the price.
         """
         load = self.costs.seconds(asked) / self.costs.seconds(1)
-        recent = self._waits.setdefault(
-            asked.bit_length(), deque([self._wait_per_level(asked)] * (_RECENT // 2), _RECENT)
-        )
-        recent.append(seconds / ((1 + levels) * load))
+        running = max(running, asked)
+        key = running.bit_length(), asked.bit_length()
+        if key not in self._waits:
+            self._waits[key] = deque([self._wait_per_level(asked, running)] * (_RECENT // 2), _RECENT)
+        self._waits[key].append(seconds / ((1 + levels) * load))
         self._presence += _FAST * (arrived / asked - self._presence)
 
     def levels(self, bidders: Sequence[Bidder], rows: int, others: Sequence[Bidder] = ()) -> list[int]:
         """Depth granted to each bidder, in order; `rows` is what the step has without their trees.
 
-        Where `others` would bid too once any are granted, none are unless that pays for all of them together.
+        `others` cannot have any yet: none are granted unless it would pay for all of them together too.
         """
         own, whole = self._bids
         granted = self._weigh(own, bidders, rows)
-        self.pays = any(granted) and (not others or any(self._weigh(whole, (*bidders, *others), rows)))
+        self.pays = any(self._weigh(whole, (*bidders, *others), rows)) if others else any(granted)
         if self.pays:
             self._plain_steps = 0
             return list(granted)
@@ -199,7 +202,10 @@ class NodeBudget:
         if same_size and not any(last.granted) and self._plain_steps % WEIGH_EVERY:
             return last.granted
         bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
-        overall, known = self._overall, (self._presence, self._nodes_per_level, self._wait_per_level(len(bidders)))
+        overall, known = (
+            self._overall,
+            (self._presence, self._nodes_per_level, self._wait_per_level(len(bidders), rows)),
+        )
         facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
         if facts != last.facts:
             chances, indices, levels = self._offers(bidders)
@@ -207,12 +213,12 @@ class NodeBudget:
             last.facts, last.granted = facts, np.bincount(indices[:taken], minlength=len(bidders)).tolist()
         return last.granted
 
-    def _wait_per_level(self, asked: int) -> float:
-        """As measured with as many that asked, or else with the number next to that; before that a guess."""
+    def _wait_per_level(self, asked: int, running: int) -> float:
+        """As measured in steps of so many requests, or the nearest number of them; before any is a guess."""
         if not self._waits:
             return 0.25 * self.costs.seconds(1)
-        bits = asked.bit_length()
-        return median(self._waits[min(self._waits, key=lambda known: abs(known - bits))])
+        size, bits = running.bit_length(), asked.bit_length()
+        return median(self._waits[min(self._waits, key=lambda key: 2 * abs(key[0] - size) + abs(key[1] - bits))])
 
     def _offers(self, bidders: Sequence[Bidder]) -> tuple[Floats, Ints, Ints]:
         """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
@@ -231,7 +237,7 @@ class NodeBudget:
         if not len(chances):
             return 0
         load = self.costs.seconds(max(bidders, 1)) / self.costs.seconds(1)
-        wait = self._wait_per_level(bidders) * load
+        wait = self._wait_per_level(bidders, rows) * load
         tokens = rows + self._presence * np.cumsum(chances)
         drafted: Floats = self._presence * self._nodes_per_level * np.arange(1.0, len(chances) + 1)
         drafted += rows

@@ -147,11 +147,32 @@ def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
     for _ in range(9):
         made.observe_wait(0.1, asked=16, arrived=16, levels=4)
     for _ in range(20):
-        made.observe_wait(1e-5, asked=1, arrived=1, levels=4)
+        made.observe_wait(1e-5, asked=1, arrived=1, levels=4, running=16)
     assert any(made.levels(few, 16))
     assert not any(made.levels(many, 16))
     assert not any(made.levels(few, 16, many[1:]))
     for _ in range(FORGET_EVERY):
         made.levels(few, 16, many[1:])
-    made.observe_wait(1e-5, asked=1, arrived=1, levels=4)
-    assert any(made.levels(few, 16, many[1:]))
+    made.observe_wait(1e-5, asked=1, arrived=1, levels=4, running=16)
+    assert any(made.levels(many, 16))
+
+
+def test_few_that_could_have_trees_ask_for_none_that_do_not_pay_while_others_catch_up() -> None:
+    made = budget(FLAT)
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (1, 16))
+    for _ in range(9):
+        made.observe_wait(1e-3, asked=1, arrived=1, levels=4, running=16)
+        made.observe_wait(1e-5, asked=16, arrived=16, levels=4)
+    assert not any(made.levels(few, 16, many[1:]))
+    assert made.pays
+    assert any(made.levels(many, 16))
+    assert not any(made.levels(few, 16))
+    assert not made.pays
+
+
+def test_what_a_busy_step_waits_for_is_not_held_against_a_request_alone() -> None:
+    made, one = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)]
+    for _ in range(20):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=4, running=64)
+    assert not any(made.levels(one, 64))
+    assert any(made.levels(one, 1))

@@ -128,7 +128,7 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
     made, states = budget(FREE), requests(9)
     for _ in range(9):
         made.observe_wait(1.0, asked=9, arrived=9, levels=1)
-        made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1)
+        made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
     wishes = TreeWishes(made, 32)
     assert not any(rested(wishes, states, REST_AFTER + 1))
     awake = [state for state in states if not state.rests]
