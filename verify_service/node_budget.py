@@ -26,6 +26,8 @@ WEIGH_EVERY = 8
 _FAST, _SLOW = 0.1, 0.02
 _RECENT = 9
 """Waits of which the middle one counts."""
+_WORTH = 1.1
+"""Times plain throughput that trees must promise: rows of many requests cost more than as many of a few trees."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
 
@@ -244,4 +246,4 @@ class NodeBudget:
         seconds = self.costs.each(drafted) + wait * (1 + np.maximum.accumulate(levels))
         rates = tokens / seconds
         best = int(rates.argmax())
-        return best + 1 if rates[best] > rows / self.costs.seconds(rows) else 0
+        return best + 1 if rates[best] > _WORTH * rows / self.costs.seconds(rows) else 0

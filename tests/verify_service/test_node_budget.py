@@ -142,28 +142,28 @@ def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
 
 def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
     made = budget(FLAT, wait=1e-5)
-    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (1, 16))
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (4, 16))
     assert any(made.levels(many, 16))
     for _ in range(9):
         made.observe_wait(0.1, asked=16, arrived=16, levels=4)
     for _ in range(20):
-        made.observe_wait(1e-5, asked=1, arrived=1, levels=4, running=16)
+        made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
     assert any(made.levels(few, 16))
     assert not any(made.levels(many, 16))
-    assert not any(made.levels(few, 16, many[1:]))
+    assert not any(made.levels(few, 16, many[4:]))
     for _ in range(FORGET_EVERY):
-        made.levels(few, 16, many[1:])
-    made.observe_wait(1e-5, asked=1, arrived=1, levels=4, running=16)
+        made.levels(few, 16, many[4:])
+    made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
     assert any(made.levels(many, 16))
 
 
 def test_few_that_could_have_trees_ask_for_none_that_do_not_pay_while_others_catch_up() -> None:
     made = budget(FLAT)
-    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (1, 16))
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (4, 16))
     for _ in range(9):
-        made.observe_wait(1e-3, asked=1, arrived=1, levels=4, running=16)
+        made.observe_wait(1e-3, asked=4, arrived=4, levels=4, running=16)
         made.observe_wait(1e-5, asked=16, arrived=16, levels=4)
-    assert not any(made.levels(few, 16, many[1:]))
+    assert not any(made.levels(few, 16, many[4:]))
     assert made.pays
     assert any(made.levels(many, 16))
     assert not any(made.levels(few, 16))
