@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling
-from draft_service.proposers.composite import Composite
 from draft_service.tensors import bfloat16_copy
 from slipstream.rpc.errors import FailedPreconditionError
 
@@ -49,14 +48,14 @@ Right = npt.NDArray[np.bool_]
 def check_boundaries(proposers: Iterable[Proposer], most_bytes: int, target: Path | None = None) -> None:
     """Log what the guesses of each proposer say that reads states. Raises nothing.
 
-    For proposers without a `target_folder` that is `target`; those that have none are left out, and so are targets with
-    more than `most_bytes` of weights. To be called before a worker owns the proposers. Takes the time to read the
-    target's weights once, and the memory of one of its layers.
+    For those that were `trained_on_states` and have no `target_folder` that is `target`. Proposers without any are left
+    out, and so are targets with more than `most_bytes` of weights. To be called before a worker owns the proposers.
+    Takes the time to read the target's weights once, and the memory of one of its layers.
     """
     known: dict[Path, list[Proposer]] = {}
     for proposer in proposers:
-        folder = proposer.target_folder or target
-        if folder is not None and not isinstance(proposer, Composite):
+        folder = proposer.target_folder or (target if proposer.trained_on_states else None)
+        if folder is not None:
             known.setdefault(folder, []).append(proposer)
     numbers = count(FIRST_SESSION)
     for folder, own in known.items():

@@ -188,7 +188,9 @@ class Proposer(ABC):
     vocab_size: int = 0
     """Entries of its vocabulary; 0: works with any."""
     target_folder: Path | None = None
-    """Folder of the model that it was made for, where it is known: then its draft service checks its boundaries."""
+    """Folder of the model that it was made for, where it is known: then its boundaries are checked before it serves."""
+    trained_on_states: bool = False
+    """Whether its boundaries are also checked where only the folder of the model that is served is known."""
     shares_thread: bool = False
     """Whether a verify service that runs it in its own process may call it on the thread of its steps.
 

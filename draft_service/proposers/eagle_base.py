@@ -63,6 +63,8 @@ class EagleConfig:
 class EagleBase(Proposer):
     """A head's limits and boundaries. Subclasses hold its weights."""
 
+    trained_on_states = True
+
     def __init__(self, name: str, head: EagleHead, config: EagleConfig, tokenizer_fingerprint: str) -> None:
         self.name = name
         self.config = config

@@ -102,6 +102,7 @@ class _Session:
 class LastStateProposer(Proposer, Generic[Head]):
     """Drafts on the CPU."""
 
+    trained_on_states = True
     expanded: int | None = None
     """Nodes expanded a level; None: as many as a node has children."""
 

@@ -17,7 +17,6 @@ from draft_service import boundary_check
 from draft_service.boundary_check import FIRST_SESSION, better_shift, check_boundaries, first_guesses
 from draft_service.proposers import eagle3
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
-from draft_service.proposers.hybrid import HybridConfig, HybridProposer
 from draft_service.target_text import LENGTH, TEXTS, read_texts
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.token_tree import TokenTree
@@ -185,15 +184,17 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     assert levels(caplog, Reader(text, (1,), (1,), None)) == []
 
 
-def test_who_names_no_target_reads_the_one_that_is_served(text, tiny_model, tmp_path, caplog):
-    """But one that asks others has no states of its own, and one that reads none has the target read no text."""
-    reader, hybrid = Reader(text, (2, 3), (1, 2), None), HybridProposer("hybrid", HybridConfig())
-    hybrid.feature_boundaries = (1,)
-    ((level, message),) = levels(caplog, reader, hybrid, target=tiny_model)
+def test_heads_that_name_no_target_read_the_one_that_is_served(text, tiny_model, tmp_path, caplog):
+    """Others may not wish to be tried; and one that reads no states has the target read no text."""
+    reader, other = Reader(text, (2, 3), (1, 2), None), Reader(text, (2, 3), (1, 2), None)
+    reader.trained_on_states = True
+    ((level, message),) = levels(caplog, reader, other, target=tiny_model)
+    assert not other.closed
     assert level == logging.WARNING
     assert "seems made for 2-3" in message
     caplog.clear()
     blind = Reader(text, (), (), None)
+    blind.trained_on_states = True
     assert levels(caplog, blind, most_bytes=1000, target=tiny_model) == []
     ((_, message),) = levels(caplog, Reader(text, (1,), (1,), tmp_path), target=tiny_model)
     assert "reader are not checked" in message

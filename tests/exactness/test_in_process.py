@@ -110,7 +110,7 @@ def test_a_third_partys_proposer_is_found_by_its_entry_point(tiny_model, tmp_pat
     ("spec", "reason"),
     [
         ("nonsense", "no proposer named 'nonsense'"),
-        ("ngram:9-2", "lengths must satisfy"),
+        ("ngram:9-2", "prompt_lookup_min must be 1 to prompt_lookup_max"),
         ("draft-model:/nowhere", "/nowhere"),
         ("mine=no_such_module:create", "No module named 'no_such_module'"),
     ],
