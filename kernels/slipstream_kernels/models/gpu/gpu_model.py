@@ -106,6 +106,8 @@ class GpuModel:
         self._recent: deque[Ticket] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
+        self._kept_boundaries: tuple[int, ...] = ()
+        """Those that graphs and memory are there for."""
 
     @classmethod
     def load(
@@ -215,18 +217,21 @@ class GpuModel:
     def capture(self, boundaries: tuple[int, ...]) -> None:
         """Keep the states of all rows at these boundaries, from the next pass on; with none, keep nothing.
 
-        Waits for the passes under way.
+        Waits for the passes under way. Graphs and memory stay until other boundaries are asked for: who asked may be
+        back soon, as drafters that hang are.
         Raises ValueError for more than the limits allow, or boundaries that the model has not.
         """
         limits, known = self.limits, boundaries_of(self.config.num_layers)
         if len(boundaries) > limits.boundaries or not set(boundaries) <= set(known):
             raise ValueError(f"boundaries are {boundaries}, must be at most {limits.boundaries} of 0 to {known[-1]}")
         self.wait()
-        self._graphs.drop_late()
-        self._pool.drop_states()
-        self._host.reserve_states(limits.max_rows * len(boundaries) * self.config.hidden_size)
-        with self._on_stream():
-            self._sender.keep(boundaries)
+        if boundaries and boundaries != self._kept_boundaries:
+            self._graphs.drop_late()
+            self._pool.drop_states()
+            self._host.reserve_states(limits.max_rows * len(boundaries) * self.config.hidden_size)
+            with self._on_stream():
+                self._sender.keep(boundaries)
+            self._kept_boundaries = boundaries
         self._boundaries = boundaries
 
     def capture_next(self) -> bool:

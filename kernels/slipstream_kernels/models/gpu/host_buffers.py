@@ -71,10 +71,10 @@ class HostBuffers:
         self._pinned = cuda
 
     def reserve_states(self, size: int) -> None:
-        """Room for states of `size` numbers a pass; 0 frees it once the passes under way are through."""
+        """Room for states of `size` numbers a pass."""
         for buffer in self._buffers:
-            if len(buffer.states) < size or not size:
-                buffer.states = torch.empty(size, dtype=torch.bfloat16, pin_memory=self._pinned and size > 0)
+            if len(buffer.states) < size:
+                buffer.states = torch.empty(size, dtype=torch.bfloat16, pin_memory=self._pinned)
 
     def take(self) -> HostBuffer:
         """The buffer used longest ago; its pass's results are moved out of it first, which waits if they are due."""

@@ -91,7 +91,7 @@ class StateSender:
         self._boundaries = boundaries
         self._columns.clear()
         size = self._most_packed * len(boundaries) * self._hidden
-        if len(self._packed) < size or not size:
+        if len(self._packed) < size:
             self._packed = torch.empty(size, dtype=torch.bfloat16, device=self._device)
 
     def send(
