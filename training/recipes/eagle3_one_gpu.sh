@@ -14,18 +14,18 @@ PYTHON=${PYTHON:-python}                      # has this package with the extras
 MODEL=${MODEL:-$ROOT/demo_models/slipstream-demo}
 DRAFT=${DRAFT-$ROOT/demo_models/slipstream-demo-draft}  # draft model that is served before; empty: n-grams
 QUESTIONS=${QUESTIONS:-}                      # prompts to compare on, kept out of training; empty: held-out ones alone
-DEVICE=${DEVICE:-cuda}                        # or cpu, with small settings
+DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-$((CORES > 2 ? CORES * 5 / 8 : 1))}  # or cpu; processes that clean prompts
 PORT=${PORT:-50100}                           # of the first server; the others', and PORT + 90 to 92, follow
-MAX_PROMPT=${MAX_PROMPT:-1280}                # tokens of the longest prompt
+MAX_PROMPT=${MAX_PROMPT:-1280} MAX_ANSWER=${MAX_ANSWER:-320}  # tokens of the longest, to learn from
 HELDOUT=${HELDOUT:-600} HELDOUT_PART=${HELDOUT_PART:-0.01}  # prompts to simulate and compare on, at most
 LONG=${LONG:-5000} LONG_FROM=${LONG_FROM-dolly-15k}  # long prompts, put together of passages of these categories
 SHARES=${SHARES:-}                            # parts of categories, as `mix --share`; empty: its defaults
 STACKS=${STACKS:-$((CORES < 8 ? 1 : CORES / 4))}  # whole servers side by side, as one gateway is slower than the target
 LANES=${LANES:-2} CONCURRENCY=${CONCURRENCY:-88}  # pieces at a time for each server, conversations at a time of each
 PIECE=${PIECE:-1000} PIECE_SECONDS=${PIECE_SECONDS:-15}  # prompts of a piece, and how long the first one may take
-MAX_ANSWER=${MAX_ANSWER:-320}                 # tokens of the longest answer to learn from
 PAGES=${PAGES:-24000} RUNNING=${RUNNING:-192}  # KV pages and requests at a time of each server; of the compared one below
 ANSWERS_UNTIL=${ANSWERS_UNTIL:-182}           # second at which there are answers enough, however many
+STATES_KIB=${STATES_KIB:-640}                 # of an answer with its prompt, so that no more are asked for than there is room
 WAVE=${WAVE:-14}                              # pieces that `features` takes beside answers, in two runs
 BOUNDARIES=${BOUNDARIES:-2,5,8} LAST=${LAST:-9}  # whose states the head reads; the number of layers, and one
 ROWS=${ROWS:-12} ROW_LENGTH=${ROW_LENGTH:-1536} TRIAL_STEPS=${TRIAL_STEPS:-160}  # of `fit`; the trial tells its speed
@@ -34,38 +34,38 @@ FIT=${FIT:---draft-vocab 8192 --freeze-scores --intermediate-size 1536 --argmax-
 FIT_UNTIL=${FIT_UNTIL:-385} FIT_STARTS=${FIT_STARTS:-19}  # second at which `fit` ends; seconds of it without steps
 COMPARED_PAGES=${COMPARED_PAGES:-8000} TOGETHER=${TOGETHER:-32} MAX_COMPARED=${MAX_COMPARED:-256}
 . "$ROOT/training/recipes/processes.sh"
-
 [ -e "$PROMPTS" ] || fail "there are no prompts at $PROMPTS"
 [ -z "$(ls -A "$OUT" 2> /dev/null)" ] || fail "$OUT is not empty"
 [ -z "$QUESTIONS" ] || [ -f "$QUESTIONS" ] || fail "there are no questions at $QUESTIONS"
 [ -f "$MODEL/config.json" ] || fail "there is no model at $MODEL"
 mkdir -p "$OUT/log" "$OUT/answers" "$OUT/features" "$OUT/took"; : > "$OUT/answered"
+MOST=$(($(df -k --output=avail "$OUT" | tail -n 1) * 9 / 10 / (PIECE * STATES_KIB)))
+[ "$MOST" -gt 0 ] || fail "there is no room at $OUT for the states of $PIECE answers"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONUNBUFFERED=1
 
 # ---- prompts, while the first server compiles kernels, which the others find
 serve() { # NUMBER: without room for trees or for states that drafters read
-    "${slipstream[@]}" serve --model "$MODEL" --draft none --http-port 0 --grpc-port $((PORT + $1)) --verify-port 0 \
-        --verify-arg=--device="$DEVICE" --verify-arg=--num-pages="$PAGES" --verify-arg=--max-running="$RUNNING" --max-queued 4096 \
+    "${slipstream[@]}" serve --model "$MODEL" --draft none --max-queued 4096 --http-port 0 --grpc-port $((PORT + $1)) \
+        --verify-port 0 --verify-arg=--device="$DEVICE" --verify-arg=--num-pages="$PAGES" --verify-arg=--max-running="$RUNNING" \
         --verify-arg=--max-context=2048 --verify-arg=--max-nodes=1 --verify-arg=--step-nodes=0 --verify-arg=--max-boundaries=0 \
         > "$OUT/log/server-$1.log" 2>&1 & SERVERS[$1]=$!
 }
-serve 0
-run prompts "${slipstream[@]}" train prompts "$PROMPTS" ${QUESTIONS:+--against "$QUESTIONS"} --out "$OUT/clean" --model "$MODEL" \
-    --max-tokens "$MAX_PROMPT" --heldout "$HELDOUT_PART" --workers $((CORES > 2 ? CORES * 5 / 8 : 1)) & PROMPTS_JOB=$!
+serve 0; run prompts "${slipstream[@]}" train prompts "$PROMPTS" ${QUESTIONS:+--against "$QUESTIONS"} --out "$OUT/clean" \
+    --model "$MODEL" --max-tokens "$MAX_PROMPT" --heldout "$HELDOUT_PART" --workers "$WORKERS" & PROMPTS_JOB=$!
 ready 180 "${SERVERS[0]}" "127.0.0.1:$PORT"; say "the first server is up"
 for number in $(seq 1 $((STACKS - 1))); do serve "$number"; done; done_with $PROMPTS_JOB prompts
 step mix "$PYTHON" -m training.recipes.mix "$OUT/clean/train.jsonl" "$OUT/pieces" --size "$PIECE" --long "$LONG" \
     ${LONG_FROM:+$(printf -- '--long-from %s ' $LONG_FROM)} ${SHARES:+$(printf -- '--share %s ' $SHARES)}
-LC_ALL=C sort "$OUT/clean/heldout.jsonl" | sed "${HELDOUT}q" > "$OUT/heldout.jsonl"
+LC_ALL=C sort "$OUT/clean/heldout.jsonl" | sed -n "1,${HELDOUT}p" > "$OUT/heldout.jsonl"
 say "$(told prompts); $(told mix)"
 
 # ---- answers: whichever server is free takes the next piece; features of those that are there
 ask() { # PIECE TEMPERATURE SEED, unless the time for answers would be over before it is answered
     local begun=$EPOCHSECONDS left=$((ANSWERS_END - EPOCHSECONDS)) took=$OUT/took/$SLOT
     [ "$left" -ge "$(cat "$took" 2> /dev/null || echo "$PIECE_SECONDS")" ] || return 0
-    if timeout --foreground -k 3 $((left + 4)) "$PYTHON" -m launcher train answers "$OUT/pieces/$1.jsonl" --out "$OUT/answers/$1" \
-        --max-tokens "$MAX_ANSWER" --temperature "$2" --seed "$3" --concurrency "$CONCURRENCY" --patience 60 \
-        --gateway "127.0.0.1:$((PORT + SLOT / LANES))" > "$OUT/log/answers-$1.log" 2>&1
+    if timeout --foreground -k 3 $((left + 4)) "$PYTHON" -m launcher train answers "$OUT/pieces/$1.jsonl" \
+        --out "$OUT/answers/$1" --max-tokens "$MAX_ANSWER" --temperature "$2" --seed "$3" --concurrency "$CONCURRENCY" \
+        --patience 60 --gateway "127.0.0.1:$((PORT + SLOT / LANES))" > "$OUT/log/answers-$1.log" 2>&1
     then echo $((EPOCHSECONDS - begun + 1)) > "$took"; echo "$1" >> "$OUT/answered"
     else echo "piece $1 is left out: $(tail -c 200 "$OUT/log/answers-$1.log" | tr '\r\n' '  ')"; fi
 }
@@ -94,11 +94,11 @@ answer_heldout() {
         --temperature 0 --concurrency 24 --gateway "127.0.0.1:$PORT"
     features heldout "$OUT/answers-heldout"
 }
-export -f ask
-export PYTHON OUT PORT LANES CONCURRENCY MAX_ANSWER PIECE_SECONDS ANSWERS_END=$((EPOCHSECONDS - SECONDS + ANSWERS_UNTIL))
+export -f ask; export PYTHON OUT PORT LANES CONCURRENCY MAX_ANSWER PIECE_SECONDS \
+    ANSWERS_END=$((EPOCHSECONDS - SECONDS + ANSWERS_UNTIL))
 extract_all & FEATURES_JOB=$!; answer_heldout & HELDOUT_JOB=$!
-xargs -a "$OUT/pieces/plan" -L 1 -P $((STACKS * LANES)) --process-slot-var=SLOT bash -c 'ask "$@"' ask & done_with $! answers
-touch "$OUT/asked"; done_with $HELDOUT_JOB "the held-out prompts"; stop "${SERVERS[@]}"
+xargs -a <(sed "${MOST}q" "$OUT/pieces/plan") -L 1 -P $((STACKS * LANES)) --process-slot-var=SLOT bash -c 'ask "$@"' ask &
+done_with $! answers; touch "$OUT/asked"; done_with $HELDOUT_JOB "the held-out prompts"; kill "${SERVERS[@]}" || true
 say "answers: $(wc -l < "$OUT/answered") of $(wc -l < "$OUT/pieces/plan") pieces"
 
 # ---- a short fit, which tells how fast it is; then the fit, and beside it the figures before
@@ -141,8 +141,7 @@ measure_before() { # and the trial's head in service for a moment, so that its k
     serve_head "$OUT/trial/head"; sed 6q "$OUT/heldout.jsonl" > "$OUT/few.jsonl"
     compare trial-served "$OUT/few.jsonl" eagle3-chain eagle3 > "$OUT/log/trial-told.log"; stop $HEAD
 }
-SIMULATED=; measure_before & BEFORE_JOB=$!
-fit run "$STEPS" 100; say "fit: $(told run)"
+SIMULATED=; measure_before & BEFORE_JOB=$!; fit run "$STEPS" 100; say "fit: $(told run)"
 # ---- the head in service, after
 done_with $BEFORE_JOB "the figures before"; serve_head "$OUT/run/head"; say "the head is in service"; SIMULATED=$OUT/run
 [ -z "$QUESTIONS" ] || compare after "$QUESTIONS" eagle3-chain eagle3

@@ -5,7 +5,7 @@ slipstream=("$PYTHON" -m launcher)
 
 say() { printf '=== %4d s: %s\n' "$SECONDS" "$*"; }
 fail() { echo "$0: $*" >&2; exit 1; }
-told() { tr '\r' '\n' < "$OUT/log/$1.log" | grep -v '^ *$' | tail -n "${2:-1}"; } # LOG [LINES]: its end
+told() { tr '\r' '\n' < "$OUT/log/$1.log" | sed '/^ *$/d' | tail -n "${2:-1}"; } # LOG [LINES]: its end
 run() { # NAME COMMAND...: into a log, whose end is shown where it fails
     "${@:2}" > "$OUT/log/$1.log" 2>&1 || { told "$1" 5 >&2; fail "$1 failed; its log is $OUT/log/$1.log"; }
 }
