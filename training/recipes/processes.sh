@@ -24,10 +24,10 @@ stop() { # PROCESS...: servers, until they have ended
     for process in "$@"; do wait "$process" 2> /dev/null || true; done
 }
 clean_up() { # all that still runs: every job is a process group
-    local job jobs left try; jobs=$(jobs -p)
-    for job in $jobs; do kill -TERM -- "-$job" 2> /dev/null || true; done
-    for try in $(seq 150); do
-        left=; for job in $jobs; do if kill -0 -- "-$job" 2> /dev/null; then left+=" $job"; fi; done
+    local job left try signal; left=$(jobs -p)
+    for try in $(seq 0 150); do
+        signal=0; [ $((try % 20)) != 0 ] || signal=TERM # again, as one that comes between fork and exec is lost
+        for job in $left; do kill -$signal -- "-$job" 2> /dev/null || left=$(echo "$left" | sed "/^$job\$/d"); done
         [ -n "$left" ] || return 0; sleep 0.1
     done
     for job in $left; do kill -KILL -- "-$job" 2> /dev/null || true; done
