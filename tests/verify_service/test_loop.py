@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,6 @@ from slipstream_kernels.paged_kv import PagedKV
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import plain_generate
 from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
-from verify_service.cpu_engine import CpuEngine
 from verify_service.engine_config import EngineConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 
@@ -380,32 +378,3 @@ def test_an_idle_loop_sleeps(target: Target) -> None:
         assert not threading.Event().wait(0.05)
         assert runner.loop.state().steps == steps
         assert threading.active_count() == commands
-
-
-def test_a_loop_without_requests_works_ahead_until_one_comes(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, begun = [40], threading.Event()
-
-    def prepare(engine: CpuEngine) -> bool:
-        begun.set()
-        time.sleep(0.005)
-        left[0] -= 1
-        return left[0] > 0
-
-    monkeypatch.setattr(CpuEngine, "prepare", prepare)
-    with running_loop(model, CONFIG) as runner:
-        assert begun.wait(60.0)
-        answer = runner.run([request()])[0]
-        assert answer.last.error is None
-        assert left[0] > 0
-        assert runner.loop.wait_idle(60.0)
-        assert left[0] <= 0
-
-
-def test_work_ahead_that_fails_costs_nothing(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(engine: CpuEngine) -> bool:
-        raise RuntimeError("prepare")
-
-    monkeypatch.setattr(CpuEngine, "prepare", prepare)
-    with running_loop(model, CONFIG) as runner:
-        assert runner.loop.wait_idle(60.0)
-        assert runner.run([request()])[0].last.error is None
