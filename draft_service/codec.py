@@ -294,6 +294,7 @@ def _encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         max_nodes=proposer.max_nodes,
         max_depth=proposer.max_depth,
         lockstep=not proposer.forkable,
+        needs_states=proposer.needs_states,
     )
 
 

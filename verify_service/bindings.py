@@ -279,6 +279,7 @@ class Bindings:
             boundaries=offer.feature_boundaries,
             max_ahead=0 if offer.lockstep else place.attachment.slots.max_ahead,
             waits=offer.lockstep or place.attachment.slots.waits,
+            needs_states=offer.needs_states,
         )
         self._stand(running, place)
         if caught_up or (not offer.feature_boundaries and self._opens(running, place)):

@@ -111,7 +111,7 @@ def _mode(value: draft_pb2.DraftMode) -> Mode:
 
 def _offer(message: draft_pb2.ProposerOffer) -> Offer:
     boundaries = tuple(message.feature_boundaries)
-    return Offer(message.name, message.max_nodes, message.max_depth, boundaries, message.lockstep)
+    return Offer(message.name, message.max_nodes, message.max_depth, boundaries, message.lockstep, message.needs_states)
 
 
 def encode_attached(reply: AttachReply) -> bytes:

@@ -156,6 +156,8 @@ class Offer:
     feature_boundaries: tuple[int, ...] = ()
     lockstep: bool = False
     """It makes no trees ahead, whatever the attachment's mode."""
+    needs_states: bool = False
+    """It makes no tree while states of older tokens are missing."""
 
 
 @dataclass(frozen=True, slots=True)

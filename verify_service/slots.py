@@ -51,6 +51,8 @@ class Slot:
     """Tokens that the drafter has shown to know, by answering the state after them."""
     boundaries: tuple[int, ...] = ()
     """Those whose states the drafter wants."""
+    needs_states: bool = False
+    """Whether it makes no tree while some of them are missing."""
     featured: int = 0
     """The first position whose states it has not been sent; those before it came, or will not."""
     asked: bool = False
@@ -98,8 +100,8 @@ class Slot:
 
     @property
     def lacks_states(self) -> bool:
-        """Whether the drafter has yet to be sent states of tokens before the last one."""
-        return bool(self.boundaries) and self.drafted_for and self.featured < self.base_length - 1
+        """Whether the drafter makes no tree, as it has yet to be sent states of tokens before the last one."""
+        return self.needs_states and self.drafted_for and self.featured < self.base_length - 1
 
     @property
     def holds_more(self) -> bool:
@@ -121,6 +123,7 @@ class Slot:
         boundaries: tuple[int, ...] = (),
         max_ahead: int = 0,
         waits: bool = True,
+        needs_states: bool = False,
     ) -> None:
         """Take a request under a new generation."""
         self.generation += 1
@@ -130,6 +133,7 @@ class Slot:
         self.answered = 0
         self.fed = self.refused = self.late = self.asked = False
         self.boundaries = boundaries
+        self.needs_states = needs_states
         self.caught_up = caught_up
         self.max_ahead = max_ahead
         self.waits = waits

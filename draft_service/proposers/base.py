@@ -205,6 +205,11 @@ class Proposer(ABC):
         """Whether trees can be made ahead."""
         return self.drafts_ahead and not self.feature_boundaries
 
+    @property
+    def needs_states(self) -> bool:
+        """Whether it makes no tree while states of older tokens are missing, so that it need not be asked before."""
+        return bool(self.feature_boundaries)
+
     def bind(self, target: Target) -> None:  # noqa: B027 (a hook; most proposers need none)
         """Told of the target before any session opens; called again after each attachment.
 

@@ -95,6 +95,10 @@ class HybridProposer(Composite):
         self.vocab_size = next((member.vocab_size for member in members if member.vocab_size), 0)
         self.tokenizer_fingerprint = next(filter(None, (member.tokenizer_fingerprint for member in members)), "")
 
+    @property
+    def needs_states(self) -> bool:
+        return all(self._members[name].needs_states for name in self._fitting)
+
     def bind(self, target: Target) -> None:
         self._vocabulary = target.vocab_size
         self._fitting = []

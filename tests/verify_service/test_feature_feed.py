@@ -330,3 +330,20 @@ def test_where_there_is_no_room_for_all_requests_take_turns(monkeypatch: pytest.
 def test_fewer_requests_have_more_room_for_what_they_lack() -> None:
     alone, many = feature_feed.ALONE_BYTES, feature_feed.STEP_BYTES
     assert [feature_feed.step_bytes(running) for running in (0, 1, 4, 8, 64)] == [alone, alone, alone // 4, many, many]
+
+
+@pytest.mark.parametrize("needs", [True, False])
+def test_the_loop_learns_who_makes_no_tree_before_it_has_caught_up(
+    needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound(monkeypatch, step=4 * ROW)
+    link = link_of()
+    peer = Peer(link, replace(OFFER, needs_states=needs))
+    link.begin(opening(20, 16, kept=0))
+    behind = []
+    for length in range(21, 30):
+        rows = states(length - 2, length - 1)
+        behind.append(link.commit([Committed(KEY, (length - 1,), length, 8, 4, rows)]))
+        peer.read()
+    assert behind[0] == ({KEY} if needs else set())
+    assert behind[-1] == set()

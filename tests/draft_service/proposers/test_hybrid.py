@@ -237,6 +237,8 @@ def test_features_are_told_apart() -> None:
     low.feature_boundaries, high.feature_boundaries = (1, 3), (5, 1)
     hybrid = hybrid_of(low, high, Scripted("blind", [], lambda at: 1.0))
     assert hybrid.feature_boundaries == (1, 3, 5)
+    assert not hybrid.needs_states
+    assert hybrid_of(low, high).needs_states
     hybrid.open(1, OPENING)
     hybrid.take_features(1, 0, torch.tensor([[10, 11, 30, 31, 50, 51]]))
     assert low.took == (1, 0, [[10, 11, 30, 31]])
