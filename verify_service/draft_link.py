@@ -269,7 +269,7 @@ class DraftLink:
     def drop(self, attachment: Attachment, reason: SlipstreamError) -> None:
         """End an attachment; its requests go on plainly or with another one that offers their proposer. Idempotent."""
         with self._changed:
-            _unused = self._end(attachment, reason)
+            _unused = self._end(attachment, reason)  # held until the lock is free: to let go of rings takes long
 
     def expire(self, epoch: int) -> None:
         """Drop an attachment whose exchange has not begun."""
