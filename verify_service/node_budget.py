@@ -204,11 +204,9 @@ class NodeBudget:
         if same_size and not any(last.granted) and self._plain_steps % WEIGH_EVERY:
             return last.granted
         bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
-        overall, known = (
-            self._overall,
-            (self._presence, self._nodes_per_level, self._wait_per_level(len(bidders), rows)),
-        )
-        facts = (bids, rows, overall.tried, overall.matched, known, self.costs.seconds(1))
+        overall = self._overall.tried, self._overall.matched
+        known = self._presence, self._nodes_per_level, self._wait_per_level(len(bidders), rows), self.costs.seconds(1)
+        facts = (bids, rows, overall, known)
         if facts != last.facts:
             chances, indices, levels = self._offers(bidders)
             taken = self._best_prefix(chances, levels, max(rows, 1), len(bidders))
