@@ -70,18 +70,18 @@ class CpuEngine:
         slot = np.zeros(1, dtype=np.int32)
         self._cache.copy_slots(slot, slot)
 
-    def row_costs(self) -> list[tuple[int, float]]:
-        """(rows, seconds) of decode passes of growing size, the best of three; overwrites the first pages' KV.
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        """Of one request and ever more rows, the best of three; overwrites the first pages' KV.
 
-        To be called before any request runs.
+        Here all rows cost the same, whosoever they are. To be called before any request runs.
         """
-        costs: list[tuple[int, float]] = []
+        costs: list[tuple[int, int, float]] = []
         for rows in _MEASURED_ROWS:
             if rows > min(self._cache.num_pages * self._page_size, self._model.config.max_context):
                 break
             batch = RowBatch.chunk([0] * rows, 0, range(-(-rows // self._page_size)), self._page_size)
-            costs.append((rows, min(self._timed(batch) for _ in range(3))))
-        return costs if len(costs) > 1 else [(1, 1e-3), (2, 1.1e-3)]
+            costs.append((1, rows, min(self._timed(batch) for _ in range(3))))
+        return costs if len(costs) > 1 else [(1, 1, 1e-3), (1, 2, 1.1e-3)]
 
     def begin(self, state: RequestState) -> None:
         self._sampling.begin(state)

@@ -267,7 +267,8 @@ class Drafting:
             return
         drafted = [_drafted(item.state, tree) for item, tree in free]
         rows = sum(item.count for item in items) + self._step_nodes - room
-        chosen = self._choice.choose(drafted, rows=rows, tokens=sum(item.decides for item in items), waited=waited)
+        tokens = sum(item.decides for item in items)
+        chosen = self._choice.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
         for (item, _), part in zip(free, chosen, strict=True):
             item.tree = None if part is None else self._fitted(item, part, room)
             room -= item.num_rows - 1
@@ -281,8 +282,8 @@ class Drafting:
             return tree
         return cut(tree, max_nodes=rows, max_depth=allowed)
 
-    def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
-        """Take in a verify pass: what its trees were worth, and how long it took if it had no prompt rows (`rows`).
+    def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
+        """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
 
         Also the last wait for trees, which is not looked at while the device has nothing to do. What follows from all
         that is worked out here, too, and not when the next trees are asked for or have come.
@@ -299,11 +300,13 @@ class Drafting:
         for decision in decisions:
             tree = decision.item.tree
             if tree is not None:
-                state, nodes = decision.item.state, decision.walk.nodes
-                self._choice.observe(_drafted(state, tree), nodes)
-                self._budget.observe_tree(state.acceptance, nodes=len(tree), depth=tree.depth, matched=len(nodes))
-        if rows:
-            self._budget.costs.observe(rows, seconds)
+                state, right = decision.item.state, decision.walk.nodes
+                self._choice.observe(_drafted(state, tree), right)
+                self._budget.observe_tree(
+                    *(state.acceptance, len(decisions)), nodes=len(tree), depth=tree.depth, matched=len(right)
+                )
+        if requests:
+            self._budget.costs.observe(requests, nodes, seconds)
         self._budget.prepare()
         self._choice.prepare()
 

@@ -86,8 +86,9 @@ class Epilogue:
     def _learn(self, decided: _Decided) -> None:
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
-        rows = sum(item.room for item in items) if decoding else 0
-        self._drafting.learn([decision for decision, _, _ in decided.entries], rows, decided.seconds)
+        nodes = sum(item.room - 1 for item in items)
+        decisions = [decision for decision, _, _ in decided.entries]
+        self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
 
     def _output(
         self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None

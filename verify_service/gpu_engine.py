@@ -72,8 +72,8 @@ class GpuEngine:
         self._model.warm_up()
         self._rows.build([])
 
-    def row_costs(self) -> list[tuple[int, float]]:
-        return self._model.row_costs()
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        return self._model.pass_costs()
 
     def begin(self, state: RequestState) -> None:
         params = state.sampling

@@ -27,8 +27,9 @@ from verify_service.following import Follower
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopState
-from verify_service.node_budget import NodeBudget, RowCosts
+from verify_service.node_budget import NodeBudget
 from verify_service.outputs import cut_output, end_output, refusal
+from verify_service.pass_costs import PassCosts
 from verify_service.pipeline import Pipeline, Step
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, StepOutput
 from verify_service.request_state import RequestState
@@ -78,7 +79,7 @@ class VerifyLoop:
         self._scheduler = Scheduler(config, self._memory)
         self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
-        budget = NodeBudget(RowCosts(self._engine.row_costs()))
+        budget = NodeBudget(PassCosts(self._engine.pass_costs()))
         self._drafting = Drafting(trees, self._memory, config, budget, foresight, follower)
         self._pipeline = Pipeline(self._engine, self._drafting)
         self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.node_budget import RowCosts
+from verify_service.pass_costs import PassCosts
 from verify_service.path_chances import Drafted, PathChances
 
 EXPLORE_EVERY = 64
@@ -25,19 +25,24 @@ class NodeChoice:
     before its children; of the sums of the first n, the one that yields most tokens per second of the pass wins.
     """
 
-    def __init__(self, costs: RowCosts) -> None:
+    def __init__(self, costs: PassCosts) -> None:
         self._costs = costs
         self._chances = PathChances()
         self._steps = 0
 
-    def choose(self, trees: Sequence[Drafted], *, rows: int, tokens: float, waited: float) -> list[TokenTree | None]:
+    def choose(
+        self, trees: Sequence[Drafted], *, requests: int, rows: int, tokens: float, waited: float
+    ) -> list[TokenTree | None]:
         """What of each tree the step takes; None where nothing.
 
-        rows, tokens: what the step has and yields without these trees. waited: seconds it has cost already.
+        requests, rows, tokens: what the step has and yields without these trees. waited: seconds it has cost already.
         """
         nodes = sum(len(drafted.tree) for drafted in trees)
         self._steps += 1
-        if not nodes or self._steps % EXPLORE_EVERY == 0 or self._free(rows, nodes):
+        if not nodes or self._steps % EXPLORE_EVERY == 0:
+            return [drafted.tree for drafted in trees]
+        seconds = self._costs.up_from(requests, rows - requests, nodes + 1)
+        if seconds[nodes] < _NEARLY_FREE * seconds[0]:
             return [drafted.tree for drafted in trees]
         chances = self._chances.paths(trees)
         order = np.argsort(-chances, kind="stable")
@@ -45,7 +50,7 @@ class NodeChoice:
         yields[0] = 0.0
         np.cumsum(chances[order], out=yields[1:])
         yields += tokens
-        yields /= waited + self._costs.up_from(rows, nodes + 1)
+        yields /= waited + seconds
         best = int(yields.argmax())
         if best == nodes:
             return [drafted.tree for drafted in trees]
@@ -58,9 +63,6 @@ class NodeChoice:
     def prepare(self) -> None:
         """Do ahead of the next `choose` what need not wait for its trees."""
         self._chances.prepare()
-
-    def _free(self, rows: int, nodes: int) -> bool:
-        return self._costs.seconds(rows + nodes) < _NEARLY_FREE * self._costs.seconds(rows)
 
 
 def _parts(trees: Sequence[Drafted], kept: Sequence[int]) -> list[TokenTree | None]:

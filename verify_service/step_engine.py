@@ -138,8 +138,11 @@ class StepEngine(Protocol[L]):
         """
         ...
 
-    def row_costs(self) -> list[tuple[int, float]]:
-        """(rows, seconds) of decode passes of growing size. To be called before any request runs."""
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        """(requests, rows, seconds) of decode passes; the nodes of their trees are rows, too.
+
+        To be called before any request runs.
+        """
         ...
 
     def warm_up(self) -> None:

@@ -61,7 +61,7 @@ class TreeWishes:
         most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
         if not state.adaptive:
             return most
-        return min(most, 1 + max(depth, ceil(1.5 * depth * self._budget.nodes_per_level)))
+        return min(most, 1 + max(depth, ceil(1.5 * depth * self._budget.nodes_per_level(running))))
 
     def wants_states(self, state: RequestState) -> bool:
         """Whether a request's drafter is to get the states of older tokens that it lacks."""
@@ -77,7 +77,7 @@ class TreeWishes:
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
         bidders = {index: Bidder(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0}
         catching_up = [bidder for index, bidder in bidders.items() if states[index].behind]
-        granted = self._budget.levels([bidders[index] for index in bidding], running + fixed, catching_up)
+        granted = self._budget.levels([bidders[index] for index in bidding], running, catching_up, nodes=fixed)
         self.pays = any(granted)
         self._fruitless = 0 if self._budget.pays else self._fruitless + 1
         for index, depth in zip(bidding, granted, strict=True):

@@ -87,8 +87,8 @@ class HostModel:
     def warm_up(self) -> None:
         self.journal.append("warm up")
 
-    def row_costs(self) -> list[tuple[int, float]]:
-        return [(1, 1e-3), (64, 1.2e-3)]
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        return [(1, 1, 1e-3), (1, 64, 1.2e-3)]
 
     def kv_bytes_per_token(self) -> int:
         return self._model.kv_bytes_per_token()

@@ -94,8 +94,10 @@ def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
     assert bench.step() == (greedy(model, 1)[0],)
 
 
-def test_row_costs_are_measured_within_memory_and_context(model: CausalLM) -> None:
-    assert [rows for rows, _ in Bench(model, 8).engine.row_costs()] == [1, 2, 4, 8, 16, 32, 64]
+def test_pass_costs_are_measured_within_memory_and_context(model: CausalLM) -> None:
+    assert [each[:2] for each in Bench(model, 8).engine.pass_costs()] == [
+        (1, rows) for rows in (1, 2, 4, 8, 16, 32, 64)
+    ]
     config = EngineConfig(num_pages=5, page_size=2)
     small = CpuEngine(model, config, KVMemory(config, 512).page_table)
-    assert [rows for rows, _ in small.row_costs()] == [1, 2, 4, 8]
+    assert [rows for _, rows, _ in small.pass_costs()] == [1, 2, 4, 8]

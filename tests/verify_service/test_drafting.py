@@ -15,7 +15,8 @@ from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureRows
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import NodeBudget, RowCosts
+from verify_service.node_budget import NodeBudget
+from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey, SamplingParams
 from verify_service.request_state import RequestState
 from verify_service.scheduler import Choice, ScheduledRows
@@ -37,8 +38,8 @@ class Fixed(ScriptedTrees):
         return [self.tree] * len(wanted)
 
 
-def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: RowCosts | None = None) -> Drafting:
-    return Drafting(trees, memory, config, NodeBudget(costs or RowCosts([(1, 1e-3)])))
+def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: PassCosts | None = None) -> Drafting:
+    return Drafting(trees, memory, config, NodeBudget(costs or PassCosts([(1, 1, 1e-3)])))
 
 
 def decoding(config: EngineConfig, memory: KVMemory, trees: Fixed, max_tokens: int = 100) -> RequestState:
@@ -148,7 +149,7 @@ def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
     assert trees.told[-1].max_depth > 0
     item = ScheduledRows(state, 1, TokenTree.chain([1, 2, 3, 4]))
     for _ in range(60):
-        drafting.learn([Decision(item, Walk((), (9,)), 0)], 5, 1.4e-3)
+        drafting.learn([Decision(item, Walk((), (9,)), 0)], 1, 4, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
 
@@ -164,7 +165,7 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
         item = ScheduledRows(state, 1)
         drafting.attach_trees([item])
         drafting.idled(seconds)
-        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 3, 1.4e-3)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert state.wants_tree == asks
 
@@ -179,7 +180,7 @@ def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
         item = ScheduledRows(state, 1)
         drafting.attach_trees([item])
         drafting.idled(seconds)
-        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 3, 1.4e-3)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert state.wants_tree
 
@@ -279,7 +280,10 @@ def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget()
     config = EngineConfig(num_pages=64, page_size=4)
     memory = KVMemory(config, 512)
     drafting = drafting_of(
-        trees, memory, config, RowCosts([(1, 1e-3), (3, 1.1e-3), (4, 1.9e-3), (5, 2e-3), (6, 9e-3), (64, 90e-3)])
+        trees,
+        memory,
+        config,
+        PassCosts([(1, 1, 1e-3), (1, 3, 1.1e-3), (1, 4, 1.9e-3), (1, 5, 2e-3), (1, 6, 9e-3), (1, 64, 90e-3)]),
     )
     free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
     fixed.adaptive = False
@@ -317,7 +321,7 @@ def follow(
     settings = EngineConfig(num_pages=64, page_size=4, adaptive=False, **config)
     memory = KVMemory(settings, 512)
     trees = Foreseeing(*prepared)
-    drafting = Drafting(trees, memory, settings, NodeBudget(RowCosts([(1, 1e-3)])), trees)
+    drafting = Drafting(trees, memory, settings, NodeBudget(PassCosts([(1, 1, 1e-3)])), trees)
     before = []
     for line in range(2):
         state = decoding(settings, memory, trees, max_tokens)
@@ -383,7 +387,7 @@ def test_who_chose_is_asked_for_the_next_trees_and_told_what_was_taken() -> None
     trees = Foreseeing(Prepared((), 9, CHAIN))
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
     memory = KVMemory(config, 512)
-    drafting = Drafting(trees, memory, config, NodeBudget(RowCosts([(1, 1e-3)])), trees)
+    drafting = Drafting(trees, memory, config, NodeBudget(PassCosts([(1, 1, 1e-3)])), trees)
     state = decoding(config, memory, trees)
     before = ScheduledRows(state, 1)
     state.computed, state.pending = before.base, 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,11 @@ from verify_service.node_budget import (
     Acceptance,
     Bidder,
     NodeBudget,
-    RowCosts,
 )
+from verify_service.pass_costs import PassCosts
 
-FLAT = [(1, 1.0e-3), (64, 1.1e-3)]
-STEEP = [(1, 1.0e-3), (2, 2.0e-3), (64, 64.0e-3)]
+FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
+STEEP = [(1, 1, 1.0e-3), (1, 2, 2.0e-3), (1, 64, 64.0e-3)]
 
 
 def accepted(rate: float, steps: int = 200) -> Acceptance:
@@ -28,8 +27,8 @@ def accepted(rate: float, steps: int = 200) -> Acceptance:
     return acceptance
 
 
-def budget(table: list[tuple[int, float]], *, wait: float = 0.0) -> NodeBudget:
-    made = NodeBudget(RowCosts(table))
+def budget(table: list[tuple[int, int, float]], *, wait: float = 0.0) -> NodeBudget:
+    made = NodeBudget(PassCosts(table))
     for _ in range(200):
         made.observe_wait(wait * 5, asked=1, arrived=1, levels=4)
     return made
@@ -49,13 +48,13 @@ def test_waiting_too_long_ends_speculation() -> None:
 
 
 def test_the_better_accepted_request_gets_the_deeper_tree() -> None:
-    table = [(1, 1.0e-3), (8, 1.2e-3), (64, 20e-3)]
+    table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 64, 20e-3)]
     good, poor = budget(table).levels([Bidder(accepted(0.9), 63), Bidder(accepted(0.3), 63)], 2)
     assert good > poor
 
 
 def test_load_takes_nodes_away() -> None:
-    table = [(1, 1.0e-3), (8, 1.2e-3), (16, 2.5e-3), (64, 12e-3)]
+    table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 16, 2.5e-3), (1, 64, 12e-3)]
     alone = budget(table).levels([Bidder(accepted(0.7), 63)], 1)[0]
     crowd = budget(table).levels([Bidder(accepted(0.7), 63) for _ in range(16)], 16)
     assert alone > max(crowd)
@@ -75,47 +74,14 @@ def test_plain_decoding_is_probed_now_and_then() -> None:
     assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
 
 
-def test_costs_follow_what_passes_take() -> None:
-    costs = RowCosts(FLAT)
-    before = costs.seconds(32)
-    for _ in range(100):
-        costs.observe(1, 3.0e-3)
-    assert costs.seconds(32) == pytest.approx(3 * before, rel=0.01)
-    assert costs.seconds(200) > costs.seconds(64)
-
-
 def test_acceptance_starts_at_its_prior_and_learns() -> None:
     assert Acceptance().rate(0.7) == pytest.approx(0.7)
     assert accepted(0.2).rate(0.7) < 0.35
     assert accepted(1.0).rate(0.1) > 0.75
 
 
-def test_a_table_of_one_entry_is_flat_and_scaled() -> None:
-    costs = RowCosts([(1, 2e-3)])
-    assert costs.seconds(1) == costs.seconds(64) == 2e-3
-    for _ in range(100):
-        costs.observe(8, 6e-3)
-    assert costs.seconds(3) == pytest.approx(6e-3, rel=1e-3)
-
-
-@pytest.mark.parametrize("table", [FLAT, STEEP, [(1, 2e-3)]])
-def test_costs_of_several_numbers_of_rows_are_those_of_each(table: list[tuple[int, float]]) -> None:
-    costs = RowCosts(table)
-    costs.observe(2, 3e-3)
-    rows = np.arange(1, 100)
-    assert costs.each(rows) == pytest.approx([costs.seconds(int(count)) for count in rows])
-
-
-@pytest.mark.parametrize("table", [FLAT, STEEP, [(1, 2e-3)]])
-def test_costs_of_consecutive_numbers_of_rows_are_those_of_each(table: list[tuple[int, float]]) -> None:
-    costs = RowCosts(table)
-    for first, count in ((1, 3), (2, 90), (60, 10)):
-        costs.observe(2, 3e-3)
-        assert costs.up_from(first, count).tolist() == costs.each(np.arange(first, first + count)).tolist()
-
-
 def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
-    table = [(1, 1.0e-3), (8, 1.1e-3), (9, 2.0e-3), (64, 9.0e-3)]
+    table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 9.0e-3)]
     ahead, plain = budget(table), budget(table)
     granted = []
     for right in [1] * 20 + [0] * 60 + [3] * 40:
@@ -123,8 +89,8 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
         for made in (ahead, plain):
             acceptance = accepted(0.5 + 0.1 * right, 20)
             each.append(made.levels([Bidder(acceptance, 6), Bidder(accepted(0.6), 3)], 2 + right))
-            made.observe_tree(acceptance, nodes=6, depth=6, matched=right)
-            made.costs.observe(8, 1e-3 * (1 + right))
+            made.observe_tree(acceptance, 3, nodes=6, depth=6, matched=right)
+            made.costs.observe(2, 6, 1e-3 * (1 + right))
         ahead.prepare()
         assert each[0] == each[1]
         granted.append(each[0])

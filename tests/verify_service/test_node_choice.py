@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.node_budget import RowCosts
 from verify_service.node_choice import EXPLORE_EVERY, NodeChoice
+from verify_service.pass_costs import PassCosts
 from verify_service.path_chances import Drafted
 
-FLAT = [(1, 1.0e-3), (64, 1.01e-3)]
-LINEAR = [(1, 1.0e-3), (64, 64.0e-3)]
-STAIRS = [(1, 1.0e-3), (8, 1.1e-3), (9, 2.0e-3), (16, 2.1e-3), (17, 3.0e-3)]
+FLAT = [(1, 1, 1.0e-3), (1, 64, 1.01e-3)]
+LINEAR = [(1, 1, 1.0e-3), (1, 64, 64.0e-3)]
+STAIRS = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 16, 2.1e-3), (1, 17, 3.0e-3)]
 KIND = ("draft-model", False)
 
 
@@ -27,8 +27,10 @@ def chain(*claims: float, streak: int = 0) -> Drafted:
     return Drafted(KIND, streak, TokenTree(tuple(range(len(claims))), tuple(range(-1, len(claims) - 1)), tuple(logs)))
 
 
-def sizes(costs: list[tuple[int, float]], trees: list[Drafted], *, waited: float = 0.0) -> list[int]:
-    chosen = NodeChoice(RowCosts(costs)).choose(trees, rows=len(trees), tokens=len(trees), waited=waited)
+def sizes(costs: list[tuple[int, int, float]], trees: list[Drafted], *, waited: float = 0.0) -> list[int]:
+    chosen = NodeChoice(PassCosts(costs)).choose(
+        trees, requests=len(trees), rows=len(trees), tokens=len(trees), waited=waited
+    )
     return [0 if tree is None else len(tree) for tree in chosen]
 
 
@@ -52,19 +54,19 @@ def test_the_likelier_nodes_of_all_requests_fill_what_is_cheap() -> None:
 
 
 def test_what_is_learned_moves_the_choice() -> None:
-    choice = NodeChoice(RowCosts(STAIRS))
+    choice = NodeChoice(PassCosts(STAIRS))
     tree = chain(*[0.35] * 6)
     for _ in range(100):
         choice.observe(tree, range(6))
-    (chosen,) = choice.choose([chain(*[0.35] * 12)], rows=1, tokens=1, waited=0.0)
+    (chosen,) = choice.choose([chain(*[0.35] * 12)], requests=1, rows=1, tokens=1, waited=0.0)
     assert chosen is not None
     assert len(chosen) == 7
 
 
 def test_now_and_then_everything_is_tried() -> None:
-    choice = NodeChoice(RowCosts(LINEAR))
+    choice = NodeChoice(PassCosts(LINEAR))
     tree = chain(*[0.3] * 5)
-    taken = [choice.choose([tree], rows=1, tokens=1, waited=0.0) for _ in range(2 * EXPLORE_EVERY)]
+    taken = [choice.choose([tree], requests=1, rows=1, tokens=1, waited=0.0) for _ in range(2 * EXPLORE_EVERY)]
     assert [step for step, chosen in enumerate(taken, start=1) if chosen != [None]] == [64, 128]
     assert taken[EXPLORE_EVERY - 1] == [tree.tree]
 
@@ -76,20 +78,20 @@ def test_now_and_then_everything_is_tried() -> None:
 def test_every_part_is_a_prefix_of_its_path_and_no_other_sum_of_the_likeliest_yields_more(
     claims: list[list[float]], steep: float
 ) -> None:
-    costs = RowCosts([(1, 1e-3), (64, steep * 1e-3)])
+    costs = PassCosts([(1, 1, 1e-3), (1, 64, steep * 1e-3)])
     choice = NodeChoice(costs)
     trees = [chain(*each) for each in claims]
-    chosen = choice.choose(trees, rows=len(trees), tokens=len(trees), waited=1e-4)
+    chosen = choice.choose(trees, requests=len(trees), rows=len(trees), tokens=len(trees), waited=1e-4)
     lengths = [0 if tree is None else len(tree) for tree in chosen]
     for drafted, tree, length in zip(trees, chosen, lengths, strict=True):
         assert tree is None or tree == drafted.tree.truncated(length, 63)
     total = sum(len(drafted.tree) for drafted in trees)
-    if costs.seconds(len(trees) + total) < 1.02 * costs.seconds(len(trees)):
+    if costs.seconds(len(trees), total) < 1.02 * costs.seconds(len(trees)):
         assert lengths == [len(drafted.tree) for drafted in trees]
         return
     chances = sorted(choice._chances.paths(trees), reverse=True)
 
     def rate(nodes: int) -> float:
-        return float(len(trees) + sum(chances[:nodes])) / (1e-4 + costs.seconds(len(trees) + nodes))
+        return float(len(trees) + sum(chances[:nodes])) / (1e-4 + costs.seconds(len(trees), nodes))
 
     assert rate(sum(lengths)) >= max(map(rate, range(total + 1))) - 1e-6

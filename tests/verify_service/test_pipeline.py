@@ -12,7 +12,8 @@ from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import NodeBudget, RowCosts
+from verify_service.node_budget import NodeBudget
+from verify_service.pass_costs import PassCosts
 from verify_service.pipeline import Pipeline
 from verify_service.request import SamplingParams
 from verify_service.request_state import RequestState
@@ -46,7 +47,7 @@ class Scripted:
 
 def bench(lookahead: int, trees: TreeSource | None = None, config: EngineConfig = CONFIG) -> tuple[Pipeline, Scripted]:
     engine = Scripted(lookahead)
-    budget = NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)]))
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
     drafting = Drafting(trees or NoTrees(), KVMemory(config, 512), config, budget)
     return Pipeline(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
 
@@ -145,7 +146,7 @@ def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
     trees = Attached()
     config = replace(CONFIG, adaptive=True)
     engine = Scripted(1)
-    drafting = Drafting(trees, KVMemory(config, 512), config, NodeBudget(RowCosts([(1, 1e-3), (2, 9.0)])))
+    drafting = Drafting(trees, KVMemory(config, 512), config, NodeBudget(PassCosts([(1, 1, 1e-3), (1, 2, 9.0)])))
     pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
     state.line, state.computed = 0, 6
@@ -198,7 +199,7 @@ class Foreseeing(Attached):
 def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> None:
     trees = Foreseeing()
     engine = Scripted(1)
-    budget = NodeBudget(RowCosts([(1, 1e-3), (64, 8e-3)]))
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
     drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget, trees)
     pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = decoding(trees)

@@ -14,7 +14,8 @@ from verify_service import tree_wishes
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import Bidder, NodeBudget, RowCosts
+from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
 from verify_service.tree_source import Committed
@@ -22,7 +23,7 @@ from verify_service.tree_wishes import KEPT_READY, REST_AFTER, TreeWishes
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
-DEAR, FREE = [(1, 1e-3), (64, 64e-3)], [(1, 1e-3), (64, 1e-3)]
+DEAR, FREE = [(1, 1, 1e-3), (1, 64, 64e-3)], [(1, 1, 1e-3), (1, 64, 1e-3)]
 
 
 class Listener(RandomTrees):
@@ -48,8 +49,8 @@ class Late(RandomTrees):
         return super().commit(commits)
 
 
-def budget(table: list[tuple[int, float]]) -> NodeBudget:
-    made = NodeBudget(RowCosts(table))
+def budget(table: list[tuple[int, int, float]]) -> NodeBudget:
+    made = NodeBudget(PassCosts(table))
     for _ in range(100):
         made.observe_wait(0.0, asked=1, arrived=1, levels=1)
     return made
@@ -113,11 +114,13 @@ def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
 
 def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     class Probing(NodeBudget):
-        def levels(self, bidders: Sequence[Bidder], rows: int, others: Sequence[Bidder] = ()) -> list[int]:
-            super().levels(bidders, rows, others)
+        def levels(
+            self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0
+        ) -> list[int]:
+            super().levels(bidders, requests, others, nodes=nodes)
             return [1] * len(bidders)
 
-    made = Probing(RowCosts(DEAR))
+    made = Probing(PassCosts(DEAR))
     wishes, states = TreeWishes(made, 32), requests(9)
     depths = rested(wishes, states, REST_AFTER + 1)
     assert depths == [int(not state.rests) for state in states]
@@ -154,7 +157,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     assert [each.catch_up for each in told] == [True] * KEPT_READY
     resting = {state.key for state in states if state.rests}
     assert {state.untold for state in states if state.rests} == {4}
-    made.costs = RowCosts(FREE)
+    made.costs = PassCosts(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
         told = step()
@@ -171,7 +174,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
 def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = count()
 
-    def levels(self: NodeBudget, bidders: Sequence[Bidder], rows: int, others: object = ()) -> list[int]:
+    def levels(self: NodeBudget, bidders: Sequence[Bidder], *_: object, **__: object) -> list[int]:
         self.pays = next(steps) // period % 2 == 0
         return [min(2, bidder.max_levels) if self.pays else 0 for bidder in bidders]
 

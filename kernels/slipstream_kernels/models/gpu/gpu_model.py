@@ -26,7 +26,7 @@ from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, kv_bytes_per_tok
 from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
-from slipstream_kernels.models.gpu.pass_costs import measure_row_costs
+from slipstream_kernels.models.gpu.pass_costs import measure_pass_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.plan_buckets import bucket_of, buckets_of
@@ -50,7 +50,7 @@ class GpuModel:
     """A dense decoder of the Llama family with its KV cache, page table, sampling parameters and last tokens.
 
     Used by one thread. Everything happens on one stream in the order of the calls, so that a pass reads what those
-    launched before it leave behind. Nothing but `Ticket.results`, `logprobs`, `warm_up` and `row_costs` waits for it.
+    launched before it leave behind. Nothing but `Ticket.results`, `logprobs`, `warm_up` and `pass_costs` waits for it.
     """
 
     def __init__(
@@ -308,12 +308,12 @@ class GpuModel:
         ticket.results()
         self.logprobs(ticket, np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
 
-    def row_costs(self) -> list[tuple[int, float]]:
-        """(rows, seconds) of decode passes of growing size, the median of several; overwrites the first pages' KV.
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        """(requests, rows, seconds) of decode passes, the median of several; overwrites the first pages' KV.
 
         To be called before any request runs.
         """
-        return measure_row_costs(self)
+        return measure_pass_costs(self)
 
     def wait(self) -> None:
         """Until everything queued is done."""

@@ -14,7 +14,8 @@ from slipstream_kernels.models.gpu.ticket import Ticket
 
 _CONTEXT = 1024
 """Committed tokens of each request that is measured, where the model and the pages allow so many."""
-_REPEATS = 5
+_REPEATS = 3
+_REQUESTS = (1, 4, 16, 64, 256, 1024)
 
 
 class Launcher(Protocol):
@@ -22,35 +23,52 @@ class Launcher(Protocol):
 
     limits: GpuLimits
 
+    def set_pages(self, line: int, start: int, pages: Int32) -> None: ...
+
     def launch(self, plan: PassPlan) -> Ticket: ...
 
 
-def measure_row_costs(model: Launcher) -> list[tuple[int, float]]:
-    """(rows, seconds) of decode passes of growing size, from launch to results, the median of several.
+def measure_pass_costs(model: Launcher) -> list[tuple[int, int, float]]:
+    """(requests, rows, seconds) of decode passes, from launch to results, the median of several.
 
-    All of more than one row have trees, unless the limits allow none.
+    Of 1, 4, 16, ... requests, and as many as may run: without trees, and with ever more rows of trees alike. Each has
+    pages of its own, as far as there are so many. What page tables say afterwards is of no use.
     """
     costs = []
-    for rows in Buckets(model.limits).decode_rows:
-        plan = forest(rows, model.limits)
-        model.launch(plan).results()
-        costs.append((rows, float(np.median([_timed(model, plan) for _ in range(_REPEATS)]))))
+    pages = -(-_base(model.limits) // model.limits.page_size)
+    for line in range(model.limits.max_running):
+        model.set_pages(line, 0, np.arange(line * pages, (line + 1) * pages, dtype=np.int32) % model.limits.num_pages)
+    for requests in measured_requests(model.limits):
+        for rows in measured_rows(requests, model.limits):
+            plan = forest(requests, rows, model.limits)
+            model.launch(plan).results()
+            seconds = float(np.median([_timed(model, plan) for _ in range(_REPEATS)]))
+            costs.append((requests, rows, seconds))
     return costs
 
 
-def forest(rows: int, limits: GpuLimits) -> PassPlan:
-    """A pass of `rows` rows in as few trees as hold them, all nodes below the root, on the first lines' pages."""
-    trees = -(-rows // limits.max_nodes)
-    roots = max(trees, rows - limits.scratch_slots)
-    base = max(1, min(_CONTEXT, limits.max_context - 1, limits.num_pages * limits.page_size))
-    sizes = np.full(roots, rows // roots, np.int32)
-    sizes[: rows % roots] += 1
+def measured_requests(limits: GpuLimits) -> list[int]:
+    """Numbers of requests of which passes are measured, ascending."""
+    return [requests for requests in _REQUESTS if requests < limits.max_running] + [limits.max_running]
+
+
+def measured_rows(requests: int, limits: GpuLimits) -> list[int]:
+    """Numbers of rows of which passes of so many requests are measured, ascending: theirs, and all sizes beyond."""
+    most = requests + min(requests * (limits.max_nodes - 1), limits.scratch_slots)
+    return [requests, *(rows for rows in Buckets(limits).decode_rows if requests < rows <= most)]
+
+
+def forest(requests: int, rows: int, limits: GpuLimits) -> PassPlan:
+    """A pass of `rows` rows in `requests` trees, all nodes below the root, of the first lines."""
+    base = _base(limits)
+    sizes = np.full(requests, rows // requests, np.int32)
+    sizes[: rows % requests] += 1
     starts = (np.cumsum(sizes) - sizes).astype(np.int32)
     root_rows = np.repeat(starts, sizes)
-    lines = np.repeat(np.arange(roots, dtype=np.int32), sizes)
+    lines = np.repeat(np.arange(requests, dtype=np.int32), sizes)
     drafted = np.arange(rows) != root_rows
-    bases = np.full(roots, base, np.int32)
-    spans = np.stack([starts, sizes, np.arange(roots, dtype=np.int32), bases], axis=1)
+    bases = np.full(requests, base, np.int32)
+    spans = np.stack([starts, sizes, np.arange(requests, dtype=np.int32), bases], axis=1)
     return PassPlan(
         token_ids=np.zeros(rows, np.int32),
         positions=np.where(drafted, base, base - 1).astype(np.int32),
@@ -65,6 +83,10 @@ def forest(rows: int, limits: GpuLimits) -> PassPlan:
         has_trees=bool(drafted.any()),
         keep_logits=False,
     )
+
+
+def _base(limits: GpuLimits) -> int:
+    return max(1, min(_CONTEXT, limits.max_context - 1, limits.num_pages * limits.page_size))
 
 
 def _slots(drafted: np.ndarray[tuple[int], np.dtype[np.bool_]], lines: Int32, limits: GpuLimits) -> Int32:

@@ -288,11 +288,12 @@ def test_fast_mode_computes_about_the_same(tiny_model: Path, reference: tuple[li
     assert relative_error(logits_of(model, [Span(0, tokens, 0, range(7))]), expected) < 2 * CLOSE
 
 
-def test_costs_are_measured_by_rows(tiny_model: Path) -> None:
-    model = load(tiny_model, max_nodes=4, step_nodes=5, max_context=40, num_pages=2)
+def test_costs_are_measured_by_requests_and_rows(tiny_model: Path) -> None:
+    model = load(tiny_model, max_nodes=4, step_nodes=5, max_context=40, num_pages=2, max_running=3)
     model.warm_up()
-    costs = model.row_costs()
-    assert [rows for rows, _ in costs] == [1, 2, 4, 8] and all(seconds > 0 for _, seconds in costs)
+    costs = model.pass_costs()
+    assert [each[:2] for each in costs] == [(1, 1), (1, 2), (1, 4), (3, 3), (3, 4), (3, 8)]
+    assert all(seconds > 0 for _, _, seconds in costs)
 
 
 def test_kernels_agree_with_their_twins(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""What a verify pass takes, by the requests in it and the nodes that are drafted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_FAST = 0.1
+_FAR = 1 << 16
+"""Nodes by which a table is extended."""
+_LEAST_SECONDS = 1e-9
+_LEAST_FACTOR, _MOST_FACTOR = 0.1, 10.0
+"""Of what was measured at start-up, how much a pass may seem to take."""
+
+
+class PassCosts:
+    """Seconds of a pass of some requests and nodes: measured at start-up, interpolated, corrected by what passes take.
+
+    More nodes never cost less. Two factors correct the table, one of what requests take without nodes and one of what
+    nodes add to that; a pass of both moves each by its share (normalised least mean squares).
+    """
+
+    def __init__(self, measured: Iterable[tuple[int, int, float]]) -> None:
+        """`measured` has (requests, rows, seconds) of passes; rows are those of the requests and of their nodes.
+
+        One entry says that all cost the same. Beyond the most requests measured, one more costs what a node does.
+        """
+        by_requests: dict[int, dict[int, float]] = {}
+        for requests, rows, seconds in measured:
+            by_requests.setdefault(requests, {})[rows - requests] = max(seconds, _LEAST_SECONDS)
+        self._requests = sorted(by_requests)
+        knots = sorted({nodes for each in by_requests.values() for nodes in each})
+        self._knots: Floats = np.array([*knots, knots[-1] + _FAR], float)
+        """Numbers of nodes of which the table has the seconds; between them they are interpolated."""
+        self._table = np.maximum.accumulate(np.maximum.accumulate(self._rising(by_requests), axis=1), axis=0)
+        """[requests, nodes]"""
+        self._plain = self._drafted = 1.0
+        self._known: dict[int, Floats] = {}
+        """By requests, the table's seconds with 0, 1, 2, ... nodes, as far as was asked for."""
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Those that correct the table."""
+        return self._plain, self._drafted
+
+    def seconds(self, requests: int, nodes: int = 0) -> float:
+        """Of one pass."""
+        in_table = self._up_to(requests, nodes)
+        return float(self._corrected(in_table[nodes], in_table[0]))
+
+    def each(self, requests: int, nodes: Floats) -> Floats:
+        """Of passes with so many nodes each, on average perhaps."""
+        return self._corrected(self._in_table(requests, nodes), self._up_to(requests, 0)[0])
+
+    def up_from(self, requests: int, nodes: int, count: int) -> Floats:
+        """Of `count` passes, the first with so many nodes and each of the others with one more than the one before."""
+        in_table = self._up_to(requests, nodes + count)
+        return self._corrected(in_table[nodes : nodes + count], in_table[0])
+
+    def observe(self, requests: int, nodes: int, seconds: float) -> None:
+        """Take in one pass."""
+        in_table = self._up_to(requests, nodes)
+        plain, whole = float(in_table[0]), float(in_table[nodes])
+        added = whole - plain
+        seen = min(max(seconds, _LEAST_FACTOR * whole), _MOST_FACTOR * whole)
+        step = _FAST * (seen - self._plain * plain - self._drafted * added) / (plain * plain + added * added)
+        self._plain = min(max(self._plain + step * plain, _LEAST_FACTOR), _MOST_FACTOR)
+        self._drafted = min(max(self._drafted + step * added, _LEAST_FACTOR), _MOST_FACTOR)
+
+    def _corrected(self, in_table: Floats, plain: float) -> Floats:
+        seconds: Floats = self._drafted * in_table + (self._plain - self._drafted) * plain
+        return seconds
+
+    def _up_to(self, requests: int, nodes: int) -> Floats:
+        """The table's seconds with 0, 1, 2, ... nodes, up to so many at least."""
+        known = self._known.get(requests)
+        if known is None or nodes >= len(known):
+            known = self._known[requests] = self._in_table(requests, np.arange(2.0 * (nodes + 1)))
+        return known
+
+    def _in_table(self, requests: int, nodes: Floats) -> Floats:
+        beyond = max(0, requests - self._requests[-1])
+        at = float(np.interp(requests, self._requests, np.arange(len(self._requests))))
+        low = int(at)
+        high = min(low + 1, len(self._requests) - 1)
+        line = self._table[low] + (at - low) * (self._table[high] - self._table[low])
+        seconds: Floats = np.interp(nodes + beyond, self._knots, line)
+        return seconds
+
+    def _rising(self, by_requests: dict[int, dict[int, float]]) -> Floats:
+        """The seconds at all knots. Nodes beyond those that were measured add what they add to more requests."""
+        rows: list[Floats] = []
+        above: Floats | None = None
+        for requests in reversed(self._requests):
+            nodes, seconds = (
+                np.array(each, float) for each in zip(*sorted(by_requests[requests].items()), strict=True)
+            )
+            line: Floats = np.interp(self._knots, nodes, seconds)
+            beyond = self._knots > nodes[-1]
+            if above is not None:
+                last = np.interp(nodes[-1], self._knots, above)
+                line[beyond] += above[beyond] - last
+            elif len(nodes) > 1:
+                slope = max(0.0, (seconds[-1] - seconds[-2]) / (nodes[-1] - nodes[-2]))
+                line[beyond] += slope * (self._knots[beyond] - nodes[-1])
+            rows.append(line)
+            above = line
+        return np.array(rows[::-1])
