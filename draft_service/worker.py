@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from draft_service.ahead import Foresight
+from draft_service.background import Background
 from draft_service.codec import Attachment
 from draft_service.device_fault import end_if_device_lost
 from draft_service.feed import Feed
@@ -190,6 +191,7 @@ class Worker:
         return None
 
     def _run(self) -> None:
+        background = Background(self.proposers)
         while True:
             with self._turn:
                 self._reply(self._answers())
@@ -207,7 +209,7 @@ class Worker:
                     self._table.partial = 0
                     if self._table.max_ahead:
                         self._draft_ahead(self._table)
-                more_work = self._advance()
+                more_work = background.advance()
             if not (items or more_work):
                 self._rest()
 
@@ -343,15 +345,6 @@ class Worker:
 
     def _is_current(self, slot: Slot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp
-
-    def _advance(self) -> bool:
-        more_work = False
-        for proposer in self.proposers:
-            try:
-                more_work |= proposer.advance()
-            except Exception:  # noqa: BLE001 (a third party's code; its sessions fail when they are drafted)
-                _log.exception("proposer %s failed in the background", proposer.name)
-        return more_work
 
     def _leave(self) -> None:
         if self._table is not None:
