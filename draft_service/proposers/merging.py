@@ -33,11 +33,12 @@ class Node:
 
 @dataclass(slots=True)
 class MergedDraft:
-    """Trees of one request. A node comes after its parent."""
+    """Trees of one request. A node comes after its parent. `voices`: which proposers drafted below each, in order."""
 
     calibration: Calibration
     nodes: list[Node] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
+    voices: dict[int, dict[str, None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, calibration: Calibration, trees: Mapping[str, TokenTree], form: Mapping[str, int]) -> MergedDraft:
@@ -95,6 +96,7 @@ class MergedDraft:
                 self.nodes.append(Node(token, above, self.nodes[above].depth + 1 if above >= 0 else 1))
             place = siblings[token]
             places.append(place)
+            self.voices.setdefault(above, {})[source] = None
             node = self.nodes[place]
             if tree.log_probs is None:
                 claim = _FURTHER if any(source in self.nodes[s].claims for s in siblings.values()) else _FIRST
@@ -109,8 +111,10 @@ class MergedDraft:
         """Probability that a node is right if its parent is, and who says so."""
         shares = {source: self.calibration.estimate(cells, claim) for source, (cells, claim) in node.claims.items()}
         source = max(shares, key=lambda each: shares[each])
-        if len(shares) == 1:
+        voices = self.voices[node.parent]
+        if len(voices) == 1:
             return shares[source], source
-        together = tuple(shares)
-        node.joint = (together, (together, bucket(shares[source])))
+        # Those that drafted other tokens in its place speak against it.
+        votes = tuple((voice, voice in shares) for voice in voices)
+        node.joint = (votes, (votes, bucket(shares[source])))
         return self.calibration.estimate(node.joint, shares[source]), source
