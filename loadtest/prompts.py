@@ -30,7 +30,7 @@ def load_prompts(path: Path | None) -> list[list[Message]]:
     """
     if path is None:
         return [[{"role": "user", "content": question}] for question in QUESTIONS]
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")
     conversations = [_conversation(json.loads(line), number) for number, line in enumerate(lines, 1) if line.strip()]
     if not conversations:
         raise ValueError(f"{path} holds no prompts")

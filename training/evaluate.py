@@ -85,7 +85,7 @@ class EvalPrompt:
 def read_prompts(path: Path) -> list[EvalPrompt]:
     """Prompts of a Spec-Bench file (first turns) or of a file of messages with their source."""
     prompts = []
-    for line in path.read_text().splitlines():
+    for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
         record = json.loads(line)
         messages = record.get("messages") or [{"role": "user", "content": record["turns"][0]}]
         prompts.append(EvalPrompt(record.get("category") or record["source"], messages))

@@ -21,5 +21,12 @@ def test_a_line_without_a_question_is_named(tmp_path):
         load_prompts(file)
 
 
+def test_separators_of_lines_within_a_prompt_end_no_line(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    text = "a\u2028b\x85c\x0cd"
+    file.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [conversation[0]["content"] for conversation in load_prompts(file)] == [text]
+
+
 def test_own_questions_without_a_file():
     assert len(load_prompts(None)) == len(QUESTIONS)

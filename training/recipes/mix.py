@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--size must be at least 1, --long must not be negative")
     try:
         shares = [Share.parsed(text) for text in options.share] if options.share else KNOWN
-        lines = sorted(options.train.read_text(encoding="utf-8").splitlines())
+        lines = sorted(options.train.read_text(encoding="utf-8").split("\n"))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]

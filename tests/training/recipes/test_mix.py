@@ -77,6 +77,14 @@ def test_the_command_writes_pieces_and_their_plan(tmp_path, capsys):
     assert "30 prompts in" in capsys.readouterr().out
 
 
+def test_separators_of_lines_within_a_prompt_end_no_line(tmp_path):
+    record = {"messages": [{"role": "user", "content": "a\u2028b\x85c"}], "category": "chat"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+    main([str(tmp_path / "train.jsonl"), str(tmp_path / "out"), "--size", "10"])
+    name = (tmp_path / "out" / PLAN).read_text().split()[0]
+    assert json.loads((tmp_path / "out" / f"{name}.jsonl").read_text(encoding="utf-8")) == record
+
+
 @pytest.mark.parametrize("text", ["gsm8k", "gsm8k=1", "=1:1", "gsm8k=2:1", "gsm8k=a:b"])
 def test_a_share_that_is_none_is_refused(tmp_path, text, capsys):
     (tmp_path / "train.jsonl").write_text(json.dumps(records(1)[0]) + "\n")
