@@ -17,16 +17,21 @@ class NoGpuFormError(CheckpointError):
     """Weights that only the CPU can draft with. The message says why."""
 
 
+def check_sizes(sizes: Mapping[str, int], *, device: torch.device) -> None:
+    """Raises NoGpuFormError for widths of what linear layers read and write that the kernels do not take."""
+    for name, value in sizes.items():
+        if device.type == "cuda" and value % _MULTIPLE:
+            raise NoGpuFormError(f"{name} is {value}; a GPU takes multiples of {_MULTIPLE}")
+
+
 def check_shapes(sizes: Mapping[str, int], *, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
     """Raises NoGpuFormError for shapes that the kernels do not take; their twins on the CPU take any.
 
     sizes: widths of what linear layers read and write, by the names that users know them by.
     """
+    check_sizes(sizes, device=device)
     if device.type != "cuda":
         return
-    for name, value in sizes.items():
-        if value % _MULTIPLE:
-            raise NoGpuFormError(f"{name} is {value}; a GPU takes multiples of {_MULTIPLE}")
     if head_dim not in _HEAD_DIMS:
         raise NoGpuFormError(f"head_dim is {head_dim}; a GPU takes {_HEAD_DIMS[0]} and {_HEAD_DIMS[1]}")
     group = heads // kv_heads

@@ -33,12 +33,12 @@ class MedusaHeads:
         self.target_size = target_size
         self.hidden_size = heads[0].rows.shape[1]
         self.entries = heads[0].rows.shape[0]
-        self._heads = heads
-        self._ids = ids
-        self._scale = scale
+        self.heads = heads
+        self.ids = ids
+        self.scale = scale
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self.heads)
 
     def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
         """Scores of the token `head` + 1 places behind the one that `states`, float32 [rows, hidden], predicted.
@@ -47,7 +47,7 @@ class MedusaHeads:
         """
         with torch.inference_mode():
             x = states
-            for weight, bias in self._heads[head].layers:
+            for weight, bias in self.heads[head].layers:
                 x = x + functional.silu(functional.linear(x, weight, bias))
-            scores = functional.linear(x, self._heads[head].rows)
-            return spread(scores if self._scale == 1 else scores * self._scale, self._ids, self.target_size)
+            scores = functional.linear(x, self.heads[head].rows)
+            return spread(scores if self.scale == 1 else scores * self.scale, self.ids, self.target_size)

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from draft_service.heads.eagle import Vocabulary
 
-_EPS = 1e-6
+EPS = 1e-6
+"""Of all norms"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,13 @@ class MlpSpeculator:
         inner, self.hidden_size = stages[0].projection.shape
         self.target_size = stages[0].vocabulary.target_size
         self.entries = len(stages[0].vocabulary.head)
-        self._stages = stages
-        self._scale_input = scale_input
+        self.stages = stages
+        self.scale_input = scale_input
         state_weight = 0.5 ** (0.5 / len(stages))
-        self._embedding_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
+        self.embedding_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
 
     def __len__(self) -> int:
-        return len(self._stages)
+        return len(self.stages)
 
     def forward(self, stage: int, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """States of the stage, float32 [rows, inner].
@@ -54,20 +55,20 @@ class MlpSpeculator:
         states: float32 [rows, width], the target's for stage 0, else those of the stage before. token_ids: int64
         [rows], the tokens that the states before predicted, as they were decided or drafted.
         """
-        each = self._stages[stage]
+        each = self.stages[stage]
         with torch.inference_mode():
-            if stage == 0 and self._scale_input:
+            if stage == 0 and self.scale_input:
                 states = _normed(states) / math.sqrt(2)
             embedded = functional.embedding(token_ids, each.vocabulary.embedding)
-            x = functional.linear(states, each.projection) + self._embedding_weight * embedded
+            x = functional.linear(states, each.projection) + self.embedding_weight * embedded
             return functional.gelu(_normed(x) * each.scale + each.shift)
 
     def logits(self, stage: int, states: torch.Tensor) -> torch.Tensor:
         """Scores of the next token from what `forward` gave, float32 [rows, target vocabulary]."""
         with torch.inference_mode():
-            return self._stages[stage].vocabulary.logits(states)
+            return self.stages[stage].vocabulary.logits(states)
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
     """Divided by the root of the mean square; the mean itself stays."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPS)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)

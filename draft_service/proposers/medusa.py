@@ -17,7 +17,8 @@ from draft_service.heads.medusa import MedusaHeads
 from draft_service.heads.medusa_loading import load_medusa
 from draft_service.proposers.base import ProposerOptions
 from draft_service.proposers.draft_rows import Branch
-from draft_service.proposers.last_state import LastStateConfig, LastStateProposer, create_with
+from draft_service.proposers.last_state import LastStateProposer, create_with
+from draft_service.proposers.last_state_base import LastStateBase, LastStateConfig
 from slipstream_kernels.token_tree import MAX_ROWS
 
 DEFAULT = LastStateConfig(top_k=10)
@@ -37,6 +38,6 @@ class MedusaProposer(LastStateProposer[MedusaHeads]):
             head += 1
 
 
-def create(options: ProposerOptions) -> LastStateProposer[MedusaHeads]:
+def create(options: ProposerOptions) -> LastStateBase[MedusaHeads]:
     """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastStateConfig or their aliases."""
     return create_with(options, DEFAULT, load_medusa, MedusaProposer)

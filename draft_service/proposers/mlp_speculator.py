@@ -15,7 +15,8 @@ from draft_service.heads.mlp_speculator import MlpSpeculator
 from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from draft_service.proposers.base import ProposerOptions
 from draft_service.proposers.draft_rows import Branch
-from draft_service.proposers.last_state import LastStateConfig, LastStateProposer, create_with
+from draft_service.proposers.last_state import LastStateProposer, create_with
+from draft_service.proposers.last_state_base import LastStateBase, LastStateConfig
 
 Growing = Sequence[tuple[Branch, Mapping[int, int]]]
 """Branches, and where among the rows of the stage the state of each node of the frontier is."""
@@ -53,6 +54,6 @@ class MlpSpeculatorProposer(LastStateProposer[MlpSpeculator]):
         return self._head.forward(stage, states[parents], torch.tensor(tokens)), grown
 
 
-def create(options: ProposerOptions) -> LastStateProposer[MlpSpeculator]:
+def create(options: ProposerOptions) -> LastStateBase[MlpSpeculator]:
     """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastStateConfig or their aliases."""
     return create_with(options, LastStateConfig(), load_mlp_speculator, MlpSpeculatorProposer)

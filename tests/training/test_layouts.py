@@ -151,7 +151,7 @@ def test_medusa_heads_bring_the_target_s_rows_to_vllm(tmp_path):
     blocks = [f"blocks.{head}.layers.0.{part}" for head in range(3) for part in ("bias", "weight")]
     assert sorted(names) == sorted([*blocks, "lm_heads.0.weight"])
     before, after = load_medusa(tmp_path / "head", tmp_path / "target"), load_medusa(tmp_path / "out")
-    for one, other in zip(before._heads, after._heads, strict=True):
+    for one, other in zip(before.heads, after.heads, strict=True):
         assert torch.equal(other.rows, rows.bfloat16().float())
         for (weight, bias), (exported, with_bias) in zip(one.layers, other.layers, strict=True):
             assert torch.equal(exported, weight.bfloat16().float())

@@ -22,8 +22,8 @@ PARAMETERS: dict[str, frozenset[str]] = {
     | {"max_cached_tokens", "max_cached_bytes", "page_size", "group"},
     "eagle": _HEAD,
     "eagle3": _HEAD,
-    "medusa": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
-    "mlp-speculator": _TREE | {"model", "top_k", "target", "boundaries", "token_map"},
+    "medusa": _TREE | {"model", "top_k", "target", "boundaries", "token_map", "max_sessions"},
+    "mlp-speculator": _TREE | {"model", "top_k", "target", "boundaries", "token_map", "max_sessions"},
     "mtp": _HEAD | {"feedback"},
 }
 """Fields of SpeculativeConfig that each of our proposers takes, beside `method`, `inproc` and

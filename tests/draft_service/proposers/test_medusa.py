@@ -228,14 +228,3 @@ def test_refusals(tmp_path):
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             create(ProposerOptions("p", argument))
-
-
-def test_that_it_stays_on_the_cpu_is_said(tmp_path, caplog):
-    write_medusa(tmp_path / "heads", LAYOUTS["vLLM"])
-    create(ProposerOptions("p", f"{tmp_path}/heads"))
-    assert not caplog.records
-    proposer = create(ProposerOptions("p", f"{tmp_path}/heads", device="cuda:0"))
-    assert (proposer.state_device, caplog.messages) == (
-        "cpu",
-        ["p drafts on the CPU: no kernels of a GPU compute it"],
-    )

@@ -63,7 +63,7 @@ def _draft_combine(
     WIDTH: tl.constexpr,
     MAPPED: tl.constexpr,
 ) -> None:
-    """One session a program. Candidates are held by slots; the node taken as the i-th puts its child into slot i + 1."""
+    """One session a program. Candidates are held by slots; the i-th node that is taken puts its child into i + 1."""
     release_next()
     wait_for_previous()
     session = tl.program_id(0)
@@ -170,24 +170,22 @@ def draft_combine_reference(
     """The same in torch, level by level."""
     by_level = [each.view(-1, len(limits), places.shape[1]) for each in (places, scores, log_probs)]
     for session, (budget, deepest) in enumerate(limits.tolist()):
-        levels = [each[:deepest, session].cpu() for each in by_level]
-        nodes = _combined_reference(*levels, min(budget, MOST_NODES))
+        level_places, level_scores, level_logs = (each[:deepest, session].cpu() for each in by_level)
+        nodes = _combined_reference(level_places, level_scores, min(budget, MOST_NODES))
         tree, numbers = trees.result[session], {path: number for number, path in enumerate(nodes)}
         tree[COUNT] = len(nodes)
         for path, number in numbers.items():
-            place = levels[0][len(path) - 1, path[-1]]
+            place = level_places[len(path) - 1, path[-1]]
             tree[number] = place if vocabulary is None else vocabulary[int(place)]
             tree[PARENTS + number] = numbers.get(path[:-1], -1)
             log_prob = torch.zeros(())
             for level, rank in enumerate(path):
-                log_prob = log_prob + levels[2][level, rank].clamp(max=0)
+                log_prob = log_prob + level_logs[level, rank].clamp(max=0)
             tree[LOG_PROBS + number] = log_prob.view(torch.int32)
 
 
-def _combined_reference(
-    places: torch.Tensor, scores: torch.Tensor, log_probs: torch.Tensor, budget: int
-) -> list[tuple[int, ...]]:
-    """Paths of ranks of one session's nodes, level by level; places, scores and log_probs [levels, width]."""
+def _combined_reference(places: torch.Tensor, scores: torch.Tensor, budget: int) -> list[tuple[int, ...]]:
+    """Paths of ranks of one session's nodes, level by level; places and scores [levels, width]."""
     kept: dict[tuple[int, ...], torch.Tensor] = {}
     frontier: list[tuple[int, ...]] = [()]
     for level in range(len(places)):

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from slipstream_kernels.models.gpu import ops_namespace
 from slipstream_kernels.models.gpu.ops_namespace import Op, Ops
-from slipstream_kernels.ops.gpu import draft_expand, draft_top_k, gather_norm, join_rows, text_rows
+from slipstream_kernels.ops.gpu import (
+    draft_combine,
+    draft_expand,
+    draft_top_k,
+    gather_norm,
+    join_rows,
+    residual_silu,
+    speculator_state,
+    text_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +23,14 @@ class DraftOps:
     """`layers`: those that a target's passes are made of too."""
 
     layers: Ops
+    draft_combine: Op
     draft_expand: Op
     draft_top_k: Op
     gather_norm: Op
     join_rows: Op
+    residual_silu: Op
     settle_text: Op
+    speculator_state: Op
     take_states: Op
 
 
@@ -26,11 +38,14 @@ def kernels() -> DraftOps:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
     return DraftOps(
         layers=ops_namespace.kernels(),
+        draft_combine=draft_combine.draft_combine,
         draft_expand=draft_expand.draft_expand,
         draft_top_k=draft_top_k.draft_top_k,
         gather_norm=gather_norm.gather_norm,
         join_rows=join_rows.join_rows,
+        residual_silu=residual_silu.residual_silu,
         settle_text=text_rows.settle_text,
+        speculator_state=speculator_state.speculator_state,
         take_states=text_rows.take_states,
     )
 
@@ -39,10 +54,13 @@ def twins() -> DraftOps:
     """The twins in torch, on any device."""
     return DraftOps(
         layers=ops_namespace.twins(),
+        draft_combine=draft_combine.draft_combine_reference,
         draft_expand=draft_expand.draft_expand_reference,
         draft_top_k=draft_top_k.draft_top_k_reference,
         gather_norm=gather_norm.gather_norm_reference,
         join_rows=join_rows.join_rows_reference,
+        residual_silu=residual_silu.residual_silu_reference,
         settle_text=text_rows.settle_text_reference,
+        speculator_state=speculator_state.speculator_state_reference,
         take_states=text_rows.take_states_reference,
     )
