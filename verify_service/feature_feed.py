@@ -11,7 +11,7 @@ RECORD_BYTES = 1 << 18
 """States of one Extend, at most; but one row always. Copies of so many bytes stay within a processor's cache."""
 MESSAGE_BYTES = 1 << 22
 """States that one step's message carries beside its tokens; what is more follows in messages of its own."""
-STEP_BYTES = 1 << 21
+STEP_BYTES = 1 << 22
 ALONE_BYTES = 1 << 24
 
 

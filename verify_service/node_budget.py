@@ -18,7 +18,7 @@ MAX_LEVELS = 16
 PROBE_EVERY = 512
 PROBE_STEPS = 4
 PROBE_LEVELS = 2
-FORGET_EVERY = 16 * PROBE_EVERY
+FORGET_EVERY = 8 * PROBE_EVERY
 """Plain steps after which waits are measured anew, those of more requests than probes ask too."""
 WEIGH_EVERY = 8
 """Steps from one weighing to the next while nothing pays."""
@@ -26,10 +26,12 @@ WEIGH_EVERY = 8
 _FAST, _SLOW = 0.1, 0.02
 _RECENT = 9
 """Waits of which the middle one counts."""
-_WORTH = 1.1
-"""Times plain throughput that trees must promise: acceptance and waits are estimates."""
+_TO_BEGIN, _TO_GO_ON = 1.1, 1.02
+"""Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
 _GUESS = 0.06
 """Passes of one request that a level is waited for, before any wait was measured."""
+_AHEAD = 2
+"""Levels' worth of time that a drafter takes besides those it drafts, with the way there and back."""
 _BATCHED = 8
 """Requests for whose trees a level takes twice as long as for one alone, where only one of both was measured."""
 _LEAST_CHANCE = 0.02
@@ -49,6 +51,10 @@ class Acceptance:
         self.last = matched
         self.tried += tried - _SLOW * self.tried
         self.matched += matched - _SLOW * self.matched
+
+    def fade(self) -> None:
+        """Count for half what was seen."""
+        self.tried, self.matched = self.tried / 2, self.matched / 2
 
     def rate(self, prior: float, weight: float = 8.0) -> float:
         """Estimate that starts at `prior`, which counts as `weight` observations."""
@@ -122,7 +128,7 @@ class NodeBudget:
         key = running.bit_length(), asked.bit_length()
         if key not in self._waits:
             self._waits[key] = deque([self._wait_per_level(asked, running)] * (_RECENT // 2), _RECENT)
-        self._waits[key].append(seconds / ((1 + levels) * _load(asked)))
+        self._waits[key].append(seconds / ((_AHEAD + levels) * _load(asked)))
         self._presence += _FAST * (arrived / asked - self._presence)
 
     def levels(
@@ -166,7 +172,8 @@ class NodeBudget:
         facts = (bids, requests, nodes, overall, known)
         if facts != last.facts:
             chances, indices, levels = self._offers(bidders)
-            taken = self._best_prefix(chances, levels, max(requests, 1), nodes, len(bidders))
+            worth = _TO_GO_ON if any(last.granted) else _TO_BEGIN
+            taken = self._best_prefix(chances, levels, max(requests, 1), nodes, len(bidders), worth)
             last.facts, last.granted = facts, np.bincount(indices[:taken], minlength=len(bidders)).tolist()
         return last.granted
 
@@ -189,7 +196,7 @@ class NodeBudget:
         order = np.lexsort((indices, places, -offered))
         return offered[order], indices[order], levels[places[order]]
 
-    def _best_prefix(self, chances: Floats, levels: Ints, requests: int, nodes: int, bidders: int) -> int:
+    def _best_prefix(self, chances: Floats, levels: Ints, requests: int, nodes: int, bidders: int, worth: float) -> int:
         """How many of the best offers to take."""
         if not len(chances):
             return 0
@@ -197,10 +204,10 @@ class NodeBudget:
         tokens = requests + self._presence * np.cumsum(chances)
         drafted: Floats = self._presence * self.nodes_per_level(requests) * np.arange(1.0, len(chances) + 1)
         drafted += nodes
-        seconds = self.costs.each(requests, drafted) + wait * (1 + np.maximum.accumulate(levels))
+        seconds = self.costs.each(requests, drafted) + wait * (_AHEAD + np.maximum.accumulate(levels))
         rates = tokens / seconds
         best = int(rates.argmax())
-        return best + 1 if rates[best] > _WORTH * requests / self.costs.seconds(requests, nodes) else 0
+        return best + 1 if rates[best] > worth * requests / self.costs.seconds(requests, nodes) else 0
 
 
 def _load(asked: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.node_budget import PROBE_EVERY, Bidder, NodeBudget
 from verify_service.request_state import RequestState
 
 REST_AFTER = 16
@@ -18,7 +18,8 @@ class TreeWishes:
     """Depths by the node budget, by the room of a step, and by what a drafter is able to do.
 
     While no trees pay, drafters are told nothing of most requests: they `rest`, and are told all at once when trees pay
-    again. A request whose drafter is `behind`, as it lacks states of older tokens, asks for nothing until it has them.
+    again; meanwhile it matters less what their trees were worth than what those of requests are that probes ask. A
+    request whose drafter is `behind`, as it lacks states of older tokens, asks for nothing until it has them.
     """
 
     def __init__(self, budget: NodeBudget, step_nodes: int) -> None:
@@ -64,8 +65,8 @@ class TreeWishes:
         return min(most, 1 + max(depth, ceil(1.5 * depth * self._budget.nodes_per_level(running))))
 
     def wants_states(self, state: RequestState) -> bool:
-        """Whether a request's drafter is to get the states of older tokens that it lacks."""
-        return not self.resting or state in self._ready
+        """Whether a request's drafter is to get the states of older tokens that it lacks: it costs, too."""
+        return not self._fruitless or state in self._ready
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.adaptive]
@@ -95,6 +96,9 @@ class TreeWishes:
             others = able.difference(self._ready)
             rising = sorted(others, key=lambda state: (state.behind, state.untold, state.ticket))
             self._ready += rising[: KEPT_READY - len(self._ready)]
+        fades = self._fruitless % PROBE_EVERY == 0
         for state in states:
             state.rests = state in able and state not in self._ready
             state.behind |= state.rests
+            if state.rests and fades:
+                state.acceptance.fade()

@@ -30,7 +30,7 @@ def accepted(rate: float, steps: int = 200) -> Acceptance:
 def budget(table: list[tuple[int, int, float]], *, wait: float = 0.0) -> NodeBudget:
     made = NodeBudget(PassCosts(table))
     for _ in range(200):
-        made.observe_wait(wait * 5, asked=1, arrived=1, levels=4)
+        made.observe_wait(wait * 6, asked=1, arrived=1, levels=4)
     return made
 
 
@@ -142,3 +142,52 @@ def test_what_a_busy_step_waits_for_is_not_held_against_a_request_alone() -> Non
         made.observe_wait(1.0, asked=1, arrived=1, levels=4, running=64)
     assert not any(made.levels(one, 64))
     assert any(made.levels(one, 1))
+
+
+def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
+    bidders = [Bidder(accepted(0.6), 63)]
+    made, late = budget(FLAT, wait=1e-5), budget(FLAT, wait=2.1e-4)
+    assert made.levels(bidders, 1) > [0]
+    for _ in range(9):
+        made.observe_wait(2.1e-4 * 6, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) > [0]
+    assert late.levels(bidders, 1) == [0]
+    for _ in range(9):
+        made.observe_wait(4e-4 * 6, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) == [0]
+
+
+def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -> None:
+    table = [(1, 1, 1.0e-3), (1, 64, 1.2e-3), (16, 16, 1.3e-3), (16, 64, 1.5e-3), (16, 256, 4.0e-3)]
+    made, acceptance = budget(table, wait=1e-6), accepted(0.6)
+    for _ in range(100):
+        made.observe_tree(acceptance, 1, nodes=40, depth=4, matched=2)
+    assert made.nodes_per_level(1) > 9
+    assert made.nodes_per_level(16) == 1
+    many = [Bidder(accepted(0.6), 63)] * 16
+    assert any(made.levels(many, 16))
+    for _ in range(100):
+        made.observe_tree(acceptance, 16, nodes=40, depth=4, matched=2)
+    assert not any(made.levels(many, 16))
+
+
+def test_requests_have_more_nodes_where_the_same_rows_are_of_fewer_requests() -> None:
+    steep = [(1, 1, 1.0e-3), (1, 64, 1.1e-3), (16, 16, 1.3e-3), (16, 64, 6.0e-3)]
+    alone = budget(steep).levels([Bidder(accepted(0.8), 63)], 1)
+    crowd = budget(steep).levels([Bidder(accepted(0.8), 63)] * 16, 16)
+    assert alone[0] > 3
+    assert not any(crowd)
+
+
+def test_fixed_trees_in_a_step_make_others_dearer() -> None:
+    table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 12e-3)]
+    bidders = [Bidder(accepted(0.8), 63)]
+    assert budget(table).levels(bidders, 2)[0] > budget(table).levels(bidders, 2, nodes=5)[0]
+
+
+def test_half_of_what_was_seen_of_a_request_fades() -> None:
+    acceptance = accepted(0.1)
+    before = acceptance.rate(0.7)
+    for _ in range(6):
+        acceptance.fade()
+    assert before < 0.3 < 0.6 < acceptance.rate(0.7) < 0.7

@@ -14,7 +14,7 @@ from verify_service import tree_wishes
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import Bidder, NodeBudget
+from verify_service.node_budget import PROBE_EVERY, WEIGH_EVERY, Bidder, NodeBudget
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
@@ -94,6 +94,30 @@ def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
     wishes.begin(new)
     wishes.begin(fixed)
     assert (new.rests, fixed.rests) == (True, False)
+
+
+def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
+    made, states = budget(DEAR), requests(9)
+    wishes = TreeWishes(made, 32)
+    rested(wishes, states, 1)
+    assert not any(wishes.wants_states(state) for state in states)
+    made.costs = PassCosts(FREE)
+    states[0].acceptance.observe(1, 1)
+    rested(wishes, states, WEIGH_EVERY)
+    assert all(wishes.wants_states(state) for state in states)
+
+
+def test_what_was_seen_of_requests_that_rest_fades() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    for state in states:
+        state.acceptance.observe(32, 4)
+    rested(wishes, states, PROBE_EVERY - 1)
+    assert {state.acceptance.tried for state in states} == {32}
+    rested(wishes, states, 1)
+    assert {(state.rests, state.acceptance.tried, state.acceptance.matched) for state in states} == {
+        (False, 32, 4),
+        (True, 16, 2),
+    }
 
 
 def test_where_trees_pay_nobody_rests() -> None:
