@@ -71,6 +71,12 @@ class FeatureRows:
             self._rows = self._rows.bits()
         return self._rows
 
+    def located(self) -> tuple[Bits, range | list[int]]:
+        """An array of rows, perhaps a step's with those of others, and which of its rows these are; waits as `rows`."""
+        if isinstance(self._rows, LateRows):
+            return self._rows.load(), self._rows.places
+        return self._rows, range(self._count)
+
     @property
     def hidden_size(self) -> int:
         """Columns of a state."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.row_copies import copy_rows
 from verify_service.feature_rows import FeatureRows
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class _Copies:
+    """Rows of `source`, and where each goes."""
+
+    source: Bits
+    rows: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
 
 class FeatureStore:
@@ -31,6 +44,7 @@ class FeatureStore:
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._free: list[int] = []
         self._full: set[int] = set()
+        copy_rows(self._rows, _NONE, self._rows, _NONE)  # is compiled, so that no step waits for it
 
     @property
     def pages(self) -> int:
@@ -65,20 +79,33 @@ class FeatureStore:
             self._full.discard(block)
             self._free.append(block)
 
-    def write(self, pages: Sequence[int], features: FeatureRows) -> None:
-        """Keep states, at the boundaries of the layout, of positions of a request that holds `pages`."""
-        size = self._page_size
-        if not self.capacity or not len(features.rows):
+    def write(self, kept: Sequence[tuple[Sequence[int], FeatureRows]]) -> None:
+        """Keep states, at the boundaries of the layout, of positions of requests, each beside the pages it holds."""
+        if not self.capacity:
             return
-        for number in range(features.first // size, (features.end - 1) // size + 1):
-            first, end = max(features.first, number * size), min(features.end, (number + 1) * size)
+        copies: list[_Copies] = []  # in order: a page may lose its block to a later one
+        for pages, features in kept:
+            source, rows = features.located()
+            if not copies or copies[-1].source is not source:
+                copies.append(_Copies(source))
+            copies[-1].rows += rows
+            self._make_room(pages, features.first, features.end, copies[-1].places)
+        for copy in copies:
+            copy_rows(copy.source, np.array(copy.rows, np.int64), self._rows, np.array(copy.places, np.int64))
+
+    def _make_room(self, pages: Sequence[int], first: int, end: int, places: list[int]) -> None:
+        """Add where the rows of these positions go, which count as written."""
+        size = self._page_size
+        while first < end:
+            number, low = divmod(first, size)
+            high = min(size, low + end - first)
             block = self._block(pages[number])
             start = block * size
-            places = slice(start + first % size, start + first % size + end - first)
-            self._rows[places] = features.rows[first - features.first : end - features.first]
-            self._written[places] = True
-            if end % size == 0 and self._written[start : start + size].all():
+            places += range(start + low, start + high)
+            self._written[start + low : start + high] = True
+            if high == size and self._written[start : start + size].all():
                 self._full.add(block)
+            first += high - low
 
     def reach(self, pages: Sequence[int], end: int) -> int:
         """As `FeatureHistory.reach`, of a request that holds `pages`."""

@@ -93,10 +93,9 @@ class Features:
         So drafters need not wait for it. To be called before any page changes hands.
         """
         try:
-            for item in list(self._held) if only is None else [item for item in self._held if item.state is only]:
-                features = self._held.pop(item)
-                if not item.state.gone:
-                    self._store.write(item.state.pages, features)
+            held = [item for item in self._held if only is None or item.state is only]
+            rows = [(item, self._held.pop(item)) for item in held]
+            self._store.write([(item.state.pages, features) for item, features in rows if not item.state.gone])
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are not kept")
 
@@ -113,11 +112,13 @@ class Features:
         captured = states.of(live)
         roots = {item.state.key: item.base - 1 for item in deciding}
         if states.boundaries == self._store.boundaries:
+            at_once: list[tuple[Sequence[int], FeatureRows]] = []
             for item, features in captured:
                 if roots.get(item.state.key) == features.first:
                     self._held[item] = features
                 else:  # those in front of the root are history once what was decided is told
-                    self._store.write(item.state.pages, features)
+                    at_once.append((item.state.pages, features))
+            self._store.write(at_once)
         chunks: list[Extended] = []
         decided: dict[RequestKey, FeatureRows] = {}
         for item, features in captured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verify_service.feature_rows import FeatureRows
+from verify_service.feature_rows import FeatureRows, LateRows
 from verify_service.feature_store import FeatureStore
 
 LAYOUT = (1, 3)
@@ -35,7 +35,7 @@ def test_what_is_written_in_parts_is_read_as_a_whole(page_size: int) -> None:
     store = store_of(num_pages=32, page_size=page_size, pages_kept=32)
     pages = np.random.default_rng(1).permutation(32).tolist()
     for first, end in ((0, 7), (7, 8), (8, 19)):
-        store.write(pages, states(first, end))
+        store.write([(pages, states(first, end))])
     assert same(store.read(pages, 0, 19), states(0, 19))
     assert same(store.read(pages, 5, 18), states(5, 18))
     assert store.read(pages, 5, 20) is None
@@ -47,8 +47,8 @@ def test_what_is_written_in_parts_is_read_as_a_whole(page_size: int) -> None:
 def test_what_lies_before_a_hole_is_left_out() -> None:
     store = store_of()
     pages = [5, 2, 7]
-    store.write(pages, states(0, 2))
-    store.write(pages, states(3, 9))
+    store.write([(pages, states(0, 2))])
+    store.write([(pages, states(3, 9))])
     assert same(store.read(pages, 0, 9), states(3, 9))
     assert (store.reach(pages, 9), store.reach(pages, 3), store.reach(pages, 2)) == (3, 3, 0)
     store.forget(2)
@@ -59,9 +59,9 @@ def test_what_lies_before_a_hole_is_left_out() -> None:
 
 def test_a_page_with_a_new_owner_holds_nothing_of_the_old_one() -> None:
     store = store_of()
-    store.write([3], states(0, 4))
+    store.write([([3], states(0, 4))])
     store.forget(3)
-    store.write([3], states(1, 2, seed=5))
+    store.write([([3], states(1, 2, seed=5))])
     assert same(store.read([3], 0, 2), states(1, 2, seed=5))
 
 
@@ -69,27 +69,46 @@ def test_within_its_limit_the_pages_written_last_are_kept() -> None:
     store = store_of(pages_kept=2)
     assert store.capacity == 2
     assert store.nbytes == 2 * 4 * ROW_BYTES
-    store.write([0], states(0, 4))
-    store.write([1], states(0, 4))
-    store.write([0], states(3, 4))
-    store.write([2], states(0, 4))
+    store.write([([0], states(0, 4))])
+    store.write([([1], states(0, 4))])
+    store.write([([0], states(3, 4))])
+    store.write([([2], states(0, 4))])
     assert store.read([1], 0, 4) is None
     assert same(store.read([0], 0, 4), states(0, 4))
     assert (store.reach([1], 4), store.reach([0], 4), store.reach([0, 2], 8)) == (4, 0, 0)
-    store.write([3], states(1, 4))
+    store.write([([3], states(1, 4))])
     assert (store.reach([2], 4), store.reach([3], 4), store.reach([0], 4)) == (0, 1, 4)
+
+
+@pytest.mark.parametrize("pages_kept", [8, 2])
+def test_rows_of_many_requests_are_written_at_once(pages_kept: int) -> None:
+    step = np.random.default_rng(3).integers(0, 1 << 16, (12, WIDTH)).astype(np.uint16)
+
+    def late(first: int, places: range | list[int]) -> FeatureRows:
+        return FeatureRows(LAYOUT, first, LateRows(lambda: step, places, WIDTH))
+
+    store = store_of(pages_kept=pages_kept)
+    own = states(2, 7)
+    store.write([([0], late(0, range(4, 7))), ([4, 5], own), ([1], late(3, [11])), ([2], late(1, [0, 9]))])
+    assert same(store.read([1], 3, 4), FeatureRows(LAYOUT, 3, step[11:]))
+    assert same(store.read([2], 1, 3), FeatureRows(LAYOUT, 1, step[[0, 9]]))
+    if pages_kept == 2:
+        assert store.read([4, 5], 2, 7) is None is store.read([0], 0, 3)
+    else:
+        assert same(store.read([4, 5], 2, 7), own)
+        assert same(store.read([0], 0, 3), FeatureRows(LAYOUT, 0, step[4:7]))
 
 
 def test_another_layout_begins_empty_and_none_takes_no_memory() -> None:
     store = store_of()
-    store.write([0], states(0, 4))
+    store.write([([0], states(0, 4))])
     store.lay_out((2,))
     assert store.read([0], 0, 4) is None
     store.lay_out(())
     assert store.nbytes == store.capacity == store.pages == 0
     nothing = FeatureStore(num_pages=8, page_size=4, hidden_size=HIDDEN, limit=0)
     nothing.lay_out(LAYOUT)
-    nothing.write([0], states(0, 4))
+    nothing.write([([0], states(0, 4))])
     assert nothing.read([0], 0, 4) is None
 
 
