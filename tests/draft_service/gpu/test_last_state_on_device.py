@@ -1,0 +1,114 @@
+"""Medusa heads and MLP speculators by captured graphs against the proposers on the CPU, which round alike."""
+
+import pytest
+import torch
+
+from draft_service.gpu.last_state import GpuLastStateProposer
+from draft_service.heads.eagle import Vocabulary
+from draft_service.heads.medusa import MedusaHead, MedusaHeads
+from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
+from draft_service.proposers.base import DraftRequest, Opening, Sampling
+from draft_service.proposers.last_state_base import LastStateConfig
+from draft_service.proposers.medusa import MedusaProposer
+from draft_service.proposers.mlp_speculator import MlpSpeculatorProposer
+from support.recurrent_target import paths
+from support.rounded_heads import as_on_a_gpu
+
+HIDDEN, INNER, VOCAB = 384, 256, 4096
+GREEDY = [Sampling(temperature=0.0), Sampling(temperature=0.0, logit_bias={5: 3.0, 90: -4.0})]
+SAMPLED = [Sampling(temperature=1.0, seed=11), Sampling(temperature=0.7, seed=2**40, choice=2)]
+FILTERED = [*SAMPLED, Sampling(temperature=0.7, seed=5, top_k=40, top_p=0.9), Sampling(temperature=1.0, min_p=0.02)]
+PENALISED = [
+    Sampling(temperature=1.0, seed=3, presence_penalty=0.5, repetition_penalty=1.2),
+    Sampling(temperature=0.0, frequency_penalty=1.0),
+    Sampling(temperature=0.8, seed=8, min_tokens=40, stop_token_ids=(7, 9, 11)),
+]
+
+
+def normal(generator, *size, scale=1.0):
+    return torch.randn(size, generator=generator) * scale / size[-1] ** 0.5
+
+
+def medusa(mapped):
+    """Four heads of two layers, of a token map or with rows that all share."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randperm(VOCAB, generator=generator)[:2048] if mapped else None
+    shared = normal(generator, VOCAB, HIDDEN, scale=3.0)
+    heads = []
+    for _ in range(4):
+        layers = [(normal(generator, HIDDEN, HIDDEN), torch.randn(HIDDEN, generator=generator)) for _ in range(2)]
+        heads.append(MedusaHead(layers, normal(generator, 2048, HIDDEN, scale=3.0) if mapped else shared))
+    return MedusaHeads(heads, ids, VOCAB, 0.7)
+
+
+def speculator(mapped):
+    """Three stages, of a token map; or behind the first one shared, with states that are normalised."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randperm(VOCAB, generator=generator)[:2048] if mapped else None
+    stages = []
+    for stage in range(3 if mapped else 2):
+        rows = normal(generator, 2048 if mapped else VOCAB, INNER, scale=3.0)
+        vocabulary = Vocabulary(torch.randn(VOCAB, INNER, generator=generator), rows, ids, VOCAB)
+        scale, shift = 1 + torch.randn(INNER, generator=generator) / 8, torch.randn(INNER, generator=generator) / 4
+        stages.append(Stage(normal(generator, INNER, INNER if stage else HIDDEN), scale, shift, vocabulary))
+    return MlpSpeculator(stages if mapped else [*stages, stages[1]], scale_input=not mapped)
+
+
+def rounds(proposer, samplings, device):
+    """The trees of two rounds, the second after some tokens more. Every other state comes on the device."""
+    generator = torch.Generator().manual_seed(3)
+    requests, trees = [], []
+    texts = torch.randint(VOCAB, (len(samplings), 20), generator=generator).tolist()
+    states = torch.randn(len(samplings), 20, HIDDEN, generator=generator).bfloat16()
+    for number, (sampling, text) in enumerate(zip(samplings, texts, strict=True)):
+        proposer.open(number, Opening(text[:12], 3, sampling))
+        proposer.take_features(number, 0, states[number, :11].to(device if number % 2 else "cpu"))
+        requests.append(DraftRequest(number, 24 if number else 64, 4 - number % 3))
+    trees += proposer.propose(requests)
+    for number, text in enumerate(texts):
+        proposer.commit(number, text[12:15])
+        proposer.take_features(number, 11, states[number, 11:14].to("cpu" if number % 2 else device))
+    trees += proposer.propose(requests[::-1])
+    for number in range(len(samplings)):
+        proposer.close(number)
+    return trees
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["mapped", "whole"])
+def mapped(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[medusa, speculator])
+def both(request, mapped, device):
+    """The proposers of one head, on the CPU and on the device."""
+    head = as_on_a_gpu(request.param(mapped))
+    config = LastStateConfig(top_k=10 if mapped else 4, max_nodes=64, max_sessions=17)
+    on_cpu = (MedusaProposer if request.param is medusa else MlpSpeculatorProposer)("p", head, config)
+    return on_cpu, GpuLastStateProposer("p", head, config, device)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return "cuda:0"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sessions", [1, 17])
+@pytest.mark.parametrize(
+    "samplings", [GREEDY, SAMPLED, FILTERED, PENALISED], ids=["T=0", "T>0", "filters", "penalties"]
+)
+def test_graphs_draft_what_the_cpu_drafts(both, samplings, sessions, device):
+    on_cpu, on_gpu = both
+    on_cpu.expanded = None if samplings is PENALISED else type(on_cpu).expanded
+    chosen = [samplings[number % len(samplings)] for number in range(sessions)]
+    wanted, got = rounds(on_cpu, chosen, "cpu"), rounds(on_gpu, chosen, device)
+    alike = total = 0
+    for one, other in zip(wanted, got, strict=True):
+        assert len(one) == len(other)
+        one, other = paths(one), paths(other)
+        total += len(one)
+        alike += len(one.keys() & other.keys())
+        assert all(abs(one[path] - other[path]) < 0.05 for path in one.keys() & other.keys())
+    print(f"{alike} of {total} nodes alike")
+    assert alike >= 0.98 * total
