@@ -1,0 +1,198 @@
+"""Rounds of the verify loop's drafting in virtual time: real decisions, and a GPU and a drafter that are formulas."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import ScriptedTrees, admitted
+from verify_service.drafting import Drafting
+from verify_service.engine_config import EngineConfig
+from verify_service.feature_feed import step_bytes
+from verify_service.kv_memory import KVMemory
+from verify_service.node_budget import NodeBudget
+from verify_service.pass_costs import PassCosts
+from verify_service.request import RequestKey
+from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
+from verify_service.step_engine import Decision
+from verify_service.tree_source import Committed
+from verify_service.verifier import Walk
+
+_PROMPT = range(10, 40)
+_DEPTH = 5
+H200 = [
+    *((1, rows, 1e-3 * ms) for rows, ms in ((1, 4.22), (4, 4.50), (16, 4.54), (32, 4.82), (64, 5.20))),
+    *((4, rows, 1e-3 * ms) for rows, ms in ((4, 4.40), (16, 4.73), (32, 5.00), (64, 5.32), (128, 6.80), (256, 10.4))),
+    *((16, rows, 1e-3 * ms) for rows, ms in ((16, 5.10), (32, 5.6), (64, 5.91), (128, 7.30), (256, 10.6), (512, 19.3))),
+    *((64, rows, 1e-3 * ms) for rows, ms in ((64, 6.90), (128, 10.1), (256, 13.4), (512, 21.0), (1024, 34.9))),
+]
+"""(requests, rows, seconds) of passes of an 8B model, about as measured on one."""
+
+
+def _draft_seconds(requests: int, levels: int) -> float:
+    """An EAGLE-3 head of that model: 1.3 ms for a chain of 5 of one request, 3.3 of 16, 9.8 of 64."""
+    return 1e-3 * (0.15 + 0.02 * requests + levels * (0.2 + 0.023 * requests))
+
+
+def _host_seconds(requests: int) -> float:
+    """From the end of a pass to the draft, and from the trees to the next pass."""
+    return 1e-3 * (0.15 + 0.022 * requests)
+
+
+class Head(ScriptedTrees):
+    """Drafts the likeliest nodes; at every place its children are right as often as `chances` says.
+
+    It takes `slow` times as long as it should. `lacking`: bytes of states of each request that it has yet to be sent.
+    """
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        super().__init__()
+        self.chances: Sequence[float] = (0.7,)
+        self.slow = 1.0
+        self.lacking: dict[RequestKey, int] = {}
+        self.sent = 0
+        self.running = 0
+        self._clock = clock
+        self._turn = 0
+        self._asked: dict[RequestKey, Committed] = {}
+        self._ready = 0.0
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        room, self._turn = step_bytes(self.running), self._turn + 1
+        catching_up = [each.key for each in commits if each.catch_up and self.lacking.get(each.key, 0)]
+        start = self._turn % max(1, len(catching_up))
+        self.sent = 0
+        for key in catching_up[start:] + catching_up[:start]:
+            part = min(room - self.sent, self.lacking[key])
+            self.lacking[key] -= part
+            self.sent += part
+        behind = {each.key for each in commits if self.lacking.get(each.key, 0)}
+        self._asked = {each.key: each for each in commits if each.max_nodes > 1 and each.key not in behind}
+        if self._asked:
+            levels = min(_DEPTH, max(each.max_depth for each in self._asked.values()))
+            drafting = self.slow * _draft_seconds(len(self._asked), levels)
+            self._ready = self._clock.now + _host_seconds(self.running) + drafting
+        return behind
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        asked = [self._asked.get(key) for key in wanted]
+        if any(asked):
+            self._clock.now = max(self._clock.now, self._ready)
+        return [None if each is None else self._tree(each.max_nodes - 1, min(_DEPTH, each.max_depth)) for each in asked]
+
+    def _tree(self, nodes: int, depth: int) -> TokenTree:
+        """Of all trees with so many nodes the likeliest."""
+        parents: list[int] = []
+        logs: list[float] = []
+        heap = [(-chance, rank, -1, 1) for rank, chance in enumerate(self.chances)]
+        while heap and len(parents) < nodes:
+            chance, rank, parent, level = heapq.heappop(heap)
+            parents.append(parent)
+            logs.append(math.log(-chance))
+            for child, factor in enumerate(self.chances if level < depth else ()):
+                heapq.heappush(heap, (chance * factor, len(self.chances) * rank + child, len(parents) - 1, level + 1))
+        return TokenTree(tuple(range(1, len(parents) + 1)), tuple(parents), tuple(logs))
+
+
+class Rounds:
+    """Steps of `running` requests, which end after `tokens` and give way to others; without, they do not end.
+
+    `lacking` bytes of states of a request's prompt have to reach the head first, as after a prefix hit.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, running: int, *, tokens: int = 10**6, lacking: int = 0) -> None:
+        self._clock = SimpleNamespace(now=0.0)
+        monkeypatch.setattr("verify_service.drafting.time", SimpleNamespace(perf_counter=lambda: self._clock.now))
+        self._random = random.Random(running)
+        self._costs = PassCosts(H200)
+        self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=64, step_nodes=1024)
+        self._memory = KVMemory(self._config, 1 << 20)
+        self._tokens, self._lacking = tokens, lacking
+        self.head = Head(self._clock)
+        measured = ((requests, rows, ms * self._random.uniform(0.97, 1.03)) for requests, rows, ms in H200)
+        self.drafting = Drafting(self.head, self._memory, self._config, NodeBudget(PassCosts(measured)))
+        self._states: list[RequestState] = []
+        self._begun = 0
+        self._decided_at = 0.0
+        self.resize(running)
+
+    def resize(self, running: int) -> None:
+        """Go on with so many requests: the first ones, or more."""
+        del self._states[running:]
+        self.head.running = running
+        while len(self._states) < running:
+            left = self._tokens * (running - len(self._states)) // running if self._begun < running else self._tokens
+            self._begin(left)
+
+    def run(self, steps: int) -> tuple[float, float, float]:
+        """Throughput over that of plain decoding, seconds a step, and nodes a step and request."""
+        begun, output, nodes, running = self._clock.now, 0, 0, len(self._states)
+        for _ in range(steps):
+            drafted, tokens = self._step()
+            nodes += drafted
+            output += tokens
+        seconds = self._clock.now - begun
+        plain = steps * running * seconds / (steps * self._costs.seconds(running))
+        return output / plain, seconds / steps, nodes / steps / running
+
+    def _begin(self, tokens: int) -> None:
+        state = admitted(self._config, _PROMPT, request_id=self._begun, trees=self.head)
+        state.limit, state.line = len(_PROMPT) + max(1, tokens), 0
+        self._begun += 1
+        self._memory.begin(state)
+        self.head.lacking[state.key] = self._lacking
+        self.drafting.begin(state)
+        self._states.append(state)
+
+    def _step(self) -> tuple[int, int]:
+        """One pass; returns the nodes it had and the tokens it brought."""
+        for state in self._states:
+            state.computed = len(state.tokens) - 1
+        items = [ScheduledRows(state, 1) for state in self._states]
+        if any(state.wants_tree for state in self._states):
+            self.drafting.attach_trees(items)
+            self._clock.now += _host_seconds(len(items)) / 2
+            self.drafting.idled(self._clock.now - self._decided_at)
+        nodes = sum(item.num_rows - 1 for item in items)
+        seconds = self._costs.seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
+        # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
+        seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
+        self._clock.now = self._decided_at = self._clock.now + seconds
+        decisions = [Decision(item, self._walk(item), 0) for item in items]
+        self.drafting.learn(decisions, len(items), nodes, seconds)
+        going_on, output = [], 0
+        for item, walk, _ in decisions:
+            state = item.state
+            tokens = walk.tokens[: state.limit - len(state.tokens)]
+            state.tokens.extend(tokens)
+            output += len(tokens)
+            if len(state.tokens) < state.limit:
+                going_on.append((state, tokens))
+            else:
+                state.gone = True
+                self._memory.end(state, keep=False)
+                self._states.remove(state)
+                self._begin(self._tokens)
+        self.drafting.report(going_on, len(self._states))
+        return nodes, output
+
+    def _walk(self, item: ScheduledRows) -> Walk:
+        tree, at, path = item.tree, -1, []
+        while tree is not None and (children := tree.children(at)):
+            draw, at = self._random.random(), -1
+            for child, chance in zip(children, self.head.chances, strict=False):
+                draw -= chance
+                if draw < 0:
+                    at = child
+                    break
+            if at < 0:
+                break
+            path.append(at)
+        return Walk(tuple(path), tuple(1 for _ in (*path, 0)))
