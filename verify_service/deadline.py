@@ -17,8 +17,8 @@ class Deadline:
 
     Steps are measured from the moment their trees are settled to the commit of their tokens. Those that had no trees
     are plain ones; while there were none, the quickest of the others stands for them. Times are those of one clock.
-    Trees that have shown what they bring are worth longer waits: most of the time that they save on average, so that only
-    what goes wrong is cut short. Whether they are worth what they usually cost is for the node budget to say.
+    Trees that have shown what they bring are worth longer waits: most of the time that they save on average, so that
+    only what goes wrong is cut short. Whether they are worth what they usually cost is for the node budget to say.
     """
 
     __slots__ = ("_begun", "_drafted", "_limit", "_plain", "_share", "_usual")
