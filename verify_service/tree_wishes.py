@@ -70,13 +70,13 @@ class TreeWishes:
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.adaptive]
-        bidding = [index for index in adaptive if depths[index] > 0 and not states[index].behind]
+        bidders = {index: Bidder(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0}
+        bidding = [index for index in bidders if not states[index].behind]
         if not adaptive:
             self._fruitless = 0
-        if not bidding:
+        if not bidders:
             return depths
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
-        bidders = {index: Bidder(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0}
         catching_up = [bidder for index, bidder in bidders.items() if states[index].behind]
         granted = self._budget.levels([bidders[index] for index in bidding], running, catching_up, nodes=fixed)
         self.pays = any(granted)

@@ -107,6 +107,19 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     assert all(wishes.wants_states(state) for state in states)
 
 
+@pytest.mark.parametrize(("table", "pays"), [(DEAR, False), (FREE, True)])
+def test_where_all_lack_states_they_get_them_if_trees_would_pay(
+    table: list[tuple[int, int, float]], *, pays: bool
+) -> None:
+    wishes, states = TreeWishes(budget(table), 32), requests(9)
+    for state in states:
+        state.behind = True
+    assert not any(rested(wishes, states, 1))
+    assert [wishes.wants_states(state) for state in states] == [pays] * 9
+    assert not any(rested(wishes, states, REST_AFTER))
+    assert sum(state.rests for state in states) == (0 if pays else 9 - KEPT_READY)
+
+
 def test_what_was_seen_of_requests_that_rest_fades() -> None:
     wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
     for state in states:
