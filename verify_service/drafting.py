@@ -302,9 +302,9 @@ class Drafting:
             if tree is not None:
                 state, right = decision.item.state, decision.walk.nodes
                 self._choice.observe(_drafted(state, tree), right)
-                self._budget.observe_tree(
-                    *(state.acceptance, len(decisions)), nodes=len(tree), depth=tree.depth, matched=len(right)
-                )
+                self._budget.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
+                if state.adaptive:
+                    self._budget.observe_nodes(len(decisions), nodes=len(tree), depth=tree.depth)
         if requests:
             self._budget.costs.observe(requests, nodes, seconds)
         self._budget.prepare()

@@ -18,8 +18,11 @@ MAX_LEVELS = 16
 PROBE_EVERY = 512
 PROBE_STEPS = 4
 PROBE_LEVELS = 2
-FORGET_EVERY = 8 * PROBE_EVERY
-"""Plain steps after which waits are measured anew, those of more requests than probes ask too."""
+FORGET_FIRST, FORGET_LAST = 2 * PROBE_EVERY, 16 * PROBE_EVERY
+"""Plain steps after which trees of all requests are tried anew, as if little were known of what they cost.
+
+The second number is that of plain steps between trials once several of them were in vain.
+"""
 WEIGH_EVERY = 8
 """Steps from one weighing to the next while nothing pays."""
 
@@ -100,7 +103,11 @@ class NodeBudget:
 
         By how many bits the number of requests in the step has, and of those that asked.
         """
-        self._plain_steps = 0
+        self._plain_steps = self._drafted_steps = 0
+        """In a row, in which no trees paid, and in which some did."""
+        self._remembered = 0
+        """Steps since any trees paid, or what they cost was forgotten."""
+        self._forget_after = FORGET_FIRST
         self._bids = _Weighing(), _Weighing()
         """What `levels` was asked last: of those that bid, and of all that would."""
         self.pays = True
@@ -110,11 +117,14 @@ class NodeBudget:
         """Nodes that a tree has had for each level of its depth in steps of about so many requests; 1 before any."""
         return self._nodes_per_level.get(requests.bit_length(), 1.0)
 
-    def observe_tree(self, acceptance: Acceptance, running: int, *, nodes: int, depth: int, matched: int) -> None:
-        """Take in one verified tree of a step of `running` requests; the path of length `matched` was right."""
+    def observe_tree(self, acceptance: Acceptance, *, depth: int, matched: int) -> None:
+        """Take in one verified tree, of which the path of length `matched` was right."""
         tried = min(depth, matched + 1)
         acceptance.observe(tried, matched)
         self._overall.observe(tried, matched)
+
+    def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
+        """Take in what of a tree was worth its rows, in a step of `running` requests."""
         before = self.nodes_per_level(running)
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 
@@ -129,7 +139,7 @@ class NodeBudget:
         if key not in self._waits:
             self._waits[key] = deque([self._wait_per_level(asked, running)] * (_RECENT // 2), _RECENT)
         self._waits[key].append(seconds / ((_AHEAD + levels) * _load(asked)))
-        self._presence += _FAST * (arrived / asked - self._presence)
+        self._presence += _FAST * asked / running * (arrived / asked - self._presence)
 
     def levels(
         self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0
@@ -142,11 +152,16 @@ class NodeBudget:
         granted = self._weigh(own, bidders, requests, nodes)
         self.pays = any(self._weigh(whole, (*bidders, *others), requests, nodes)) if others else any(granted)
         if self.pays:
-            self._plain_steps = 0
+            self._plain_steps = self._remembered = 0
+            self._drafted_steps += 1
+            if self._drafted_steps > FORGET_FIRST:
+                self._forget_after = FORGET_FIRST
             return list(granted)
+        self._drafted_steps = 0
         self._plain_steps += 1
-        if self._plain_steps % FORGET_EVERY == 0:
-            self._waits.clear()
+        self._remembered += 1
+        if self._remembered >= self._forget_after:
+            self._forget()
         if self._plain_steps % PROBE_EVERY < PROBE_STEPS and self._plain_steps >= PROBE_EVERY:
             return [min(PROBE_LEVELS, bidder.max_levels) for bidder in bidders]
         return [0] * len(bidders)
@@ -156,6 +171,13 @@ class NodeBudget:
         own, _ = self._bids
         if own.bidders:
             self._weigh(own, own.bidders, own.requests, own.nodes)
+
+    def _forget(self) -> None:
+        """What trees cost is known from trees alone: a time in which they cost much must not be the last word."""
+        self._waits.clear()
+        self._nodes_per_level.clear()
+        self._presence = 1.0
+        self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
 
     def _weigh(self, last: _Weighing, bidders: Sequence[Bidder], requests: int, nodes: int) -> list[int]:
         """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""

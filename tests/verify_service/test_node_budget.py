@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verify_service.node_budget import (
-    FORGET_EVERY,
+    FORGET_FIRST,
+    FORGET_LAST,
     PROBE_EVERY,
     PROBE_STEPS,
     Acceptance,
@@ -89,7 +92,8 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
         for made in (ahead, plain):
             acceptance = accepted(0.5 + 0.1 * right, 20)
             each.append(made.levels([Bidder(acceptance, 6), Bidder(accepted(0.6), 3)], 2 + right))
-            made.observe_tree(acceptance, 3, nodes=6, depth=6, matched=right)
+            made.observe_tree(acceptance, depth=6, matched=right)
+            made.observe_nodes(3, nodes=6, depth=6)
             made.costs.observe(2, 6, 1e-3 * (1 + right))
         ahead.prepare()
         assert each[0] == each[1]
@@ -117,7 +121,7 @@ def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
     assert any(made.levels(few, 16))
     assert not any(made.levels(many, 16))
     assert not any(made.levels(few, 16, many[4:]))
-    for _ in range(FORGET_EVERY):
+    for _ in range(FORGET_FIRST):
         made.levels(few, 16, many[4:])
     made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
     assert any(made.levels(many, 16))
@@ -159,15 +163,15 @@ def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
 
 def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -> None:
     table = [(1, 1, 1.0e-3), (1, 64, 1.2e-3), (16, 16, 1.3e-3), (16, 64, 1.5e-3), (16, 256, 4.0e-3)]
-    made, acceptance = budget(table, wait=1e-6), accepted(0.6)
+    made = budget(table, wait=1e-6)
     for _ in range(100):
-        made.observe_tree(acceptance, 1, nodes=40, depth=4, matched=2)
+        made.observe_nodes(1, nodes=40, depth=4)
     assert made.nodes_per_level(1) > 9
     assert made.nodes_per_level(16) == 1
     many = [Bidder(accepted(0.6), 63)] * 16
     assert any(made.levels(many, 16))
     for _ in range(100):
-        made.observe_tree(acceptance, 16, nodes=40, depth=4, matched=2)
+        made.observe_nodes(16, nodes=40, depth=4)
     assert not any(made.levels(many, 16))
 
 
@@ -191,3 +195,44 @@ def test_half_of_what_was_seen_of_a_request_fades() -> None:
     for _ in range(6):
         acceptance.fade()
     assert before < 0.3 < 0.6 < acceptance.rate(0.7) < 0.7
+
+
+def trials(made: NodeBudget, steps: int, wait: float) -> list[int]:
+    """Steps at which trees were tried that take `wait` seconds a level, probes aside."""
+    found = []
+    for step in range(steps):
+        granted = made.levels([Bidder(accepted(0.6), 63)], 1)[0]
+        if made.pays:
+            found.append(step)
+            made.observe_wait(wait * (2 + granted), asked=1, arrived=1, levels=granted)
+    return found
+
+
+def test_trees_that_cost_too_much_are_tried_again_ever_more_rarely() -> None:
+    made = budget(FLAT, wait=1e-3)
+    tried = trials(made, 3 * FORGET_LAST, 1e-3)
+    begun = [step for step in tried if step - 1 not in tried]
+    pauses = [after - before for before, after in pairwise((0, *begun))]
+    assert pauses[:4] == pytest.approx([FORGET_FIRST * 2**time for time in range(4)], abs=16)
+    assert len(tried) <= 12 * len(begun)
+
+
+def test_trees_that_paid_for_long_are_soon_tried_again() -> None:
+    made = budget(FLAT, wait=1e-3)
+    trials(made, FORGET_LAST, 1e-3)
+    assert len(trials(made, FORGET_LAST + 2 * FORGET_FIRST, 1e-5)) > FORGET_FIRST
+    for _ in range(9):
+        made.observe_wait(1e-3 * 6, asked=1, arrived=1, levels=4)
+    assert trials(made, 2 * FORGET_FIRST, 1e-5)[0] == pytest.approx(FORGET_FIRST, abs=16)
+
+
+def test_a_tree_that_one_of_many_requests_missed_is_not_the_share_that_comes() -> None:
+    made, many = budget(FLAT), [Bidder(accepted(0.5), 63)] * 16
+    before = made.levels(many, 16)
+    assert any(before)
+    for _ in range(20):
+        made.observe_wait(0.0, asked=1, arrived=0, levels=1, running=16)
+    assert made.levels(many, 16) == before
+    for _ in range(60):
+        made.observe_wait(0.0, asked=16, arrived=0, levels=1, running=16)
+    assert not any(made.levels(many, 16))
