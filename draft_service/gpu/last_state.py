@@ -154,8 +154,9 @@ class GpuLastStateProposer(LastStateBase[Head]):
 
     def _start(self, weights: StateWeights) -> None:
         """Begin anew with these weights, without sessions."""
-        self._started = None
-        gc.collect()  # the graphs of the one before
+        if self._started is not None:
+            self._started = None
+            gc.collect()  # its graphs
         try:
             limits = StateLimits(
                 max_depth=self.max_depth,
