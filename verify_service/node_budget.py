@@ -27,8 +27,8 @@ WEIGH_EVERY = 8
 """Steps from one weighing to the next while nothing pays."""
 
 _FAST, _SLOW = 0.1, 0.02
-_RECENT = 9
-"""Waits of which the middle one counts."""
+_RECENT = 13
+"""Waits of which the middle one counts: the first few are of graphs that are captured, too."""
 _TO_BEGIN, _TO_GO_ON = 1.1, 1.02
 """Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
 _GUESS = 0.06

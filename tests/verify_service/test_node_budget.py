@@ -103,7 +103,7 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
 
 def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
     made, bidders = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)]
-    for _ in range(4):
+    for _ in range(6):
         made.observe_wait(1.0, asked=1, arrived=1, levels=4)
     assert made.levels(bidders, 1) > [0]
     made.observe_wait(1.0, asked=1, arrived=1, levels=4)
