@@ -185,7 +185,7 @@ class StateLayout:
         host.limits[:, 0], host.limits[:, 1] = max_nodes, max_depth
         levels = np.arange(len(host.rows), dtype=np.int32)[:, None]
         number = np.arange(host.rows.size, dtype=np.int32).reshape(host.rows.shape)
-        host.rows[:] = np.where((max_nodes > 0) & (levels < max_depth), number, -1)
+        host.rows[:] = np.where(levels < max_depth, number, -1)
         host.lines[:] = line
         host.positions[:] = position + levels
         if self._bucket.by_node:
