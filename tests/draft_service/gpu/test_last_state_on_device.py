@@ -7,10 +7,16 @@ from draft_service.gpu.last_state import GpuLastStateProposer
 from draft_service.heads.eagle import Vocabulary
 from draft_service.heads.medusa import MedusaHead, MedusaHeads
 from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
-from draft_service.proposers.base import DraftRequest, Opening, Sampling
+from draft_service.proposers import medusa as medusa_proposer
+from draft_service.proposers import mlp_speculator as mlp_speculator_proposer
+from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, Target
 from draft_service.proposers.last_state_base import LastStateConfig
 from draft_service.proposers.medusa import MedusaProposer
 from draft_service.proposers.mlp_speculator import MlpSpeculatorProposer
+from support.medusa_heads import LAYOUTS as MEDUSA
+from support.medusa_heads import write_medusa
+from support.mlp_speculators import LAYOUTS as SPECULATORS
+from support.mlp_speculators import write_speculator
 from support.recurrent_target import paths
 from support.rounded_heads import as_on_a_gpu
 
@@ -112,3 +118,25 @@ def test_graphs_draft_what_the_cpu_drafts(both, samplings, sessions, device):
         assert all(abs(one[path] - other[path]) < 0.05 for path in one.keys() & other.keys())
     print(f"{alike} of {total} nodes alike")
     assert alike >= 0.98 * total
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["medusa", "speculator"])
+def test_folders_are_drafted_with_on_the_device_that_is_named(family, tmp_path, caplog, device):
+    if family == "medusa":
+        write_medusa(tmp_path, MEDUSA["vLLM"], hidden=64, hidden_size=64)
+        create = medusa_proposer.create
+    else:
+        write_speculator(tmp_path, SPECULATORS["nothing shared, as large as the target"], width=64)
+        create = mlp_speculator_proposer.create
+    proposer = create(ProposerOptions("p", f"{tmp_path}:max_sessions=2", device=device))
+    assert isinstance(proposer, GpuLastStateProposer) and proposer.state_device == device
+    assert "drafts on the CPU" not in caplog.text
+    for vocabulary in (96, 40):
+        proposer.bind(Target(vocabulary, "", 512, hidden_size=64, num_layers=12))
+        proposer.open(1, Opening([1, 2, 3], 2, Sampling(temperature=1.0)))
+        proposer.take_features(1, 0, torch.randn(2, 64).bfloat16().to(device))
+        (tree,) = proposer.propose([DraftRequest(1, 64, 63)])
+        assert len(tree) == 7 and max(tree.token_ids) < vocabulary
+        proposer.close(1)
+    proposer.shut_down()
