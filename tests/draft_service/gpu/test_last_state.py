@@ -28,7 +28,6 @@ SCALED = replace(MEDUSA["vLLM, two layers"], config=MEDUSA["vLLM, two layers"].c
 LAYOUTS = {
     "medusa: biases": MEDUSA["the original, of whose heads the config knows two"],
     "medusa: rows of the target": MEDUSA["TGI, rows of the target"],
-    "medusa: one module as two layers": MEDUSA["one module, stored once"],
     "medusa: two layers, scaled": SCALED,
     "medusa: map": MEDUSA["vLLM, map"],
     "speculator: nothing shared": SPECULATORS["nothing shared"],
@@ -139,7 +138,7 @@ def test_the_newest_state_is_all_it_takes(tmp_path):
     assert proposer.propose([DraftRequest(3, 64, 63)]) == [other]
 
 
-@pytest.mark.parametrize("name", ["medusa: biases", "medusa: map", "speculator: nothing shared", MAPPED])
+@pytest.mark.parametrize("name", ["medusa: biases", "medusa: map", MAPPED])
 def test_ids_that_the_target_has_not_are_not_drafted(name, tmp_path):
     _, proposer = proposers(tmp_path, name, top_k=4, max_nodes=20)
     proposer.bind(Target(40, "", 512, hidden_size=32, num_layers=12))

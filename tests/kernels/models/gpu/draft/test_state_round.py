@@ -1,5 +1,7 @@
 """Rounds of small heads, by the kernels' twins."""
 
+from dataclasses import fields, is_dataclass, replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from slipstream_kernels.models.gpu.draft.state_plan import StateItem, StateLimit
 from slipstream_kernels.models.gpu.draft.state_round import StateRound
 from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
 from slipstream_kernels.ops.gpu.draft_trees import COUNT
+from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 HIDDEN, ENTRIES = 32, 80
 
@@ -27,10 +30,18 @@ def speculator():
     return SpeculatorWeights([stage] * 3, None, 1.0, 1e-6, True)
 
 
+LIMITS = StateLimits(max_depth=3, width=2, max_sessions=4)
+
+
 @pytest.fixture(params=[medusa, speculator])
-def draft(request):
+def weights(request):
+    return request.param()
+
+
+@pytest.fixture
+def draft(weights):
     ops = draft_ops.twins()
-    return StateRound(request.param().forward(ops), StateLimits(max_depth=3, width=2, max_sessions=4), ops=ops)
+    return StateRound(weights.forward(ops), LIMITS, ops=ops)
 
 
 def test_padding_alone_makes_no_trees(draft):
@@ -56,8 +67,38 @@ def test_a_tree_depends_on_its_own_session_alone(draft):
         assert filtered == tree
 
 
+@pytest.mark.parametrize("rules", [{}, {"presence": 1.0}])
+def test_kernels_make_the_trees_of_their_twins(draft, weights, rules):
+    """In the interpreter, where there is no GPU."""
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    ops = draft_ops.kernels()
+    other = StateRound(on(weights, place).forward(ops), LIMITS, ops=ops)
+    items = [StateItem(0, 10, 20, 9, 3), StateItem(2, 5, 7, 4, 2)]
+    trees = []
+    for each in (draft, other):
+        for line, temperature in ((0, 0.0), (2, 0.8)):
+            with each.change_tables():
+                each.tables.set_line(line, pack_line(temperature=temperature, seed=3, **rules))
+        states = [normal(number, HIDDEN)[-1:] for number in (1, 2)]
+        trees.append(each.draft(items, states, filtered=False, penalised=bool(rules)))
+    for one, same in zip(*trees, strict=True):
+        assert (one.token_ids, one.parents) == (same.token_ids, same.parents)
+        assert one.log_probs == pytest.approx(same.log_probs, abs=0.02)
+
+
+def on(record, place):
+    """Weights with their tensors elsewhere."""
+    if isinstance(record, torch.Tensor):
+        return record.to(place)
+    if isinstance(record, list | tuple):
+        return [on(each, place) for each in record]
+    if is_dataclass(record):
+        return replace(record, **{entry.name: on(getattr(record, entry.name), place) for entry in fields(record)})
+    return record
+
+
 def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
     ops = draft_ops.twins()
     monkeypatch.setattr("slipstream_kernels.models.gpu.draft.state_round.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfDeviceMemoryError, match=r"logits 0\.00 GiB.*lower max_sessions, top_k or max_depth"):
-        StateRound(medusa().forward(ops), StateLimits(max_depth=3, width=2), ops=ops)
+        StateRound(medusa().forward(ops), LIMITS, ops=ops)
