@@ -59,6 +59,9 @@ class _Reading(NamedTuple):
     def wait(self, seconds: float) -> bool:
         return self.proposer.wait(seconds)
 
+    def on_device(self) -> None:
+        return None
+
     def trees(self) -> list[TokenTree | None]:
         return self.proposer.finish(self.requests, self.begun)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.continuations import continuation_key, read_continuations
+from benchmarks.speculation_overwritten import OverwrittenTrees
 from benchmarks.speculation_profile import OraclePlan, Profile, Shape, best_shape, placed
 from draft_service.proposers.base import (
     Begun,
@@ -27,6 +28,7 @@ from draft_service.proposers.base import (
     Target,
 )
 from draft_service.proposers.registry import ProposerSpec, find_factory
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 if TYPE_CHECKING:
@@ -54,6 +56,15 @@ class _Overwriting:
 
     def wait(self, seconds: float) -> bool:
         return self.begun.wait(seconds)
+
+    def on_device(self) -> list[TokenTree] | None:
+        drafted = self.begun.on_device()
+        there = [tree for tree in drafted or () if isinstance(tree, DeviceTree)]
+        if drafted is None or len(there) < len(drafted):
+            return None
+        trees = [self.oracle.tree(request, tree.most_nodes) for request, tree in zip(self.requests, there, strict=True)]
+        overwritten = OverwrittenTrees(there, trees)
+        return [DeviceTree(overwritten, row, len(tree), tree.depth) for row, tree in enumerate(trees)]
 
     def trees(self) -> list[TokenTree | None]:
         return self.oracle.overwritten(self.requests, self.begun.trees())
@@ -114,7 +125,7 @@ class Oracle(Proposer):
     ) -> list[TokenTree | None]:
         """What stands for the other proposer's trees."""
         return [
-            None if tree is None else self._overwritten(request, len(tree))
+            None if tree is None else self.tree(request, len(tree))
             for request, tree in zip(requests, trees, strict=True)
         ]
 
@@ -124,7 +135,8 @@ class Oracle(Proposer):
     def shut_down(self) -> None:
         self._inner.shut_down()
 
-    def _overwritten(self, request: DraftRequest, nodes: int) -> TokenTree:
+    def tree(self, request: DraftRequest, nodes: int) -> TokenTree:
+        """What stands for a tree of so many nodes."""
         session = self._sessions[request.session]
         depth = min(request.max_depth, self.max_depth)
         shape = self._shape(nodes, depth)

@@ -109,11 +109,11 @@ class InProcessHost:
             _log.exception("a round was not begun")
             return False
 
-    def finish(self, seconds: float) -> Replies | None:
+    def finish(self, seconds: float, *, unread: bool = False) -> Replies | None:
         if not self._shares:
             return None
         try:
-            replies = self._worker.finish(seconds)
+            replies = self._worker.finish(seconds, unread=unread)
         except Exception:  # noqa: BLE001 - a step goes on
             _log.exception("a round was not finished")
             return None

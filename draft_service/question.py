@@ -9,6 +9,7 @@ from operator import index
 from draft_service.device_fault import end_if_device_lost
 from draft_service.proposers.base import Begun, DraftRequest, Proposer
 from draft_service.records import EMPTY_TREE
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,15 @@ class Question:
             return self._begun is None or self._begun.wait(seconds)
         except Exception:  # noqa: BLE001 (as above; `trees` meets it again)
             return True
+
+    def on_device(self) -> Sequence[TokenTree | None] | None:
+        """The trees before the host knows them; None where `trees` is to be called. They are what the device makes."""
+        try:
+            found = None if self._begun is None else self._begun.on_device()
+        except Exception:  # noqa: BLE001 (a third party's code; `trees` gets what there is)
+            return None
+        fits = found is not None and len(found) == len(self._requests)
+        return found if fits and all(isinstance(tree, DeviceTree) for tree in found or ()) else None
 
     def trees(self) -> list[TokenTree | None]:
         """One tree a request in plain integers and floats, empty where there is no guess, None where it failed."""

@@ -27,6 +27,7 @@ from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, 
 from draft_service.sessions import SessionTable, Slot
 from draft_service.worker_items import Attach, Bind, Detach, Item, Say, Send, Stop
 from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import TokenTree
 
@@ -174,16 +175,18 @@ class Worker:
         finally:
             self._turn.release()
 
-    def finish(self, seconds: float) -> list[Reply] | None:
+    def finish(self, seconds: float, *, unread: bool = False) -> list[Reply] | None:
         """What the pass that was begun answers, for which this waits so long at most; None where there is nothing.
 
-        Then either nothing was begun, or it is not done, or the worker's own thread has sent what it answers.
+        Then either nothing was begun, or it is not done, or the worker's own thread has sent what it answers. With
+        `unread`, trees that a device works on are not waited for.
         """
         until = perf_counter() + seconds
         while self._begun is not None:
             if self._turn.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
                 try:
-                    return self._answers() if self._is_done(until) else None
+                    given = self._on_device() if unread else None
+                    return self._answers(given) if given is not None or self._is_done(until) else None
                 finally:
                     self._turn.release()
             if perf_counter() >= until:
@@ -292,14 +295,20 @@ class Worker:
             self.stats.sessions = len(self._table)
         return _Round(replies, asked)
 
-    def _answers(self) -> list[Reply]:
-        """Finish the pass that was begun, if one was."""
+    def _on_device(self) -> list[Sequence[TokenTree | None]] | None:
+        """The trees of the pass that was begun, all of which a device works on; None where that is not so."""
+        asked = () if self._begun is None else self._begun.asked
+        trees = [trees for one in asked if (trees := one.question.on_device()) is not None]
+        return trees if asked and len(trees) == len(asked) else None
+
+    def _answers(self, given: Sequence[Sequence[TokenTree | None]] | None = None) -> list[Reply]:
+        """Finish the pass that was begun, if one was, with the trees `given` or those that its questions have."""
         begun, self._begun = self._begun, None
         if begun is None:
             return []
         replies = begun.replies
-        for question, slots in begun.asked:
-            trees = question.trees()
+        for number, (question, slots) in enumerate(begun.asked):
+            trees = question.trees() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
             replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
@@ -321,12 +330,13 @@ class Worker:
             self.stats.superseded += 1
             return TreeReply(slot.stamp, EMPTY_TREE)
         self.stats.trees_sent += 1
-        self.stats.nodes_sent += len(tree)
+        self.stats.nodes_sent += most_rows(tree)[0]
         tree_id = 0
         if slot.outlook is not None:
             tree_id = slot.outlook.tree_id = next(self._numbers)
             slot.outlook.tree = tree
-        return TreeReply(slot.stamp, tree, tree_id, sources=table.sources_of(slot, tree))
+        sources = () if isinstance(tree, DeviceTree) else table.sources_of(slot, tree)
+        return TreeReply(slot.stamp, tree, tree_id, sources=sources)
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""

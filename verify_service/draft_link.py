@@ -172,6 +172,12 @@ class DraftLink:
         with self._changed:
             return follow(rows, self._drafted(row.key for row in rows), outcome)
 
+    def take_unread(self, unread: bool) -> None:
+        """Whether proposers of this process may hand trees over whose nodes only the device knows."""
+        with self._changed:
+            for attachment in self._bindings.live:
+                attachment.unread = unread and attachment.follow is not None
+
     def listens(self) -> bool:
         """Always: what need not be told to drafters that hang, others hold back."""
         return True

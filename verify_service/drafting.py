@@ -8,19 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.following import FollowedRows, Follower, Reads
 from verify_service.kv_memory import KVMemory
+from verify_service.late_trees import read_late, take_all
 from verify_service.node_budget import NodeBudget
 from verify_service.node_choice import NodeChoice
 from verify_service.path_chances import Drafted
+from verify_service.prepared_choices import fitting
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Choice, ScheduledRows
+from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Outcome
-from verify_service.tally import matched
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.tree_wishes import TreeWishes
 from verify_service.verifier import cut
@@ -70,6 +72,8 @@ class Drafting:
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._wait: _Wait | None = None
+        self._begun = 0.0
+        """When the last wait for trees began."""
         self._beside = 0.0
         """Seconds that an engine idles for the sake of trees, besides waiting for them."""
         self._slow = True
@@ -149,7 +153,7 @@ class Drafting:
         room = self._step_nodes
         for item in following:
             item.unsettled = True
-            item.choices = self._fitting(before[item.state], prepared.get(item.state.key, ()), room)
+            item.choices = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), room)
             room -= item.room - 1
 
     def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
@@ -175,24 +179,6 @@ class Drafting:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over what it prepared, the step decodes plainly")
             return [()] * len(keys)
-
-    def _fitting(self, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:
-        """What of prepared trees fits the request, the pages, and `room` nodes, by the end that each supposes."""
-        state, rows = before.state, min(before.state.max_nodes, 1 + room)
-        nodes: dict[tuple[int, ...], int | None] = {(): -1}
-        choices: list[Choice] = []
-        for path, token, tree in prepared:
-            if path not in nodes:
-                nodes[path] = _end_of(path, before.tree)
-            node, base = nodes[path], before.base + len(path) + 1
-            depth = min(tree.depth, state.max_depth, state.limit - base - 1)
-            if node is None or depth < 1:
-                continue
-            depth = self._memory.grow_up_to(state, base + depth) - base
-            fitting = tree if depth == tree.depth and len(tree) < rows else cut(tree, max_nodes=rows, max_depth=depth)
-            if fitting is not None:
-                choices.append(Choice(node, token, fitting))
-        return tuple(choices)
 
     @property
     def follows(self) -> bool:
@@ -227,7 +213,9 @@ class Drafting:
         awaiting = [item for item in items if item.state.wants_tree and item.decides]
         if not awaiting:
             return
-        begun = time.perf_counter()
+        if self._follower is not None:
+            self._follower.take_unread(take_all(items))
+        self._begun = begun = time.perf_counter()
         trees = self._collect([item.state.key for item in awaiting])
         waited = time.perf_counter() - begun
         self._slow = waited > _NOTICEABLE
@@ -235,11 +223,28 @@ class Drafting:
         levels = 1
         for item, tree in zip(awaiting, trees, strict=True):
             item.state.wants_tree = False
-            if tree is not None and tree.token_ids:
+            nodes, depth = most_rows(tree)
+            if tree is not None and nodes:
                 arrived.append((item, tree))
-                levels = max(levels, tree.depth)
+                levels = max(levels, depth)
         self._wait = _Wait(waited, len(awaiting), len(arrived), levels, len(items))
         self._choose(arrived, items, waited + self._beside)
+
+    def read(self, items: Sequence[ScheduledRows]) -> bool:
+        """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
+
+        As one whose budget sizes it was taken whole, it is only now worked out how much of it was worth its rows.
+        """
+        late = read_late(items)
+        self._wishes.whole = bool(late)
+        if late and self._wait is not None:
+            self._wait = self._wait._replace(seconds=time.perf_counter() - self._begun)
+            for item, tree in ((item, tree) for item, tree in late if item.state.adaptive):
+                waited = self._wait.seconds + self._beside
+                drafted = [_drafted(item.state, tree)]
+                (part,) = self._choice.choose(drafted, requests=1, rows=1, tokens=1, waited=waited)
+                item.worth = 0 if part is None else len(part)
+        return bool(late)
 
     def idled(self, seconds: float) -> None:
         """The engine had nothing to do for so long before the step that was just launched.
@@ -258,7 +263,7 @@ class Drafting:
         room = self._step_nodes
         free: list[tuple[ScheduledRows, TokenTree]] = []
         for item, tree in arrived:
-            if item.state.adaptive:
+            if item.state.adaptive and not isinstance(tree, DeviceTree):
                 free.append((item, tree))
                 continue
             item.tree = self._fitted(item, tree, room)
@@ -275,10 +280,10 @@ class Drafting:
 
     def _fitted(self, item: ScheduledRows, tree: TokenTree, room: int) -> TokenTree | None:
         """What of a tree fits its request, the pages, and `room` nodes; None if nothing does."""
-        state, base, depth = item.state, item.base, tree.depth
+        state, base, (nodes, depth) = item.state, item.base, most_rows(tree)
         rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
         allowed = self._memory.grow_up_to(state, base + allowed) - base
-        if allowed == depth and len(tree.token_ids) < rows:
+        if allowed == depth and nodes < rows:
             return tree
         return cut(tree, max_nodes=rows, max_depth=allowed)
 
@@ -304,7 +309,8 @@ class Drafting:
                 self._choice.observe(_drafted(state, tree), right)
                 self._budget.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
                 if state.adaptive:
-                    self._budget.observe_nodes(len(decisions), nodes=len(tree), depth=tree.depth)
+                    worth = len(tree) if decision.item.worth is None else decision.item.worth
+                    self._budget.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         if requests:
             self._budget.costs.observe(requests, nodes, seconds)
         self._budget.prepare()
@@ -381,12 +387,6 @@ class Drafting:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over trees, the step decodes plainly")
             return [None] * len(keys)
-
-
-def _end_of(path: tuple[int, ...], tree: TokenTree | None) -> int | None:
-    """The node of a tree at which these tokens below the root end; None where they leave it."""
-    node, count = (-1, 0) if tree is None else matched(tree, path)
-    return node if count == len(path) else None
 
 
 def _drafted(state: RequestState, tree: TokenTree) -> Drafted:

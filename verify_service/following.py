@@ -36,6 +36,10 @@ class Follower(Protocol):
         """To be called right after the launch."""
         ...
 
+    def take_unread(self, unread: bool) -> None:
+        """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
+        ...
+
 
 def follow(rows: Sequence[FollowedRows], places: Iterable[Place], outcome: Outcome) -> list[torch.cuda.Event]:
     """Ask those among the drafters that can, each for the trees of its requests."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.boundaries import Bits, boundaries_of
 from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
@@ -135,6 +136,7 @@ class GpuEngine:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
         routes, self._routes = self._routes, {}
+        self._know(items)
         plan, deciding = self._rows.build(items, self._places)
         first_rows = plan.deciding[:, 0].tolist()
         packed = plan.has_trees and not len(plan.prefills)
@@ -175,6 +177,15 @@ class GpuEngine:
         if not launched.logprobs:
             self._take_logprobs(launched)
         return launched.logprobs[decision.first_row][:count]
+
+    def _know(self, items: Sequence[ScheduledRows]) -> None:
+        """Wait for the trees that the device has alone where the pass cannot take them from there."""
+        drafted = [(item, item.tree) for item in items if isinstance(item.tree, DeviceTree)]
+        settled = all(item.count == 1 and item.decides for item in items)
+        for item, tree in drafted:
+            able = settled and self._model.takes_device_trees
+            if not able or tree.trees is not drafted[0][1].trees or item.state not in self._places:
+                item.tree = tree.read()
 
     def _copies(
         self,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.plan_kernels import lay_rows
 from slipstream_kernels.token_tree import TokenTree
@@ -36,7 +37,8 @@ class GpuRows:
         """The plan, and the items that decide a token in the order of the plan's.
 
         An item of one token is a decoding span, and so is a root with its tree; other tokens are prefill spans. Items
-        with choices have all rows that any of them takes, and `before` has their places in the step before.
+        with choices have all rows that any of them takes, those with trees on the device, all of one round, as many as
+        these may have; `before` has their places in the step before.
         """
         prefills = [item for item in items if item.count > 1]
         decodes = [item for item in items if item.count == 1 or item.tree is not None] if prefills else items
@@ -128,6 +130,7 @@ class GpuRows:
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         choices = choice_tables(spans.deciding, before) if spans.chooses else {}
+        drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
             positions=rows[0],
@@ -142,6 +145,7 @@ class GpuRows:
             prefills=places[decodes:],
             has_trees=spans.chooses or bool(spans.parents),
             keep_logits=spans.keep_logits,
+            trees=next(drafted, None) if spans.chooses else None,
             **choices,
         )
 
@@ -165,7 +169,7 @@ class _Spans:
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]
         self.token_ids += tokens or (_UNKNOWN,)
-        if item.choices is not None:
+        if item.choices is not None or isinstance(tree, DeviceTree):
             self.chooses = True
             nodes = item.room - 1
             self.token_ids += (0,) * nodes

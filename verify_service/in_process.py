@@ -183,7 +183,7 @@ class InProcessTransport:
 
     def _finish(self, seconds: float) -> bool:
         """Keep what the host answers to what was begun; False where it is not there, or its own thread answers."""
-        replies = self._host.finish(seconds)
+        replies = self._host.finish(seconds, unread=self._attachment.unread)
         if replies is None:
             return False
         self._begun, self._replies = False, replies

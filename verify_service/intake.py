@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
-from slipstream_kernels.token_tree import InvalidTreeError
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 from verify_service.attachments import Attachment, check_share
 from verify_service.bindings import Bindings
 from verify_service.draft_records import Nack, Reply, Resume, Share, TreeReply
@@ -82,14 +83,22 @@ class Intake:
         if any(source >= len(attachment.request.offers) for source in reply.sources):
             raise InvalidArgumentError(f"sources must be below {len(attachment.request.offers)}", field="sources")
         try:
-            reply.tree.validate(vocab_size=self._vocab_size, max_nodes=max_nodes - 1, max_depth=max_depth)
+            self._check(reply.tree, max_nodes - 1, max_depth)
         except InvalidTreeError as error:
             raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
-        reply = _named(reply, attachment)
+        if not isinstance(reply.tree, DeviceTree):
+            reply = _named(reply, attachment)
         if keep:
             slot.hold(reply)
         else:
             slot.put(reply)
+
+    def _check(self, tree: TokenTree, max_nodes: int, max_depth: int) -> None:
+        """Raises InvalidTreeError. One whose nodes a device of this process has alone cannot go beyond its bounds."""
+        if not isinstance(tree, DeviceTree):
+            tree.validate(vocab_size=self._vocab_size, max_nodes=max_nodes, max_depth=max_depth)
+        elif tree.most_nodes > max_nodes or tree.most_depth > max_depth:
+            raise InvalidTreeError(f"up to {tree.most_nodes} nodes and {tree.most_depth} levels")
 
 
 def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:

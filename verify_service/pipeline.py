@@ -76,15 +76,18 @@ class Pipeline:
     def launch(self, items: Sequence[ScheduledRows], prepared_from: float | None = None) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
+        Where it begins with trees that only the device knows yet, returns once the host knows them: then it has begun.
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
         launched = self._engine.launch(items)
-        self._steps.append(Step(items, launched, begun))
         if prepared_from is None:
             self._times.observe_launch(time.perf_counter() - begun)
         else:
             self._times.observe_whole_launch(time.perf_counter() - prepared_from)
+        if self._drafting.read(items):
+            begun = time.perf_counter()
+        self._steps.append(Step(items, launched, begun))
         for item in items:
             item.state.computed = item.base
             item.state.pending += item.decides

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
@@ -37,6 +38,10 @@ class ScheduledRows:
     tree: TokenTree | None = None
     choices: tuple[Choice, ...] | None = None
     unsettled: bool = False
+    laid: tuple[int, int] | None = None
+    """Nodes and levels that the step has room for, where it was launched with a tree that only the device knew."""
+    worth: int | None = None
+    """Nodes of such a tree that were worth their rows, where that is not all of them."""
     first: int = field(init=False)
     decides: bool = field(init=False)
 
@@ -52,7 +57,7 @@ class ScheduledRows:
     @property
     def depth(self) -> int:
         """Nodes that may be accepted."""
-        return 0 if self.tree is None else self.tree.depth
+        return self._most[1]
 
     @property
     def reach(self) -> int:
@@ -62,7 +67,7 @@ class ScheduledRows:
     @property
     def num_rows(self) -> int:
         """Rows that decide a token: the root and the drafted nodes."""
-        return 1 if self.tree is None else 1 + len(self.tree)
+        return 1 + self._most[0]
 
     @property
     def room(self) -> int:
@@ -70,6 +75,10 @@ class ScheduledRows:
         if self.choices is None:
             return self.num_rows
         return 1 + max((len(each.tree) for each in self.choices), default=0)
+
+    @property
+    def _most(self) -> tuple[int, int]:
+        return self.laid or most_rows(self.tree)
 
     def settle(self, before: Walk) -> None:
         """The step before has decided this, by which the engine chose."""

@@ -29,6 +29,8 @@ class TreeWishes:
         self._fruitless = 0
         """Steps in a row in which no trees were worth their cost."""
         self._ready: list[RequestState] = []
+        self.whole = False
+        """Whether steps take trees whole, without choosing among their nodes."""
         self.crowded = False
         """Whether more requests run than a step has drafted rows."""
         self.pays = True
@@ -56,13 +58,14 @@ class TreeWishes:
         return [0 if state.behind else depth for state, depth in zip(states, granted, strict=True)]
 
     def rows(self, state: RequestState, depth: int, running: int) -> int:
-        """Rows of a tree of that depth, its root included: what trees have used so far, and half as many more."""
+        """Rows of a tree of that depth, its root included: what trees have used so far, and more to choose from."""
         if depth <= 0:
             return 1
         most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
         if not state.adaptive:
             return most
-        return min(most, 1 + max(depth, ceil(1.5 * depth * self._budget.nodes_per_level(running))))
+        margin = 1.1 if self.whole else 1.5
+        return min(most, 1 + max(depth, ceil(margin * depth * self._budget.nodes_per_level(running))))
 
     def wants_states(self, state: RequestState) -> bool:
         """Whether a request's drafter is to get the states of older tokens that it lacks: it costs, too."""

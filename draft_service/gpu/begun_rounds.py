@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from draft_service.proposers.base import DraftRequest
-from slipstream_kernels.models.gpu.draft.draft_round import RoundTicket
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.token_tree import TokenTree
 
 S = TypeVar("S")
@@ -32,6 +32,9 @@ class BegunRounds(Generic[S]):
     def wait(self, seconds: float) -> bool:
         ticket = self._under_way[1]
         return ticket is None or ticket.wait(seconds)
+
+    def on_device(self) -> None:
+        return None
 
     def trees(self) -> list[TokenTree | None]:
         made: dict[int, TokenTree] = {}

@@ -26,8 +26,9 @@ from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.causal_forward import CausalForward
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound, RoundTicket
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import GpuWeights, weight_bytes
 from slipstream_kernels.paged_kv import PagePool

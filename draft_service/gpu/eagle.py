@@ -26,10 +26,11 @@ from slipstream_kernels.exchange.in_process import PassOutcome
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.draft_limits import DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound, RoundTicket
+from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class GpuEagleProposer(EagleBase):
         self._target_size = self.vocab_size
         self._behind: dict[int, None] = {}
         self._followed: FollowedRound | None = None
-        """Queued behind a pass; nothing else may be before its trees are there."""
+        """Queued behind a pass, for what that decides."""
+        self._under_way: FollowedRound | None = None
+        """The last one queued there; nothing else may be before its trees are there."""
         self._started: tuple[DraftRound, PagedSessions, Places] | None = None
         self._start(self._weights)
 
@@ -111,12 +114,14 @@ class GpuEagleProposer(EagleBase):
 
     def begin(self, requests: Sequence[DraftRequest]) -> Begun:
         followed, sessions = self._followed, self._running[1]
-        wanted = [one for one in requests if followed is not None and followed.made_for(sessions[one.session])]
-        if followed is None or not wanted:
+        if followed is None:
+            return self._begin(requests)
+        asked = {sessions[request.session]: request for request in requests}
+        wanted = {session: request for session, request in asked.items() if followed.made_for(session)}
+        if not wanted:
             return self._begin(requests)
         self._followed = None
-        for request in wanted:
-            session = sessions[request.session]
+        for session in wanted:
             session.compute(session.pending)
             self._settle(session)
         return FollowedAnswer(followed, wanted, requests, self._begin)
@@ -124,9 +129,9 @@ class GpuEagleProposer(EagleBase):
     def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
-        if self._target_size > self.vocab_size or (self._followed is not None and not self._followed.wait(0.0)):
+        if self._target_size > self.vocab_size or (self._under_way is not None and not self._under_way.wait(0.0)):
             return ()
-        self._followed = None
+        self._followed = self._under_way = None
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
@@ -137,16 +142,18 @@ class GpuEagleProposer(EagleBase):
             ready = session.is_complete and not session.pending and not session.is_full
             if not ready or request.rows > draft.limits.text_rows:
                 continue
-            item = sessions.lay_rows(draft, session, request.rows, nodes, min(request.max_depth, nodes))
+            depth = min(request.max_depth, nodes)
+            item = sessions.lay_rows(draft, session, request.rows, nodes, depth)
             if item is not None:
                 items.append(item)
                 asked.append((request.row, request.place))
-                laid[session] = Laid(session.commits, session.length, request.rows)
+                most = draft.limits.most_nodes(depth)
+                laid[session] = Laid(session.commits, session.length, request.rows, min(nodes, most), depth)
         if not items:
             return ()
         filtered = any(is_filtered(session.sampling) for session in laid)
         ticket = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
-        self._followed = FollowedRound(ticket, laid)
+        self._followed = self._under_way = FollowedRound(ticket, laid)
         return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
@@ -178,17 +185,17 @@ class GpuEagleProposer(EagleBase):
         return waiting > limits.chunk // 2 or any(session.pending > most for session in long)
 
     def shut_down(self) -> None:
-        self._started = self._followed = None
+        self._started = self._followed = self._under_way = None
 
     def _begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
         self._forget_followed()
         return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
 
     def _forget_followed(self) -> None:
-        """Let a round go that nobody asks for; what it computed is computed again."""
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.trees()
+        """Let a round go that nobody asks for; what it computed is computed again. Waits for one that was asked for."""
+        under_way, self._followed, self._under_way = self._under_way, None, None
+        if under_way is not None:
+            under_way.trees()
 
     def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, PagedSession]]:
         """Those whose states are all there, and whose rows of older text fit into one chunk together."""

@@ -8,16 +8,22 @@ from typing import NamedTuple
 
 from draft_service.gpu.paged_sessions import PagedSession
 from draft_service.proposers.base import Begun, DraftRequest
-from slipstream_kernels.models.gpu.draft.draft_round import RoundTicket
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.token_tree import TokenTree
 
 
 class Laid(NamedTuple):
-    """A session in a round: commits and computed rows of text that it had before, and most rows that the round adds."""
+    """A session in a round: commits and computed rows of text that it had before, and most rows that the round adds.
+
+    Its tree has `nodes` nodes and `depth` levels at most.
+    """
 
     commits: int
     length: int
     rows: int
+    nodes: int
+    depth: int
 
 
 class FollowedRound:
@@ -44,6 +50,13 @@ class FollowedRound:
         """Whether `trees` would not wait, after so many seconds at most."""
         return self._ticket.wait(seconds)
 
+    def on_device(self, session: PagedSession, request: DraftRequest) -> DeviceTree | None:
+        """The tree of a session, which it was made for, before the host knows it; None if it may exceed the limits."""
+        nodes, depth = self._laid[session][-2:]
+        if nodes >= request.max_nodes or depth > request.max_depth:
+            return None
+        return DeviceTree(self._ticket, list(self._laid).index(session), nodes, depth)
+
     def trees(self) -> dict[int, TokenTree]:
         """By session; waits for the device. To be called before anything else is queued there."""
         numbers = (session.number for session in self._laid)
@@ -53,18 +66,19 @@ class FollowedRound:
 class FollowedAnswer:
     """A `Begun`: what a round behind a pass has made for some requests, then what their own makes for others."""
 
-    __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_wanted")
+    __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_sessions", "_wanted")
 
     def __init__(
         self,
         followed: FollowedRound,
-        wanted: Sequence[DraftRequest],
+        wanted: Mapping[PagedSession, DraftRequest],
         requests: Sequence[DraftRequest],
         others: Callable[[Sequence[DraftRequest]], Begun],
     ) -> None:
         """`wanted` are those of `requests` that the round was made for."""
         self._round = followed
-        self._wanted = {request.session: request for request in wanted}
+        self._sessions = tuple(wanted)
+        self._wanted = {request.session: request for request in wanted.values()}
         self._requests = requests
         self._left = [request for request in requests if request.session not in self._wanted]
         self._others = others
@@ -79,6 +93,15 @@ class FollowedAnswer:
                 return False
             self._gather()
         return self._rest is None or self._rest.wait(until - perf_counter())
+
+    def on_device(self) -> list[TokenTree] | None:
+        if self._left or self._made is not None:
+            return None
+        found = {
+            session.number: self._round.on_device(session, self._wanted[session.number]) for session in self._sessions
+        }
+        trees = [found[request.session] for request in self._requests]
+        return [tree for tree in trees if tree is not None] if all(trees) else None
 
     def trees(self) -> list[TokenTree | None]:
         made = self._gather() if self._made is None else self._made

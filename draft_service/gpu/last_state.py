@@ -21,7 +21,7 @@ from draft_service.proposers.base import DraftRequest, Opening, Sampling, Sessio
 from draft_service.proposers.last_state_base import Head, LastStateBase, LastStateConfig
 from slipstream_kernels.models.config import CheckpointError
 from slipstream_kernels.models.gpu.draft import draft_ops
-from slipstream_kernels.models.gpu.draft.draft_round import RoundTicket
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.models.gpu.draft.state_plan import StateItem, StateLimits
 from slipstream_kernels.models.gpu.draft.state_round import StateRound
 from slipstream_kernels.token_tree import TokenTree

@@ -144,6 +144,13 @@ class Begun(Protocol):
         """Whether `trees` would not wait for a device, after so many seconds at most."""
         ...
 
+    def on_device(self) -> Sequence[TokenTree] | None:
+        """What `trees` will return, as `DeviceTree`s, while a device works on it; None where it cannot be said so.
+
+        May be called before `trees`, which is not called any more then.
+        """
+        ...
+
     def trees(self) -> Sequence[TokenTree | None]:
         """What `propose` returns. Called once at most."""
         ...
@@ -157,6 +164,9 @@ class AtOnce(NamedTuple):
 
     def wait(self, seconds: float) -> bool:
         return True
+
+    def on_device(self) -> None:
+        return None
 
     def trees(self) -> Sequence[TokenTree | None]:
         return self.proposer.propose(self.requests)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from benchmarks.speculation_overwritten import OverwrittenTrees
 from draft_service.gpu.eagle import GpuEagleProposer
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening
 from draft_service.proposers.eagle_base import EagleConfig
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.device_tree import DeviceTree, known
 from slipstream_kernels.exchange.in_process import PassOutcome
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
@@ -64,7 +66,9 @@ class Drafter(GpuEagleProposer):
         self.texts: dict[int, list[int]] = {}
         self.drafted: dict[tuple[int, ...], TokenTree] = {}
         self.penalised: set[int] = set()
-        self.rounds = self.asked = self.behind = 0
+        self.unread = True
+        """Whether trees are handed over while only the device knows them."""
+        self.rounds = self.asked = self.behind = self.handed = 0
         self.at_first: Callable[[Sequence[int]], None] = lambda _: None
         """Told of the sessions of the first round behind a pass, which is under way, on the loop's thread."""
 
@@ -109,14 +113,30 @@ class Overwriting(Begun):
     def wait(self, seconds: float) -> bool:
         return self.begun.wait(seconds)
 
+    def on_device(self) -> list[TokenTree] | None:
+        drafted = self.begun.on_device() if self.drafter.unread else None
+        if drafted is None:
+            return None
+        self.drafter.handed += 1
+        there = [tree for tree in drafted if isinstance(tree, DeviceTree)]
+        self.keep(drafted)
+        trees = [self.drafter.overwritten(request) for request in self.requests]
+        most = [(tree.most_nodes, tree.most_depth) for tree in there]
+        assert all(len(tree) <= nodes and tree.depth <= depth for tree, (nodes, depth) in zip(trees, most, strict=True))
+        overwritten = OverwrittenTrees(there, trees)
+        return [DeviceTree(overwritten, row, *bounds) for row, bounds in enumerate(most)]
+
     def trees(self) -> list[TokenTree | None]:
         trees = self.begun.trees()
+        self.keep(trees)
+        return [self.drafter.overwritten(request) for request in self.requests]
+
+    def keep(self, trees: Sequence[TokenTree | None]) -> None:
         for request, tree in zip(self.requests, trees, strict=True):
             assert tree is not None
             assert len(tree) < request.max_nodes and tree.depth <= request.max_depth
             if request.session not in self.drafter.penalised:  # there the tokens of the pass itself do not count yet
-                self.drafter.drafted[tuple(self.drafter.texts[request.session])] = tree
-        return [self.drafter.overwritten(request) for request in self.requests]
+                self.drafter.drafted[tuple(self.drafter.texts[request.session])] = known(tree) or tree
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +212,7 @@ def test_trees_begun_behind_passes_are_those_made_after_them(twins: Target, head
     assert accepted[0] == accepted[1] > 20
     assert after.rounds == 0
     assert behind.rounds >= behind.asked - len(work[0]) > 20  # all but the first of each request
+    assert behind.handed > 0.6 * behind.rounds  # but where an answer ends within the tree
     assert behind.drafted == after.drafted
     assert any(len(tree) > DEPTH for tree in behind.drafted.values())
 

@@ -149,9 +149,10 @@ class ProposerHost(Protocol):
         """
         ...
 
-    def finish(self, seconds: float) -> Replies | None:
+    def finish(self, seconds: float, *, unread: bool = False) -> Replies | None:
         """What answers that, which the calling thread waits for that long at most: `Answer` is not called for it.
 
+        With `unread`, trees may be `DeviceTree`s, which are not waited for.
         None where it is not there, nothing was begun, or the proposers' own thread went on with it and answers.
         """
         ...

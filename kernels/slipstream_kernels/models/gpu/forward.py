@@ -96,6 +96,10 @@ class GpuForward:
         )
         ops.count_splits(plan.segments, plan.item_offsets)
 
+    def hand(self, choices: ChoiceArrays[torch.Tensor], trees: torch.Tensor) -> None:
+        """In front of `choose`: what it chooses from that is drafted on the device, in `trees`; see `hand_trees`."""
+        self._ops.hand_trees(trees, choices.choices, choices.entries, choices.nodes, self._pool.results)
+
     def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
         """Keep the rows' states at a boundary, those in the residual stream unless others are given."""
         if boundary in bucket.boundaries:

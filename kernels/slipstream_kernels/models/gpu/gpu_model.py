@@ -53,6 +53,9 @@ class GpuModel:
     launched before it leave behind. Nothing but `Ticket.results`, `logprobs`, `warm_up` and `pass_costs` waits for it.
     """
 
+    takes_device_trees = True
+    """Whether a plan may have trees that are drafted on the model's device."""
+
     def __init__(
         self,
         weights: GpuWeights,
@@ -271,6 +274,8 @@ class GpuModel:
             self._send(bucket, plan, buffer)
             if len(plan.choices):
                 self._chooser.send(bucket, plan, buffer)
+                if plan.trees is not None:
+                    self._chooser.hand(bucket, plan.trees.queue())
                 self._chooser.run(bucket)
             for earlier in self._recent:
                 earlier.on_next_launch()

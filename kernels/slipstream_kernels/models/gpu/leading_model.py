@@ -25,6 +25,8 @@ _STOP = b""
 class LeadingGpuModel(GpuModel):
     """Rank 0's part of a model; every pass it launches, the followers launch too. Calls raise RankError beside."""
 
+    takes_device_trees = False
+
     def __init__(self, *args: Any, group: RankGroup, **options: Any) -> None:
         """As `GpuModel`; `group` is shared with the followers."""
         super().__init__(*args, group=group, **options)

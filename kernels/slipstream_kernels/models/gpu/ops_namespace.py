@@ -23,6 +23,7 @@ from slipstream_kernels.ops.gpu import (
     state_rows,
     tail_attention,
     tree_choice,
+    tree_handover,
     tree_paths,
     tree_walk,
     word_updates,
@@ -44,6 +45,7 @@ class Ops:
     count_splits: Op
     embed: Op
     gated_linear: Op
+    hand_trees: Op
     linear: Op
     logprobs: Op
     prefill_attention: Op
@@ -68,6 +70,7 @@ def kernels() -> Ops:
         count_splits=tree_choice.count_splits,
         embed=embedding.embed,
         gated_linear=linear.gated_linear,
+        hand_trees=tree_handover.hand_trees,
         linear=linear.linear,
         logprobs=logprobs.logprobs,
         prefill_attention=prefill_attention.prefill_attention,
@@ -93,6 +96,7 @@ def twins() -> Ops:
         count_splits=tree_choice.count_splits_reference,
         embed=embedding.embed_reference,
         gated_linear=linear.gated_linear_reference,
+        hand_trees=tree_handover.hand_trees_reference,
         linear=linear.linear_reference,
         logprobs=logprobs.logprobs_reference,
         prefill_attention=prefill_attention.prefill_attention_reference,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_kernels.device_tree import DeviceTrees
 from slipstream_kernels.models.gpu.plan_kernels import in_order
 
 Int32 = npt.NDArray[np.int32]
@@ -57,9 +58,11 @@ class PassPlan:
     """[requests whose trees the device chooses, 8], as in `choose_trees`, but for the first segments. The pass consists
     of decoding items, `in_order`, `has_trees`, and follows the one whose results the choices are made by"""
     entries: Int32 = field(default_factory=_no_spans)
-    """[prepared trees, 4], as in `choose_trees`"""
+    """[prepared trees, 4], as in `choose_trees`; of one drafted on the device, what `hand_trees` makes that of"""
     entry_nodes: Int32 = field(default_factory=_no_spans)
     """[nodes of prepared trees, 4], as in `choose_trees`"""
+    trees: DeviceTrees | None = None
+    """Those that are drafted on the device, if any"""
     has_trees: bool = False
     keep_logits: bool = True
     """Whether the logits outlive the next launch, for `logprobs`; that costs a copy of them"""

@@ -14,7 +14,7 @@ _ARRAYS = tuple(field.name for field in fields(PassPlan) if field.type == "Int32
 _FLAGS = tuple(field.name for field in fields(PassPlan) if field.type == "bool")
 _COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills", "entries", "entry_nodes"), 4) | {"choices": CHOICE}
 _NONE = -1
-assert {*_ARRAYS, *_FLAGS} == {field.name for field in fields(PassPlan)}
+assert {*_ARRAYS, *_FLAGS, "trees"} == {field.name for field in fields(PassPlan)}  # models of several ranks take none
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from slipstream_kernels.models.gpu.forward import GpuForward
 from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
 
 
 class TreeChooser:
@@ -27,7 +28,10 @@ class TreeChooser:
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
         """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
-        self._graphs.capture([bucket for bucket in buckets if may_choose(bucket)], prepare, progress=progress)
+        able = [bucket for bucket in buckets if may_choose(bucket)]
+        self._graphs.capture(able, prepare, progress=progress)
+        if able:  # compiles what no graph has: there are no choices
+            self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
 
     def send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
         """Queue the copy of the prepared trees to the device; where there cannot be any, nothing."""
@@ -36,6 +40,12 @@ class TreeChooser:
             layout.pack(plan, buffer.words)
             memory, on_device = buffer.part(layout.end, self._plan, layout.first)
             on_device.copy_(memory, non_blocking=True)
+
+    def hand(self, bucket: Bucket, trees: torch.Tensor) -> None:
+        """Queue, between that copy and the choice, what brings the trees that are drafted on the device."""
+        layout = self._layout(bucket).choices
+        assert layout is not None
+        self._forward.hand(layout.views(self._plan), trees)
 
     def run(self, bucket: Bucket) -> None:
         """Queue the choice, between the plan's way to the device and the pass."""

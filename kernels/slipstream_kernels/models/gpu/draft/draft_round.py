@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter, sleep
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
@@ -26,11 +24,12 @@ from slipstream_kernels.models.gpu.draft.round_attention import TextAttention, T
 from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket, RoundBuckets
 from slipstream_kernels.models.gpu.draft.round_buffers import RoundBuffers
 from slipstream_kernels.models.gpu.draft.round_plan import RoundArrays, RoundItem, RoundLayout
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.models.gpu.forward import KVStore
 from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.memory import available_bytes
 from slipstream_kernels.models.gpu.on_stream import OnStream
-from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS, TREE_WIDTH, FrontierRows
+from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH, FrontierRows
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import Llama3Scaling, rotary_table
 from slipstream_kernels.token_tree import TokenTree
@@ -146,8 +145,8 @@ class DraftRound:
         rows of text as it does commit come to count, and only their keys and values are in the pages then. asked: for
         each item, its row of `results`, int32 [n, 130] of `tree_walk`, and where in `source`, bfloat16 [any], the
         states of its rows begin, end to end. Both are read once `ready` has come, None where they are there, and are
-        free again after the ticket's `states_read`. Tokens must be some that the draft embeds. Raises ValueError with
-        nothing queued.
+        free again after the ticket's `states_read`. The trees stay on the device until the next such round. Tokens must
+        be some that the draft embeds. Raises ValueError with nothing queued.
         """
         followed = FollowedPass(asked, results, source)
         followed.check(items, self.forward.shape.features, self._device)
@@ -157,8 +156,8 @@ class DraftRound:
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             self._settle(bucket, followed)
-            self._replay(bucket)
-        return RoundTicket(self._result_words[: len(items)], self._done, self._states_read)
+            self._replay(bucket, handed=True)
+        return RoundTicket(self._result_words[: len(items)], self._done, self._states_read, self._handed)
 
     def _find(self, items: Sequence[RoundItem], *, filtered: bool) -> RoundBucket:
         rows = sum(len(item.token_ids) for item in items)
@@ -175,11 +174,13 @@ class DraftRound:
             self._send(bucket, items)
             self._replay(bucket)
 
-    def _replay(self, bucket: RoundBucket) -> None:
-        """Queue what the plan on the device says, and the copy of the trees, if any."""
+    def _replay(self, bucket: RoundBucket, *, handed: bool = False) -> None:
+        """Queue what the plan on the device says, and the copy of the trees, if any; those `handed` on stay there."""
         self._graphs.run(bucket)
         if bucket.levels:
             trees = self._buffers.trees(bucket.sessions).trees.result
+            if handed:
+                self._handed[: bucket.sessions].copy_(trees)
             self._result[: bucket.sessions].copy_(trees, non_blocking=True)
         if self._done is not None:
             self._done.record(self._stream)
@@ -342,51 +343,7 @@ class DraftRound:
         self._host_words = self._host_plan.numpy()
         self._result = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self._result_words = self._result.numpy()
+        self._handed = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, device=device)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else self._own_stream
-
-
-class RoundTicket:
-    """A round under way."""
-
-    __slots__ = ("_done", "_words", "states_read")
-
-    def __init__(
-        self,
-        words: npt.NDArray[np.int32],
-        done: torch.cuda.Event | None,
-        states_read: torch.cuda.Event | None = None,
-    ) -> None:
-        """words: int32 [sessions, TREE_WIDTH], the trees once `done` has come; None where they are there.
-
-        states_read: of a round that follows a pass on a GPU, comes once it has read the pass's results and states.
-        """
-        self._words = words
-        self._done = done
-        self.states_read = states_read
-
-    def wait(self, seconds: float) -> bool:
-        """Whether `trees` would not wait, after so many seconds at most."""
-        done = self._done
-        if done is None or done.query():
-            return True
-        until = perf_counter() + seconds
-        while perf_counter() < until:
-            sleep(0)  # lets other threads have the interpreter
-            if done.query():
-                return True
-        return False
-
-    def trees(self) -> list[TokenTree]:
-        """A tree a session. To be called before anything else is queued."""
-        if self._done is not None:
-            self._done.synchronize()
-        scores = self._words[:, LOG_PROBS:].view(np.float32).tolist()
-        return [_tree(words, each) for words, each in zip(self._words.tolist(), scores, strict=True)]
-
-
-def _tree(words: list[int], log_probs: list[float]) -> TokenTree:
-    """A tree of the TREE_WIDTH words of a line of `DraftTrees.result`, and the last of them as log-probabilities."""
-    count = words[COUNT]
-    return TokenTree(tuple(words[:count]), tuple(words[PARENTS : PARENTS + count]), tuple(log_probs[:count]))

@@ -17,9 +17,9 @@ import torch
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.draft import draft_ops
 from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.draft_round import RoundTicket
 from slipstream_kernels.models.gpu.draft.feature_rows import FeatureRows
 from slipstream_kernels.models.gpu.draft.round_buffers import RoundTrees
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.models.gpu.draft.state_forward import StateForward
 from slipstream_kernels.models.gpu.draft.state_plan import (
     StateArrays,
