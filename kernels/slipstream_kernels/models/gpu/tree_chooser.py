@@ -30,7 +30,8 @@ class TreeChooser:
         """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
         able = [bucket for bucket in buckets if may_choose(bucket)]
         self._graphs.capture(able, prepare, progress=progress)
-        if able:  # compiles what no graph has: there are no choices
+        if able:  # compiles what no graph has: of padding alone nothing is read
+            prepare(able[0])
             self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
 
     def send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
