@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from slipstream_kernels.models.gpu.buckets import Bucket
-from slipstream_kernels.models.gpu.choice_plan import may_choose
+from slipstream_kernels.models.gpu.choice_plan import ChoiceArrays, may_choose
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.forward import GpuForward
 from slipstream_kernels.models.gpu.graphs import PassGraphs
@@ -25,6 +25,7 @@ class TreeChooser:
         self._layout = layout
         self._plan = plan
         self._graphs = PassGraphs[Bucket](self._choose)
+        self._choices: dict[Bucket, ChoiceArrays[torch.Tensor]] = {}
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
         """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
@@ -44,9 +45,13 @@ class TreeChooser:
 
     def hand(self, bucket: Bucket, trees: torch.Tensor) -> None:
         """Queue, between that copy and the choice, what brings the trees that are drafted on the device."""
-        layout = self._layout(bucket).choices
-        assert layout is not None
-        self._forward.hand(layout.views(self._plan), trees)
+        bucket = bucket.without_states
+        choices = self._choices.get(bucket)
+        if choices is None:
+            layout = self._layout(bucket).choices
+            assert layout is not None
+            choices = self._choices[bucket] = layout.views(self._plan)
+        self._forward.hand(choices, trees)
 
     def run(self, bucket: Bucket) -> None:
         """Queue the choice, between the plan's way to the device and the pass."""
