@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -88,6 +89,8 @@ class Attachment:
     device_ring: DeviceRingAddress | None = None
     transport_reason: str = ""
     """Why `transport` is not a better one that both ends list."""
+    deadline: float = inf
+    """Seconds that a verify step waits for trees at most."""
 
     @property
     def replies_per_message(self) -> int:
@@ -199,9 +202,8 @@ def decode_attachment(
     address = DeviceRingAddress(ring.handle, ring.size, ring.gpu_uuid) if message.HasField("device_ring") else None
     ahead = 0 if drafting.mode == "lockstep" else min(message.max_ahead, drafting.fan_out)
     waits = not ahead or drafting.mode != "ahead"
-    return Attachment(
-        message.epoch, message.num_slots, transport, memory, ahead, waits, address, message.transport_reason
-    )
+    deadline, reason = message.deadline_us / 1e6 or inf, message.transport_reason
+    return Attachment(message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline)
 
 
 def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemory:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from draft_service.ahead import Outlook, Prepared
@@ -66,7 +67,7 @@ class SessionTable:
 
     `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
     `max_ahead` is how many trees ahead verify keeps for one state, 0 in lockstep; `waits` says whether it waits for a
-    tree where none of them was right.
+    tree where none of them was right, and `deadline` for how many seconds at most.
     """
 
     epoch: int
@@ -77,6 +78,7 @@ class SessionTable:
     partial: int = 0
     max_ahead: int = 0
     waits: bool = True
+    deadline: float = inf
     dropped: Counter[str] = field(default_factory=Counter)
     fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
     """What each proposer's trees ahead have been worth."""
@@ -122,8 +124,12 @@ class SessionTable:
         own = places[slot.proposer.name]
         return tuple(places.get(name, own) for name in tree.sources)
 
-    def wanted(self) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
-        """States that await a tree, by proposer; limits are the lower of verify's and the proposer's."""
+    def wanted(self, waited: float = 0.0) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
+        """States that await a tree, by proposer; limits are the lower of verify's and the proposer's.
+
+        waited: seconds for which verify has waited already.
+        """
+        left = max(0.0, self.deadline - waited)
         wanted: dict[Proposer, list[tuple[Slot, DraftRequest]]] = {}
         for slot in self._slots.values():
             if slot.wants_tree and slot.proposer is not None:
@@ -131,6 +137,7 @@ class SessionTable:
                     slot.session,
                     min(slot.max_nodes, slot.proposer.max_nodes),
                     min(slot.max_depth, slot.proposer.max_depth),
+                    left,
                 )
                 wanted.setdefault(slot.proposer, []).append((slot, request))
         return wanted

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,6 +89,10 @@ class Worker:
     _send: Send | None = None
     _feed: Feed | None = None
     _arrived: list[Item] = field(default_factory=list)
+    _looked_at: float = 0.0
+    """When the feed was looked into last."""
+    _waits_since: float = inf
+    """What was picked up came later than that."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever makes a pass, or a part of one."""
     _begun: _Round | None = None
@@ -146,6 +151,7 @@ class Worker:
         try:
             if self._begun is not None or self._table is None or not self._inbox.empty():
                 return False
+            self._looked_at = perf_counter()
             self._begun = self._ask([reply for item in self._take(inbox=False) for reply in self._handle(item)])
             return True
         finally:
@@ -220,6 +226,7 @@ class Worker:
         """Until something has arrived, or for a while."""
         if self._feed is not None:
             self._feed.wait(TURN_SECONDS)
+            self._looked_at = perf_counter()
         else:
             self._arrived.append(self._inbox.get())
 
@@ -237,7 +244,10 @@ class Worker:
 
     def _pick_up(self) -> list[Item]:
         """The records that the feed holds, as one item; none without a feed."""
+        looked_at, self._looked_at = self._looked_at, perf_counter()
         records = () if self._feed is None else self._feed.receive()
+        if records:
+            self._waits_since = min(self._waits_since, looked_at)
         self._note(records)
         return [records] if records else []
 
@@ -265,6 +275,7 @@ class Worker:
                     self._hidden_size,
                     max_ahead=attachment.max_ahead,
                     waits=attachment.waits,
+                    deadline=attachment.deadline,
                 )
                 self._send, self._feed = send, feed
             case Detach(epoch):
@@ -289,7 +300,9 @@ class Worker:
         """Ask the proposers for trees of the states that want one, beside what is answered already."""
         asked: list[_Asked] = []
         if self._table is not None:
-            for proposer, wanted in self._table.wanted().items():
+            now = perf_counter()
+            waited, self._waits_since = (now - min(now, self._waits_since)) / 2, inf  # as it is to be expected
+            for proposer, wanted in self._table.wanted(waited).items():
                 question = Question(proposer, [request for _, request in wanted], self._vocab_size)
                 asked.append(_Asked(question, [slot for slot, _ in wanted]))
             self.stats.sessions = len(self._table)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -102,11 +102,13 @@ class DraftRequest:
 
     max_nodes: rows of the tree, the root included, at least 2; so at most max_nodes - 1 drafted tokens.
     max_depth: longest path below the root, at least 1.
+    seconds: how long a verify step goes on waiting, at most and as far as is known.
     """
 
     session: int
     max_nodes: int
     max_depth: int
+    seconds: float = inf
 
 
 @dataclass(frozen=True, slots=True)

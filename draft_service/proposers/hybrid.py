@@ -1,10 +1,11 @@
 """Hybrid proposer: the trees of other proposers of this process as one tree under one budget of nodes.
 
-Every member drafts for every state. Equal prefixes are merged, and the nodes of the highest path probability are kept
-(`merging`). What a member's own probabilities are worth is learned from the tokens that the target decides: by member,
-by how the member did at the request's last step, by reach of the tree and depth of the node, and where members agree
-(`calibration`). So suffix matches, n-grams and a model's drafts compete for the same rows on one scale. To choose
-between a suffix match and a model by the match's score, as Arctic Inference does, is the case of one source a step.
+Every member drafts for every state, unless verify would not wait so long for all of them (`pace`). Equal prefixes are
+merged, and the nodes of the highest path probability are kept (`merging`). What a member's own probabilities are worth
+is learned from the tokens that the target decides: by member, by how the member did at the request's last step, by
+reach of the tree and depth of the node, and by who else drafted it or something else in its place (`calibration`). So
+suffix matches, n-grams and a model's drafts compete for the same rows on one scale. To choose between a suffix match
+and a model by the match's score, as Arctic Inference does, is the case of one source a step.
 
 A member that refuses a session, raises or returns anything but a valid tree has no part in that session any more.
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from draft_service.proposers.arguments import configured
@@ -29,7 +31,8 @@ from draft_service.proposers.base import (
 )
 from draft_service.proposers.calibration import Calibration
 from draft_service.proposers.composite import Composite
-from draft_service.proposers.merging import MergedDraft
+from draft_service.proposers.merging import MergedDraft, form_of
+from draft_service.proposers.pace import Pace
 from draft_service.tensors import placed
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS, InvalidTreeError, TokenTree
@@ -57,21 +60,33 @@ class HybridConfig:
 
 @dataclass(slots=True)
 class _Session:
-    """Who drafts for a request, how well each did last, and what they said of the present state."""
+    """Who drafts for a request, how well each did last, who was asked of the present state, and what they said."""
 
     members: list[str]
     form: dict[str, int] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
     draft: MergedDraft | None = None
 
 
 class HybridProposer(Composite):
-    """Merges what its members draft. `wanted`: their names, empty for all other proposers of the process."""
+    """Merges what its members draft. `wanted`: their names, empty for all other proposers of the process.
 
-    def __init__(self, name: str, config: HybridConfig, wanted: Sequence[str] = ()) -> None:
+    `clock`: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: HybridConfig,
+        wanted: Sequence[str] = (),
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self.name = name
         self.config = config
         self.max_nodes, self.max_depth = 2, 1
         self.calibration = Calibration(memory=config.memory)
+        self.pace = Pace()
+        self._clock = clock
         self._wanted = tuple(wanted)
         self._members: dict[str, Proposer] = {}
         self._fitting: list[str] = []
@@ -133,9 +148,11 @@ class HybridProposer(Composite):
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         state = self._sessions[session]
-        if state.draft is not None:
-            state.form |= state.draft.learn(token_ids)
-            state.draft = None
+        right = {} if state.draft is None else state.draft.learn(token_ids)
+        state.form |= {name: form_of(tokens) for name, tokens in right.items()}
+        for name in state.asked:
+            self.pace.proved(name, right.get(name, 0))
+        state.draft, state.asked = None, []
         for name in tuple(state.members):
             try:
                 self._members[name].commit(session, token_ids)
@@ -162,7 +179,11 @@ class HybridProposer(Composite):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         drafted: list[dict[str, TokenTree]] = [{} for _ in requests]
-        for name, member in self._members.items():
+        for request in requests:
+            self._sessions[request.session].asked = []
+        seconds = min((request.seconds for request in requests), default=math.inf)
+        for name in self.pace.choose(self._fitting, len(requests), seconds):
+            member = self._members[name]
             asked = [i for i, request in enumerate(requests) if name in self._sessions[request.session].members]
             limited = [
                 replace(
@@ -172,9 +193,12 @@ class HybridProposer(Composite):
                 )
                 for i in asked
             ]
+            begun = self._clock()
             for i, tree in zip(asked, self._ask(name, limited), strict=True):
+                self._sessions[requests[i].session].asked.append(name)
                 if tree is not None and len(tree):
                     drafted[i][name] = tree
+            self.pace.drafted(name, sum(name in trees for trees in drafted), self._clock() - begun)
         return [self._merge(request, trees) for request, trees in zip(requests, drafted, strict=True)]
 
     def _merge(self, request: DraftRequest, trees: Mapping[str, TokenTree]) -> TokenTree | None:

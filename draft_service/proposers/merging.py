@@ -19,6 +19,11 @@ _FIRST, _FURTHER = 0.6, 0.15
 Cells = tuple[Hashable, ...]
 
 
+def form_of(right: int) -> int:
+    """How a proposer did that had so many tokens right at a step: in doublings (0, 1, 2 to 3, 4 and more)."""
+    return min(3, right.bit_length())
+
+
 @dataclass(slots=True)
 class Node:
     """A token below a parent (-1: the root), and its cells and the proposer's own probability, by proposer."""
@@ -42,7 +47,7 @@ class MergedDraft:
 
     @classmethod
     def of(cls, calibration: Calibration, trees: Mapping[str, TokenTree], form: Mapping[str, int]) -> MergedDraft:
-        """Valid trees by proposer, in the order in which ties are decided, and what `learn` gave last, by proposer."""
+        """Valid trees by proposer, in the order in which ties are decided, and the form of those that have one."""
         draft = cls(calibration)
         for source, tree in trees.items():
             draft._add(source, tree, form.get(source, _UNKNOWN))
@@ -66,10 +71,7 @@ class MergedDraft:
         )
 
     def learn(self, decided: Sequence[int]) -> dict[str, int]:
-        """The target decided these tokens after the state that was drafted for.
-
-        Returns the form of each proposer: how many of its tokens were right, in doublings (0, 1, 2 to 3, 4 and more).
-        """
+        """The target decided these tokens after the state that was drafted for. Returns how many each had right."""
         right = dict.fromkeys((source for child in self.first.values() for source in self.nodes[child].claims), 0)
         children = self.first
         for depth, token in enumerate(decided, start=1):
@@ -83,7 +85,7 @@ class MergedDraft:
             node = self.nodes[children[token]]
             right.update(dict.fromkeys(node.claims, depth))
             children = node.children
-        return {source: min(3, depth.bit_length()) for source, depth in right.items()}
+        return right
 
     def _add(self, source: str, tree: TokenTree, form: int) -> None:
         reach = tree.depth.bit_length()

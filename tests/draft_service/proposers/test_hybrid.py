@@ -143,6 +143,36 @@ def test_text_that_repeats_itself_and_past_responses_together() -> None:
     assert tokens_a_step(hybrid_of(suffix(), ngram()), text, 9) >= 0.98 * max(alone)
 
 
+class Slow(Scripted):
+    """Takes seconds, on a clock that only it moves, and counts what it is asked."""
+
+    def __init__(self, name, text, skill, seconds) -> None:
+        super().__init__(name, text, skill)
+        self.seconds, self.now, self.asked = seconds, 0.0, 0
+
+    def propose(self, requests):
+        self.asked += 1
+        self.now += self.seconds
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize(("seconds", "often"), [(0.02, True), (0.005, False)])
+def test_a_member_that_would_make_all_late_is_left_out(seconds, often) -> None:
+    text = list(range(100, 400))
+    slow = Slow("slow", text, lambda at: 0.5, 0.01)
+    quick = Scripted("quick", text, lambda at: 1.0, seed=1)
+    hybrid = HybridProposer("hybrid", HybridConfig(), clock=lambda: slow.now)
+    hybrid.join({member.name: member for member in (slow, quick)})
+    for proposer in (slow, quick, hybrid):
+        proposer.bind(TARGET)
+    hybrid.open(1, Opening(text[:1], 1))
+    for at in range(1, 101):
+        (tree,) = hybrid.propose([DraftRequest(1, 12, 8, seconds)])
+        assert tree is not None and "quick" in tree.sources
+        hybrid.commit(1, text[at : at + 1])
+    assert slow.asked == 100 if often else 1 <= slow.asked < 10
+
+
 def test_nodes_say_where_they_come_from() -> None:
     text = list(range(100, 200))
     hybrid = hybrid_of(

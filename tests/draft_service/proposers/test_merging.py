@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.proposers.calibration import Calibration
-from draft_service.proposers.merging import MergedDraft
+from draft_service.proposers.merging import MergedDraft, form_of
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -54,15 +54,18 @@ def test_the_merged_tree_is_a_part_of_the_union(drafts, decided, max_nodes) -> N
         assert list(tree.log_probs) == sorted(tree.log_probs, reverse=True)
         for node, source in enumerate(tree.sources):
             assert tuple(tree.token_ids[i] for i in tree.path(node)) in paths(members[source])
-        form = draft.learn(decided)
-        assert form.keys() == members.keys()
+        right = draft.learn(decided)
+        assert right.keys() == members.keys()
+        form = {name: form_of(tokens) for name, tokens in right.items()}
 
 
 def test_form_counts_the_tokens_that_were_right() -> None:
     members = {name: TokenTree.chain(tokens) for name, tokens in {"a": [1, 2, 3, 4, 9], "b": [1, 8], "c": [7]}.items()}
     draft = MergedDraft.of(Calibration(), members, {})
     draft.best(20)
-    assert draft.learn([1, 2, 3, 4, 5]) == {"a": 3, "b": 1, "c": 0}
+    right = draft.learn([1, 2, 3, 4, 5])
+    assert right == {"a": 4, "b": 1, "c": 0}
+    assert [form_of(tokens) for tokens in (*right.values(), 2, 3, 60)] == [3, 1, 0, 2, 2, 3]
 
 
 def test_what_proved_right_is_preferred() -> None:
