@@ -52,6 +52,7 @@ def test_calls_that_made_no_tree_tell_nothing_of_the_time() -> None:
     for _ in range(100):
         pace.drafted("slow", 0, 0.0)
     assert "slow" not in pace.choose(MEMBERS, 8, 0.02)
+    assert "slow" not in pace.choose(MEMBERS, 1, 0.002)
 
 
 def test_few_requests_take_less_than_many() -> None:
