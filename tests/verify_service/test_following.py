@@ -226,6 +226,23 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
 
 
 @SEEDED
+def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def depths(wishes: TreeWishes, states: Sequence[RequestState], running: int) -> list[int]:
+        return [min(DEPTH, max(0, state.depth_left)) for state in states]
+
+    monkeypatch.setattr(TreeWishes, "depths", depths)
+    requests, expected = work
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    with served(twins, drafter, config=replace(CONFIG, adaptive=True)) as (runner, _, _, _):
+        assert_equal(runner.run(requests, 1), expected)
+        assert runner.loop.state().accepted_tokens > 20
+    assert drafter.handed > 10
+
+
+@SEEDED
 @pytest.mark.parametrize("levels", [(DEPTH, DEPTH, 0, DEPTH, 0, 0), (DEPTH, 1, 2)], ids=["some for none", "varying"])
 def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     twins: Target, head: Path, tiny_model: Path, work, levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
