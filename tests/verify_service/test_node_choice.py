@@ -53,6 +53,16 @@ def test_the_likelier_nodes_of_all_requests_fill_what_is_cheap() -> None:
     assert good > poor
 
 
+def test_rows_of_more_requests_are_dearer_and_fewer_of_them_are_taken() -> None:
+    costs = [*LINEAR[:1], (1, 64, 1.1e-3), (8, 8, 1.2e-3), (8, 64, 8e-3)]
+    alone, beside_others = (
+        NodeChoice(PassCosts(costs)).choose([chain(*[0.5] * 8)], requests=requests, rows=9, tokens=requests, waited=0.0)
+        for requests in (1, 8)
+    )
+    assert alone == [chain(*[0.5] * 8).tree]
+    assert beside_others == [None]
+
+
 def test_what_is_learned_moves_the_choice() -> None:
     choice = NodeChoice(PassCosts(STAIRS))
     tree = chain(*[0.35] * 6)

@@ -149,6 +149,14 @@ def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
     assert not any(state.rests for state in states)
 
 
+def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
+    cheap_then_dear = [(1, 1, 1e-3), (1, 13, 1.1e-3), (1, 14, 9e-3), (1, 64, 60e-3)]
+    free, fixed = requests(1)[0], requests(2, adaptive=False)
+    alone, beside = ([*some, free] for some in ([], fixed))
+    assert TreeWishes(budget(cheap_then_dear), 32).depths(alone, 1)[-1] >= 8
+    assert TreeWishes(budget(cheap_then_dear), 32).depths(beside, 3)[-1] == 13 - 3 - 2 * 4
+
+
 def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     class Probing(NodeBudget):
         def levels(
