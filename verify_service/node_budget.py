@@ -193,10 +193,9 @@ class NodeBudget:
         )
         facts = (bids, requests, nodes, overall, known)
         if facts != last.facts:
-            chances, indices, levels = self._offers(bidders)
             worth = _TO_GO_ON if any(last.granted) else _TO_BEGIN
-            taken = self._best_prefix(chances, levels, max(requests, 1), nodes, len(bidders), worth)
-            last.facts, last.granted = facts, np.bincount(indices[:taken], minlength=len(bidders)).tolist()
+            taken = self._best_offers(bidders, max(requests, 1), nodes, worth)
+            last.facts, last.granted = facts, np.bincount(taken, minlength=len(bidders)).tolist()
         return last.granted
 
     def _wait_per_level(self, asked: int, running: int) -> float:
@@ -218,18 +217,26 @@ class NodeBudget:
         order = np.lexsort((indices, places, -offered))
         return offered[order], indices[order], levels[places[order]]
 
-    def _best_prefix(self, chances: Floats, levels: Ints, requests: int, nodes: int, bidders: int, worth: float) -> int:
-        """How many of the best offers to take."""
-        if not len(chances):
-            return 0
-        wait = self._wait_per_level(bidders, requests) * _load(bidders)
-        tokens = requests + self._presence * np.cumsum(chances)
-        drafted: Floats = self._presence * self.nodes_per_level(requests) * np.arange(1.0, len(chances) + 1)
-        drafted += nodes
-        seconds = self.costs.each(requests, drafted) + wait * (_AHEAD + np.maximum.accumulate(levels))
-        rates = tokens / seconds
-        best = int(rates.argmax())
-        return best + 1 if rates[best] > worth * requests / self.costs.seconds(requests, nodes) else 0
+    def _best_offers(self, bidders: Sequence[Bidder], requests: int, nodes: int, worth: float) -> Ints:
+        """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
+        chances, indices, levels = self._offers(bidders)
+        wait = self._wait_per_level(len(bidders), requests) * _load(len(bidders))
+        best = worth * requests / self.costs.seconds(requests, nodes)
+        per_level = self._presence * self.nodes_per_level(requests)
+        taken = indices[:0]
+        highest = 0.0
+        for deepest in range(1, int(levels.max(initial=0)) + 1):
+            within = levels <= deepest
+            tokens = requests + self._presence * np.cumsum(chances[within])
+            drafted = nodes + per_level * np.arange(1.0, len(tokens) + 1)
+            rates = tokens / (self.costs.each(requests, drafted) + wait * (_AHEAD + deepest))
+            at = int(rates.argmax())
+            if rates[at] < highest:
+                break
+            highest = rates[at]
+            if highest > best:
+                taken, best = indices[within][: at + 1], highest
+        return taken
 
 
 def _load(asked: int) -> float:
