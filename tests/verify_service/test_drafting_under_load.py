@@ -24,13 +24,13 @@ def test_one_request_is_drafted_for(monkeypatch: pytest.MonkeyPatch, chances: tu
 
 @pytest.mark.parametrize("chances", [CHAIN, TREE])
 def test_at_16_requests_trees_bring_what_they_can(monkeypatch: pytest.MonkeyPatch, chances: tuple[float, ...]) -> None:
-    """The best fixed chain is worth 1.5 x plain decoding, one of 5 levels 1.4 x."""
+    """The best fixed chain is worth 1.46 x plain decoding, one of 5 levels 1.40 x."""
     rounds = Rounds(monkeypatch, 16)
     rounds.head.chances = chances
     first, *_ = rounds.run(30)
     faster, seconds, _ = rounds.run(150)
-    assert first > 1.2
-    assert faster > 1.35
+    assert first > 1.3
+    assert faster > 1.41
     assert seconds < 12e-3
 
 
@@ -47,7 +47,7 @@ def test_16_short_texts_whose_prompts_are_cached_gain_once_their_states_have_com
 ) -> None:
     rounds = Rounds(monkeypatch, 16, tokens=96, lacking=PROMPT_BYTES)
     assert rounds.run(40)[0] > 0.97
-    assert rounds.run(200)[0] > 1.1
+    assert rounds.run(200)[0] > 1.2
 
 
 def test_64_short_texts_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_poor_head_costs_little_and_one_that_got_better_is_found_out(monkeypat
     assert rounds.run(200)[0] > 0.98
     rounds.head.chances = CHAIN
     rounds.run(1800)
-    assert rounds.run(50)[0] > 1.35
+    assert rounds.run(50)[0] > 1.4
 
 
 def test_a_slow_head_costs_little_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +80,5 @@ def test_what_is_right_for_one_request_does_not_keep_16_from_drafting(monkeypatc
     rounds.resize(16)
     rounds.run(50)
     faster, _, nodes = rounds.run(100)
-    assert faster > 1.35
+    assert faster > 1.4
     assert nodes < 8

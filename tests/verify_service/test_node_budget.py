@@ -56,6 +56,16 @@ def test_the_better_accepted_request_gets_the_deeper_tree() -> None:
     assert good > poor
 
 
+def test_a_request_that_is_right_more_often_does_not_stop_the_others() -> None:
+    others = [Bidder(accepted(0.55), 63) for _ in range(7)]
+    made = budget([(1, 1, 1.0e-3), (1, 64, 1.5e-3)], wait=5e-5)
+    alone = made.levels(others, 8)
+    beside = made.levels([*others, Bidder(accepted(0.98, 2000), 63)], 8)
+    assert min(alone) >= 1
+    assert min(beside) >= 1
+    assert max(beside) <= max(alone) + 2
+
+
 def test_load_takes_nodes_away() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 16, 2.5e-3), (1, 64, 12e-3)]
     alone = budget(table).levels([Bidder(accepted(0.7), 63)], 1)[0]
