@@ -19,8 +19,8 @@ from draft_service.codec import Identity
 from draft_service.device_states import DeviceStates
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.proposers.registry import ProposerSpec, load_proposers
-from draft_service.records import Commit, DeviceRows, Record, Reply, Stamp, TreeReply
-from draft_service.tensors import bfloat16_copy
+from draft_service.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
+from draft_service.tensors import bfloat16_copy, bfloat16_view
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
@@ -31,6 +31,7 @@ from slipstream_kernels.exchange.in_process import (
     Answer,
     Commands,
     CommitValue,
+    ExtendValue,
     FollowValue,
     HostLimits,
     PassOutcome,
@@ -279,6 +280,8 @@ def _records(commands: Commands) -> list[Record]:
         try:
             if isinstance(command, CommitValue):
                 records.append(_commit(command))
+            elif isinstance(command, ExtendValue):
+                records.append(_extend(command))
             else:
                 records.extend(codec.decode_command_bytes(command))
         except UnavailableError:  # one of ours: verify made it
@@ -290,6 +293,12 @@ def _commit(value: CommitValue) -> Commit:
     features = None if value.features is None else bfloat16_copy(value.features)
     rows = None if value.device_rows is None else DeviceRows(*value.device_rows)
     return Commit(Stamp(*value.stamp), value.token_ids, value.max_nodes, value.max_depth, features, device_rows=rows)
+
+
+def _extend(value: ExtendValue) -> Extend:
+    features = None if value.features is None else bfloat16_view(value.features)
+    rows = None if value.device_rows is None else DeviceRows(*value.device_rows)
+    return Extend(Stamp(*value.stamp), value.first_position, features, rows)
 
 
 def _value(reply: Reply) -> TreeValue | bytes:

@@ -34,6 +34,11 @@ def placed(states: torch.Tensor, proposer: Proposer) -> torch.Tensor:
 
 def bfloat16_copy(bits: Bits) -> torch.Tensor:
     """The same numbers as a bfloat16 tensor of their own."""
+    return bfloat16_view(bits.copy())
+
+
+def bfloat16_view(bits: Bits) -> torch.Tensor:
+    """The same memory as a bfloat16 tensor; nobody else writes it any more."""
     import torch
 
-    return torch.from_numpy(bits.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(bits.view("int16")).view(torch.bfloat16)

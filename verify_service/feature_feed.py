@@ -64,7 +64,8 @@ def send_states(
         part = fresh.of(first, end) if source is fresh else history.read(first, end) if history else None
         if part is None or part.first > first or not part.has(slot.boundaries):
             return False
-        attachment.outbox.put((Extend(slot.stamp, first, part.at(slot.boundaries)),))
+        own = source is history and part.boundaries == slot.boundaries  # what is read there is a copy
+        attachment.outbox.put((Extend(slot.stamp, first, part.rows if own else part.at(slot.boundaries)),))
         slot.featured = end
         records += 1
     if records:

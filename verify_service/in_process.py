@@ -18,6 +18,7 @@ from slipstream_kernels.exchange.in_process import (
     HOST_ENTRY_POINTS,
     IN_PROCESS,
     CommitValue,
+    ExtendValue,
     HostFactory,
     HostLimits,
     ProposerHost,
@@ -30,7 +31,7 @@ from verify_service.device_ring import DeviceRing
 from verify_service.device_rings import ring_here
 from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
 from verify_service.draft_link import DraftLink
-from verify_service.draft_records import AttachReply, Command, Commit, Reply, Stamp, TreeReply
+from verify_service.draft_records import AttachReply, Command, Commit, Extend, Reply, Stamp, TreeReply
 from verify_service.outbox import Outbox
 from verify_service.shm_transport import rooms_of
 
@@ -200,8 +201,10 @@ class InProcessTransport:
         return taken
 
 
-def _value(record: Command) -> CommitValue | bytes:
-    if isinstance(record, Commit):
+def _value(record: Command) -> CommitValue | ExtendValue | bytes:
+    if isinstance(record, Commit | Extend):
         rows = None if record.device_rows is None else record.device_rows[:3]
+        if isinstance(record, Extend):
+            return ExtendValue(record.stamp, record.first_position, record.features, rows)
         return CommitValue(record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.features, rows)
     return encode_commands([record])

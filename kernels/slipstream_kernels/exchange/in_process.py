@@ -1,8 +1,8 @@
 """The exchange within one process: how the verify service holds proposers that run beside it.
 
 The two know each other by this interface alone: verify finds the host by its entry point. Records are those of the
-exchange. The ones of every step, commits and trees, are handed over as values; all others as the messages that would
-carry them between processes, so that they mean the same.
+exchange. The ones of every step, commits and trees, and those that carry states are handed over as values; all others
+as the messages that would carry them between processes, so that they mean the same.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ class CommitValue(NamedTuple):
     """bits of bfloat16 [tokens, columns], not written any more"""
     device_rows: tuple[int, int, int] | None = None
     """as `DeviceRows` in tensor.proto: where they are in the block that came with the attachment"""
+
+
+class ExtendValue(NamedTuple):
+    """States of the positions from `first_position` on, in one of the two forms of a `CommitValue`'s."""
+
+    stamp: StampValue
+    first_position: int
+    features: Bits | None = None
+    device_rows: tuple[int, int, int] | None = None
 
 
 class TreeValue(NamedTuple):
@@ -80,8 +89,8 @@ class FollowValue(NamedTuple):
     max_depth: int
 
 
-Commands = Sequence[CommitValue | bytes]
-"""What one step says, in order: commits, and ExchangeResponse messages."""
+Commands = Sequence[CommitValue | ExtendValue | bytes]
+"""What one step says, in order: commits and states, and ExchangeResponse messages."""
 Replies = Sequence[TreeValue | bytes]
 """What one round of drafting answers: trees, and ExchangeRequest messages."""
 Answer = Callable[[Replies], None]
