@@ -28,7 +28,9 @@ WEIGH_EVERY = 8
 
 _FAST, _SLOW = 0.1, 0.02
 _RECENT = 13
-"""Waits of which the middle one counts: the first few are of graphs that are captured, too."""
+"""Waits of which the middle one counts."""
+_FIRST_USES = 2
+"""Of a number of requests and levels, by which a drafter may compile or capture what it needs for them."""
 _TO_BEGIN, _TO_GO_ON = 1.1, 1.02
 """Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
 _GUESS = 0.06
@@ -103,6 +105,8 @@ class NodeBudget:
 
         By how many bits the number of requests in the step has, and of those that asked.
         """
+        self._uses: dict[tuple[int, int, int], int] = {}
+        """Waits so far, by the keys of `_waits` and by the levels of the deepest tree."""
         self._plain_steps = self._drafted_steps = 0
         """In a row, in which no trees paid, and in which some did."""
         self._remembered = 0
@@ -135,11 +139,14 @@ class NodeBudget:
         Of the latest waits the median counts: a graph that is captured, or a process that is held up, is not the price.
         """
         running = max(running, asked)
+        self._presence += _FAST * asked / running * (arrived / asked - self._presence)
         key = running.bit_length(), asked.bit_length()
+        uses = self._uses[(*key, levels)] = self._uses.get((*key, levels), 0) + 1
+        if uses <= _FIRST_USES:
+            return
         if key not in self._waits:
             self._waits[key] = deque([self._wait_per_level(asked, running)] * (_RECENT // 2), _RECENT)
         self._waits[key].append(seconds / ((_AHEAD + levels) * _load(asked)))
-        self._presence += _FAST * asked / running * (arrived / asked - self._presence)
 
     def levels(
         self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0

@@ -14,7 +14,9 @@ _FAR = 1 << 16
 """Nodes by which a table is extended."""
 _LEAST_SECONDS = 1e-9
 _LEAST_FACTOR, _MOST_FACTOR = 0.1, 10.0
-"""Of what was measured at start-up, how much a pass may seem to take."""
+"""Of what was measured at start-up, how much passes may take."""
+_MOST_OFF = 2.0
+"""Times what is expected, or less by so many times, that one pass counts for: some capture a graph."""
 
 
 class PassCosts:
@@ -66,8 +68,9 @@ class PassCosts:
         in_table = self._up_to(requests, nodes)
         plain, whole = float(in_table[0]), float(in_table[nodes])
         added = whole - plain
-        seen = min(max(seconds, _LEAST_FACTOR * whole), _MOST_FACTOR * whole)
-        step = _FAST * (seen - self._plain * plain - self._drafted * added) / (plain * plain + added * added)
+        expected = self._plain * plain + self._drafted * added
+        seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
+        step = _FAST * (seen - expected) / (plain * plain + added * added)
         self._plain = min(max(self._plain + step * plain, _LEAST_FACTOR), _MOST_FACTOR)
         self._drafted = min(max(self._drafted + step * added, _LEAST_FACTOR), _MOST_FACTOR)
 

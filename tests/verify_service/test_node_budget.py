@@ -120,6 +120,17 @@ def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
     assert made.levels(bidders, 1) == [0]
 
 
+def test_what_a_drafter_captures_for_a_number_of_requests_and_levels_is_not_the_price() -> None:
+    made, many = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)] * 16
+    for levels in range(1, 9):
+        for _ in range(2):
+            made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
+    assert any(made.levels(many, 16))
+    for levels in range(1, 9):
+        made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
+    assert not any(made.levels(many, 16))
+
+
 def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
     made = budget(FLAT, wait=1e-5)
     few, many = ([Bidder(accepted(0.6), 63)] * number for number in (4, 16))

@@ -97,6 +97,12 @@ def test_nodes_that_take_longer_make_trees_dearer_and_not_plain_passes() -> None
     assert costs.seconds(16, 240) == pytest.approx(plain + 1.5 * added, rel=0.02)
 
 
+def test_one_pass_that_takes_long_changes_little() -> None:
+    costs = PassCosts(H200)
+    costs.observe(16, 80, 5.0)
+    assert costs.seconds(16, 80) < 1.11 * PassCosts(H200).seconds(16, 80)
+
+
 @given(
     table=tables,
     seen=st.lists(st.tuples(st.integers(1, 80), st.integers(0, 300), st.floats(0.0, 10.0)), max_size=20),
