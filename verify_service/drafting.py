@@ -355,7 +355,7 @@ class Drafting:
             if states is not None:
                 states = states.of(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
-            catch_up = self._wishes.wants_states(state)
+            catch_up = self._wishes.wants_states(state, running)
             commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up))
         behind: Collection[RequestKey] = ()
         try:

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from verify_service.node_budget import PROBE_EVERY, Bidder, NodeBudget
+from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
 from verify_service.request_state import RequestState
 
-REST_AFTER = 16
+REST_AFTER = 8
 """Steps in a row in which no trees pay before drafters are told of few requests only."""
-KEPT_READY = 4
-"""Requests whose drafters are told all the same, so that probes find out when trees pay again."""
+KEPT_READY, READY_BEFORE = 4, 64
+"""Requests whose drafters are told for so many steps before a probe, which then finds out whether trees pay again."""
+CATCHING_UP = 0.01
+"""Steps that one request alone is held up by for each token whose states its drafter lacks, over what trees save."""
 
 
 class TreeWishes:
     """Depths by the node budget, by the room of a step, and by what a drafter is able to do.
 
-    While no trees pay, drafters are told nothing of most requests: they `rest`, and are told all at once when trees pay
-    again; meanwhile it matters less what their trees were worth than what those of requests are that probes ask. A
-    request whose drafter is `behind`, as it lacks states of older tokens, asks for nothing until it has them.
+    While no trees pay, drafters are told nothing of requests but a few before each probe: they `rest`, and are told all
+    at once when trees pay again; meanwhile it matters less what their trees were worth than what those of requests are
+    that probes ask. A request whose drafter is `behind`, as it lacks states of older tokens, asks for nothing until it
+    has them.
     """
 
     def __init__(self, budget: NodeBudget, step_nodes: int) -> None:
@@ -43,7 +46,7 @@ class TreeWishes:
 
     def begin(self, state: RequestState) -> None:
         """A request starts; it may rest from the first."""
-        rests = self.resting and len(self._ready) >= KEPT_READY
+        rests = self.resting and len(self._ready) >= self._kept_ready
         state.rests = state.behind = rests and (state.adaptive or self.crowded)
 
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
@@ -67,9 +70,19 @@ class TreeWishes:
         margin = 1.1 if self.whole else 1.5
         return min(most, 1 + max(depth, ceil(margin * depth * self._budget.nodes_per_level(running))))
 
-    def wants_states(self, state: RequestState) -> bool:
-        """Whether a request's drafter is to get the states of older tokens that it lacks: it costs, too."""
-        return not self._fruitless or state in self._ready
+    def wants_states(self, state: RequestState, running: int) -> bool:
+        """Whether a request's drafter is to get the states of older tokens that it lacks, beside `running` requests.
+
+        All of them are held up by that, more than it brings where little is left of the request.
+        """
+        return state in self._ready or (not self._fruitless and _is_worth(state, running))
+
+    @property
+    def _kept_ready(self) -> int:
+        """How many requests' drafters are told while others rest."""
+        since = self._fruitless % PROBE_EVERY
+        near = since >= PROBE_EVERY - READY_BEFORE or (since < PROBE_STEPS and self._fruitless >= PROBE_EVERY)
+        return KEPT_READY if near else 0
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.adaptive]
@@ -80,7 +93,8 @@ class TreeWishes:
         if not bidders:
             return depths
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
-        catching_up = [bidder for index, bidder in bidders.items() if states[index].behind]
+        late = (index for index in bidders if states[index].behind and _is_worth(states[index], running))
+        catching_up = [bidders[index] for index in late]
         granted = self._budget.levels([bidders[index] for index in bidding], running, catching_up, nodes=fixed)
         self.pays = any(granted)
         self._fruitless = 0 if self._budget.pays else self._fruitless + 1
@@ -95,13 +109,20 @@ class TreeWishes:
         resting = [state for state in states if state.adaptive or self.crowded] if self.resting else []
         able = set(resting)
         self._ready = [state for state in self._ready if state in able and not state.gone]
-        if len(self._ready) < min(KEPT_READY, len(resting)):
+        kept = self._kept_ready
+        del self._ready[kept:]
+        if len(self._ready) < min(kept, len(resting)):
             others = able.difference(self._ready)
             rising = sorted(others, key=lambda state: (state.behind, state.untold, state.ticket))
-            self._ready += rising[: KEPT_READY - len(self._ready)]
+            self._ready += rising[: kept - len(self._ready)]
         fades = self._fruitless % PROBE_EVERY == 0
         for state in states:
             state.rests = state in able and state not in self._ready
             state.behind |= state.rests
             if state.rests and fades:
                 state.acceptance.fade()
+
+
+def _is_worth(state: RequestState, running: int) -> bool:
+    """Whether what is left of a request may pay for bringing its drafter up to date, in steps of so many requests."""
+    return state.limit - state.length >= CATCHING_UP * state.length * running

@@ -14,15 +14,17 @@ from verify_service import tree_wishes
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import PROBE_EVERY, WEIGH_EVERY, Bidder, NodeBudget
+from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, Bidder, NodeBudget
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
 from verify_service.tree_source import Committed
-from verify_service.tree_wishes import KEPT_READY, REST_AFTER, TreeWishes
+from verify_service.tree_wishes import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
+UNTIL_READY = PROBE_EVERY - READY_BEFORE
+"""Steps in a row in which no trees pay before the first requests are made ready for a probe."""
 DEAR, FREE = [(1, 1, 1e-3), (1, 64, 64e-3)], [(1, 1, 1e-3), (1, 64, 1e-3)]
 
 
@@ -70,21 +72,41 @@ def rested(wishes: TreeWishes, states: Sequence[RequestState], steps: int, runni
     return depths
 
 
-def test_all_but_a_few_rest_after_a_while_in_which_no_trees_pay() -> None:
+def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_probe() -> None:
     wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
     assert not any(rested(wishes, states, REST_AFTER))
     assert not any(state.rests for state in states)
     rested(wishes, states, 1)
+    assert all(state.rests for state in states)
+    rested(wishes, states, UNTIL_READY - REST_AFTER - 2)
+    assert all(state.rests for state in states)
+    rested(wishes, states, 1)
     awake = [state for state in states if not state.rests]
     assert len(awake) == KEPT_READY
-    rested(wishes, states, 50)
+    rested(wishes, states, READY_BEFORE // 2)
     assert [state for state in states if not state.rests] == awake
-    assert [wishes.wants_states(state) for state in states] == [state in awake for state in states]
+    assert [wishes.wants_states(state, len(states)) for state in states] == [state in awake for state in states]
     awake[0].gone = True
     states.remove(awake[0])
     rested(wishes, states, 1)
     assert sum(not state.rests for state in states) == KEPT_READY
     assert all(not state.rests for state in awake[1:])
+    rested(wishes, states, READY_BEFORE // 2 + PROBE_STEPS - 2)
+    assert sum(not state.rests for state in states) == KEPT_READY
+    rested(wishes, states, 1)
+    assert all(state.rests for state in states)
+
+
+@pytest.mark.parametrize(("number", "left", "brought"), [(1, 8, True), (1, 6, False), (9, 64, True), (9, 62, False)])
+def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: int, *, brought: bool) -> None:
+    wishes, states = TreeWishes(budget(FREE), 32), requests(number)
+    for state in states:
+        state.tokens += [10] * (700 - state.length)
+        state.limit, state.behind = state.length + left, True
+    assert not any(rested(wishes, states, 1))
+    assert {wishes.wants_states(state, number) for state in states} == {brought}
+    rested(wishes, states, REST_AFTER)
+    assert {state.rests for state in states} == {not brought}
 
 
 def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
@@ -100,11 +122,11 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     made, states = budget(DEAR), requests(9)
     wishes = TreeWishes(made, 32)
     rested(wishes, states, 1)
-    assert not any(wishes.wants_states(state) for state in states)
+    assert not any(wishes.wants_states(state, len(states)) for state in states)
     made.costs = PassCosts(FREE)
     states[0].acceptance.observe(1, 1)
     rested(wishes, states, WEIGH_EVERY)
-    assert all(wishes.wants_states(state) for state in states)
+    assert all(wishes.wants_states(state, len(states)) for state in states)
 
 
 @pytest.mark.parametrize(("table", "pays"), [(DEAR, False), (FREE, True)])
@@ -115,9 +137,9 @@ def test_where_all_lack_states_they_get_them_if_trees_would_pay(
     for state in states:
         state.behind = True
     assert not any(rested(wishes, states, 1))
-    assert [wishes.wants_states(state) for state in states] == [pays] * 9
+    assert [wishes.wants_states(state, len(states)) for state in states] == [pays] * 9
     assert not any(rested(wishes, states, REST_AFTER))
-    assert sum(state.rests for state in states) == (0 if pays else 9 - KEPT_READY)
+    assert sum(state.rests for state in states) == (0 if pays else 9)
 
 
 def test_what_was_seen_of_requests_that_rest_fades() -> None:
@@ -127,6 +149,7 @@ def test_what_was_seen_of_requests_that_rest_fades() -> None:
     rested(wishes, states, PROBE_EVERY - 1)
     assert {state.acceptance.tried for state in states} == {32}
     rested(wishes, states, 1)
+    assert sum(not state.rests for state in states) == KEPT_READY
     assert {(state.rests, state.acceptance.tried, state.acceptance.matched) for state in states} == {
         (False, 32, 4),
         (True, 16, 2),
@@ -143,9 +166,8 @@ def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
     wishes, states = TreeWishes(budget(DEAR), 32), requests(9, adaptive=False)
     assert all(rested(wishes, states, 2 * REST_AFTER))
     assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
-    assert sum(state.rests for state in states) == 9 - KEPT_READY
-    told_late = [state.rests for state in states]
-    assert [depth == 0 for depth in rested(wishes, states, 1)] == told_late
+    assert all(state.rests for state in states)
+    assert not any(rested(wishes, states, 1))  # they are told first
     assert not any(state.rests for state in states)
 
 
@@ -167,8 +189,13 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
 
     made = Probing(PassCosts(DEAR))
     wishes, states = TreeWishes(made, 32), requests(9)
-    depths = rested(wishes, states, REST_AFTER + 1)
+    depths = rested(wishes, states, UNTIL_READY)
+    assert sum(depths) == 0
+    for state in states:
+        state.behind = state.rests
+    depths = rested(wishes, states, 1)
     assert depths == [int(not state.rests) for state in states]
+    assert sum(depths) == KEPT_READY
     assert wishes.pays
 
 
@@ -178,10 +205,10 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
         made.observe_wait(1.0, asked=9, arrived=9, levels=1)
         made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
     wishes = TreeWishes(made, 32)
-    assert not any(rested(wishes, states, REST_AFTER + 1))
+    assert not any(rested(wishes, states, UNTIL_READY))
     awake = [state for state in states if not state.rests]
     assert any(made.levels([Bidder(state.acceptance, state.depth_left) for state in awake], 9))
-    assert not any(rested(wishes, states, 50))
+    assert not any(rested(wishes, states, READY_BEFORE // 2))
     assert sum(state.rests for state in states) == 9 - KEPT_READY
 
 
@@ -189,6 +216,8 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     trees, memory, made = Listener(), KVMemory(CONFIG, 512), budget(DEAR)
     drafting = Drafting(trees, memory, CONFIG, made)
     states, number = requests(9), count(20)
+    for state in states:
+        state.limit = 1000
 
     def step() -> list[Committed]:
         token = next(number)
@@ -197,11 +226,11 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
         drafting.report([(state, (token,)) for state in states], len(states))
         return trees.told[-1]
 
-    for _ in range(REST_AFTER + 4):
+    for _ in range(UNTIL_READY):
         told = step()
     assert [each.catch_up for each in told] == [True] * KEPT_READY
     resting = {state.key for state in states if state.rests}
-    assert {state.untold for state in states if state.rests} == {4}
+    assert {state.untold for state in states if state.rests} == {UNTIL_READY - REST_AFTER}
     made.costs = PassCosts(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
