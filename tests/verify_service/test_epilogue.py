@@ -43,10 +43,10 @@ class Learner:
     """Notes what drafting is told."""
 
     def __init__(self) -> None:
-        self.lessons: list[tuple[int, int, float]] = []
+        self.lessons: list[tuple[int, int, int, float]] = []
 
-    def learn(self, decisions: Sequence[Decision], rows: int, seconds: float) -> None:
-        self.lessons.append((len(decisions), rows, seconds))
+    def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
+        self.lessons.append((len(decisions), requests, nodes, seconds))
 
 
 def decision(request_id: int, tokens: tuple[int, ...], tree: TokenTree | None = None) -> Decision:
@@ -79,7 +79,7 @@ def test_decisions_become_outputs_in_order_once_asked_for() -> None:
         SpeculationStep(2, 1, "", (SourceCount("a", 1, 1), SourceCount("b", 1, 0))),
     )
     assert (len(first.logprobs), len(second.logprobs)) == (1, 2)
-    assert learner.lessons == [(2, 4, 0.25)]
+    assert learner.lessons == [(2, 2, 2, 0.25)]
     assert (made.committed_tokens, made.drafted_tokens, made.accepted_tokens) == (3, 2, 1)
     assert not made and made.write() == [] and not made.take()
 
@@ -110,4 +110,4 @@ def test_nothing_is_learnt_about_rows_from_a_step_with_a_prompt() -> None:
     prompt.item.count = 3
     made, learner = epilogue(prompt, decision(2, (8,)))
     made.write()
-    assert learner.lessons == [(2, 0, 0.25)]
+    assert learner.lessons == [(2, 0, 0, 0.25)]
