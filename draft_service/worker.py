@@ -15,9 +15,10 @@ from itertools import count
 from math import inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from draft_service.ahead import Foresight
+from draft_service.asked_pass import Asked, AskedPass
 from draft_service.background import Background
 from draft_service.codec import Attachment
 from draft_service.device_fault import end_if_device_lost
@@ -58,20 +59,6 @@ class WorkerStats:
     """Sessions that began without older states which their proposer wanted."""
 
 
-class _Asked(NamedTuple):
-    """Slots that wait for what one proposer is asked."""
-
-    question: Question
-    slots: list[Slot]
-
-
-class _Round(NamedTuple):
-    """What a pass has to answer: replies that are there, and trees that are not yet."""
-
-    replies: list[Reply]
-    asked: list[_Asked]
-
-
 @dataclass(slots=True)
 class Worker:
     """Owns the proposers. All public methods may be called from any thread.
@@ -95,7 +82,7 @@ class Worker:
     """What was picked up came later than that."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever makes a pass, or a part of one."""
-    _begun: _Round | None = None
+    _begun: AskedPass | None = None
     """The pass that was begun and not finished; the proposers must not be called before."""
     _vocab_size: int = 0
     _hidden_size: int = 0
@@ -191,8 +178,7 @@ class Worker:
         while self._begun is not None:
             if self._turn.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
                 try:
-                    given = self._on_device() if unread else None
-                    return self._answers(given) if given is not None or self._is_done(until) else None
+                    return self._finished(until, unread=unread)
                 finally:
                     self._turn.release()
             if perf_counter() >= until:
@@ -296,23 +282,24 @@ class Worker:
                 pass
         return []
 
-    def _ask(self, replies: list[Reply]) -> _Round:
+    def _ask(self, replies: list[Reply]) -> AskedPass:
         """Ask the proposers for trees of the states that want one, beside what is answered already."""
-        asked: list[_Asked] = []
+        asked: list[Asked] = []
         if self._table is not None:
             now = perf_counter()
             waited, self._waits_since = (now - min(now, self._waits_since)) / 2, inf  # as it is to be expected
             for proposer, wanted in self._table.wanted(waited).items():
                 question = Question(proposer, [request for _, request in wanted], self._vocab_size)
-                asked.append(_Asked(question, [slot for slot, _ in wanted]))
+                asked.append(Asked(question, [slot for slot, _ in wanted]))
             self.stats.sessions = len(self._table)
-        return _Round(replies, asked)
+        return AskedPass(replies, asked)
 
-    def _on_device(self) -> list[Sequence[TokenTree | None]] | None:
-        """The trees of the pass that was begun, all of which a device works on; None where that is not so."""
-        asked = () if self._begun is None else self._begun.asked
-        trees = [trees for one in asked if (trees := one.question.on_device()) is not None]
-        return trees if asked and len(trees) == len(asked) else None
+    def _finished(self, until: float, *, unread: bool) -> list[Reply] | None:
+        begun = self._begun
+        if begun is None:
+            return None
+        given = begun.on_device() if unread else None
+        return self._answers(given) if given is not None or begun.wait(until) else None
 
     def _answers(self, given: Sequence[Sequence[TokenTree | None]] | None = None) -> list[Reply]:
         """Finish the pass that was begun, if one was, with the trees `given` or those that its questions have."""
@@ -326,10 +313,6 @@ class Worker:
             assert self._table is not None  # attachments change between passes
             replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
         return replies
-
-    def _is_done(self, until: float) -> bool:
-        """Whether the proposers have what the pass asks them for; waits for it till then."""
-        return self._begun is not None and all(one.question.wait(until - perf_counter()) for one in self._begun.asked)
 
     def _reply_of(self, table: SessionTable, slot: Slot, tree: TokenTree | None) -> Reply:
         """What is sent of a slot's tree, None for one that its proposer failed to make."""
