@@ -32,8 +32,8 @@ class TreeWishes:
         self._fruitless = 0
         """Steps in a row in which no trees were worth their cost."""
         self._ready: list[RequestState] = []
-        self.whole = False
-        """Whether steps take trees whole, without choosing among their nodes."""
+        self.enough = False
+        """Whether the last step took its trees whole, and they had more nodes than were worth their rows."""
         self.crowded = False
         """Whether more requests run than a step has drafted rows."""
         self.pays = True
@@ -67,7 +67,7 @@ class TreeWishes:
         most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
         if not state.adaptive:
             return most
-        margin = 1.1 if self.whole else 1.5
+        margin = 1.1 if self.enough else 1.5
         return min(most, 1 + max(depth, ceil(margin * depth * self._budget.nodes_per_level(running))))
 
     def wants_states(self, state: RequestState, running: int) -> bool:

@@ -244,6 +244,19 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     assert all(each.max_nodes > 1 for each in step())
 
 
+def test_trees_grow_fast_until_they_have_more_nodes_than_are_worth_their_rows() -> None:
+    made, state = budget(FREE), requests(1)[0]
+    state.max_nodes = 64
+    wishes = TreeWishes(made, 64)
+    for _ in range(100):
+        made.observe_nodes(1, nodes=20, depth=5)
+    assert wishes.rows(state, 5, 1) == 1 + 30
+    wishes.enough = True
+    assert wishes.rows(state, 5, 1) == 1 + 22
+    state.adaptive = False
+    assert wishes.rows(state, 5, 1) == 64
+
+
 @pytest.mark.parametrize("period", [3, 7])
 def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = count()
