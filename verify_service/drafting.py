@@ -235,7 +235,7 @@ class Drafting:
 
         As one whose budget sizes it was taken whole, it is only now worked out how much of it was worth its rows.
         """
-        late, self._wishes.enough = read_late(items), False
+        late = read_late(items)
         if late and self._wait is not None:
             self._wait = self._wait._replace(seconds=time.perf_counter() - self._begun)
             for item, tree in ((item, tree) for item, tree in late if item.state.adaptive):
@@ -243,7 +243,6 @@ class Drafting:
                 drafted = [_drafted(item.state, tree)]
                 (part,) = self._choice.choose(drafted, requests=1, rows=1, tokens=1, waited=waited)
                 item.worth = 0 if part is None else len(part)
-                self._wishes.enough |= item.worth < len(tree)
         return bool(late)
 
     def idled(self, seconds: float) -> None:

@@ -117,9 +117,9 @@ class NodeBudget:
         self.pays = True
         """Whether levels of all that bid, or would, were worth their cost when asked last; probes ask for others."""
 
-    def nodes_per_level(self, requests: int) -> float:
-        """Nodes that a tree has had for each level of its depth in steps of about so many requests; 1 before any."""
-        return self._nodes_per_level.get(requests.bit_length(), 1.0)
+    def nodes_per_level(self, requests: int, at_first: float = 1.0) -> float:
+        """Nodes that were worth it for each level of a tree in steps of about so many requests; before any `at_first`."""
+        return self._nodes_per_level.get(requests.bit_length(), at_first)
 
     def observe_tree(self, acceptance: Acceptance, *, depth: int, matched: int) -> None:
         """Take in one verified tree, of which the path of length `matched` was right."""
@@ -128,8 +128,8 @@ class NodeBudget:
         self._overall.observe(tried, matched)
 
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
-        """Take in what of a tree was worth its rows, in a step of `running` requests."""
-        before = self.nodes_per_level(running)
+        """Take in what of a tree was worth its rows, in a step of `running` requests; for one the first tree counts all."""
+        before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 
     def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:

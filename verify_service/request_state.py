@@ -14,8 +14,8 @@ class RequestState:
     """Mutable state of one admitted request.
 
     `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
-    `spread` is how many more than these they decide at most. `untold` of the last tokens its drafter has not been told.
-    `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
+    `spread` is how many more than these they decide at most. `untold` of the last tokens its drafter has not been told,
+    which was asked for a tree of `asked_rows` last. `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
     once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
     written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
     for length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
@@ -44,6 +44,7 @@ class RequestState:
     begun: bool = False
     prefilled: bool = False
     wants_tree: bool = False
+    asked_rows: int = 0
     untold: int = 0
     rests: bool = False
     behind: bool = False

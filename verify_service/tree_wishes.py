@@ -12,6 +12,10 @@ REST_AFTER = 8
 """Steps in a row in which no trees pay before drafters are told of few requests only."""
 KEPT_READY, READY_BEFORE = 4, 64
 """Requests whose drafters are told for so many steps before a probe, which then finds out whether trees pay again."""
+AT_FIRST = 16.0
+"""Nodes a level that all trees of a step together have, before any: with few, it would not be seen that more pay."""
+LITTLE_LESS = 0.75
+"""Of the rows asked for last, what is still asked for as them."""
 CATCHING_UP = 0.01
 """Steps that one request alone is held up by for each token whose states its drafter lacks, over what trees save."""
 
@@ -32,8 +36,6 @@ class TreeWishes:
         self._fruitless = 0
         """Steps in a row in which no trees were worth their cost."""
         self._ready: list[RequestState] = []
-        self.enough = False
-        """Whether the last step took its trees whole, and they had more nodes than were worth their rows."""
         self.crowded = False
         """Whether more requests run than a step has drafted rows."""
         self.pays = True
@@ -61,14 +63,20 @@ class TreeWishes:
         return [0 if state.behind else depth for state, depth in zip(states, granted, strict=True)]
 
     def rows(self, state: RequestState, depth: int, running: int) -> int:
-        """Rows of a tree of that depth, its root included: what trees have used so far, and more to choose from."""
+        """Rows of a tree of that depth, its root included: what trees have used so far, and half as many more.
+
+        A little less than before is not asked for: a round that was begun for as many would have to be cut.
+        """
         if depth <= 0:
             return 1
         most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
         if not state.adaptive:
             return most
-        margin = 1.1 if self.enough else 1.5
-        return min(most, 1 + max(depth, ceil(margin * depth * self._budget.nodes_per_level(running))))
+        nodes = self._budget.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
+        wanted = min(most, 1 + max(depth, ceil(1.5 * depth * nodes)))
+        if not LITTLE_LESS * state.asked_rows <= wanted <= state.asked_rows <= most:
+            state.asked_rows = wanted
+        return state.asked_rows
 
     def wants_states(self, state: RequestState, running: int) -> bool:
         """Whether a request's drafter is to get the states of older tokens that it lacks, beside `running` requests.

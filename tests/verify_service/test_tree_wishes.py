@@ -244,16 +244,28 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     assert all(each.max_nodes > 1 for each in step())
 
 
-def test_trees_grow_fast_until_they_have_more_nodes_than_are_worth_their_rows() -> None:
+def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() -> None:
     made, state = budget(FREE), requests(1)[0]
     state.max_nodes = 64
     wishes = TreeWishes(made, 64)
-    for _ in range(100):
-        made.observe_nodes(1, nodes=20, depth=5)
+    assert wishes.rows(state, 3, 1) == 64
+    assert wishes.rows(requests(1)[0], 3, 16) == 1 + 4
+    made.observe_nodes(1, nodes=20, depth=5)
     assert wishes.rows(state, 5, 1) == 1 + 30
-    wishes.enough = True
-    assert wishes.rows(state, 5, 1) == 1 + 22
-    state.adaptive = False
+    made.observe_nodes(1, nodes=5, depth=5)
+    assert wishes.rows(state, 5, 1) == 1 + 30
+    for _ in range(9):
+        made.observe_nodes(1, nodes=40, depth=5)
+    more = wishes.rows(state, 5, 1)
+    assert 40 < more < 61
+    made.observe_nodes(1, nodes=20, depth=5)
+    assert wishes.rows(state, 5, 1) == more
+    for _ in range(20):
+        made.observe_nodes(1, nodes=5, depth=5)
+    assert wishes.rows(state, 5, 1) < 27
+    state.max_nodes = 6
+    assert wishes.rows(state, 5, 1) == 6
+    state.max_nodes, state.adaptive = 64, False
     assert wishes.rows(state, 5, 1) == 64
 
 
