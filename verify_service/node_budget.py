@@ -118,7 +118,7 @@ class NodeBudget:
         """Whether levels of all that bid, or would, were worth their cost when asked last; probes ask for others."""
 
     def nodes_per_level(self, requests: int, at_first: float = 1.0) -> float:
-        """Nodes that were worth it for each level of a tree in steps of about so many requests; before any `at_first`."""
+        """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
         return self._nodes_per_level.get(requests.bit_length(), at_first)
 
     def observe_tree(self, acceptance: Acceptance, *, depth: int, matched: int) -> None:
@@ -128,7 +128,7 @@ class NodeBudget:
         self._overall.observe(tried, matched)
 
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
-        """Take in what of a tree was worth its rows, in a step of `running` requests; for one the first tree counts all."""
+        """Take in what of a tree was worth its rows in a step of `running` requests; the first of one alone says all."""
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 

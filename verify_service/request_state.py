@@ -15,12 +15,13 @@ class RequestState:
 
     `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
     `spread` is how many more than these they decide at most. `untold` of the last tokens its drafter has not been told,
-    which was asked for a tree of `asked_rows` last. `pages`, the first of which belong to `lease` and the others to the request, hold the KV of `settled` tokens, and
-    once all steps under way are decided that of `computed`. `computed` stays below `length`: the last token's KV is
-    written by the step that uses it. `sampling.seed` is set. `limit` is the number of tokens at which the output ends
-    for length. `line` is the row of the page table and of the sampling table while the request runs, else -1.
-    `adaptive` leaves the size of trees to the node budget. While a request `rests` its drafter is told nothing of it.
-    One whose drafter is `behind` gets no tree before that has caught up. `gone` says that the loop has let go of it.
+    which was asked for a tree of `asked_rows` last. `pages`, the first of which belong to `lease` and the others to the
+    request, hold the KV of `settled` tokens, and once all steps under way are decided that of `computed`. `computed`
+    stays below `length`: the last token's KV is written by the step that uses it. `sampling.seed` is set. `limit` is
+    the number of tokens at which the output ends for length. `line` is the row of the page table and of the sampling
+    table while the request runs, else -1. `adaptive` leaves the size of trees to the node budget. While a request
+    `rests` its drafter is told nothing of it. One whose drafter is `behind` gets no tree before that has caught up.
+    `gone` says that the loop has let go of it.
     """
 
     request: GenerationRequest
