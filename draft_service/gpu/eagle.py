@@ -65,8 +65,6 @@ class GpuEagleProposer(EagleBase):
         self._behind: dict[int, None] = {}
         self._followed: FollowedRound | None = None
         """Queued behind a pass, for what that decides."""
-        self._under_way: FollowedRound | None = None
-        """The last one queued there; nothing else may be before its trees are there."""
         self._started: tuple[DraftRound, PagedSessions, Places] | None = None
         self._start(self._weights)
 
@@ -129,9 +127,9 @@ class GpuEagleProposer(EagleBase):
     def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
-        if self._target_size > self.vocab_size or (self._under_way is not None and not self._under_way.wait(0.0)):
+        if self._target_size > self.vocab_size or not draft.is_free:
             return ()
-        self._followed = self._under_way = None
+        self._followed = None
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
@@ -153,7 +151,7 @@ class GpuEagleProposer(EagleBase):
             return ()
         filtered = any(is_filtered(session.sampling) for session in laid)
         ticket = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
-        self._followed = self._under_way = FollowedRound(ticket, laid)
+        self._followed = FollowedRound(ticket, laid)
         return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
@@ -166,7 +164,7 @@ class GpuEagleProposer(EagleBase):
         long = [session for session in behind if session.pending > limits.text_rows]
         if not self._are_many(long):
             return False
-        self._forget_followed()
+        self._followed = None  # what it computed is computed again
         batch: list[tuple[PagedSession, int]] = []
         room = limits.chunk
         for session in long:
@@ -185,17 +183,11 @@ class GpuEagleProposer(EagleBase):
         return waiting > limits.chunk // 2 or any(session.pending > most for session in long)
 
     def shut_down(self) -> None:
-        self._started = self._followed = self._under_way = None
+        self._started = self._followed = None
 
     def _begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
-        self._forget_followed()
+        self._followed = None  # what it computed is computed again
         return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
-
-    def _forget_followed(self) -> None:
-        """Let a round go that nobody asks for; what it computed is computed again. Waits for one that was asked for."""
-        under_way, self._followed, self._under_way = self._under_way, None, None
-        if under_way is not None:
-            under_way.trees()
 
     def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, PagedSession]]:
         """Those whose states are all there, and whose rows of older text fit into one chunk together."""
@@ -257,8 +249,9 @@ class GpuEagleProposer(EagleBase):
 
     def _start(self, weights: EagleWeights) -> None:
         """Begin anew with a head of these weights, without sessions."""
-        self._forget_followed()
-        self._started = None
+        if self._started is not None:
+            self._round.finish()
+        self._started = self._followed = None
         gc.collect()  # the graphs and pages of the one before
         config = self.config
         limits = DraftLimits(

@@ -276,3 +276,16 @@ def test_what_there_is_no_room_for_is_refused_or_goes_on_without_trees(tmp_path)
     proposer.take_features(3, 0, states[:8])
     both = proposer.propose([DraftRequest(n, 8, 2) for n in (2, 3)])
     assert both[0].token_ids == both[1].token_ids
+
+
+def test_two_that_ask_for_trees_before_either_has_read_any_get_their_own(tmp_path):
+    """As a hybrid and a request of the head itself in one pass."""
+    _, proposer = proposers(tmp_path, EAGLE1["no bias"], max_depth=3, top_k=2, max_nodes=8, max_context=64)
+    for session, length in ((1, 9), (2, 14)):
+        tokens, states = random_text(length, 32)
+        proposer.open(session, Opening(tokens, len(tokens), GREEDY))
+        proposer.take_features(session, 0, states[1:])
+    alone = [proposer.propose([DraftRequest(session, 8, 3)]) for session in (1, 2)]
+    begun = [proposer.begin([DraftRequest(session, 8, 3)]) for session in (1, 2)]
+    assert [each.trees() for each in begun] == alone
+    assert None not in (alone[0][0], alone[1][0]) and alone[0] != alone[1]

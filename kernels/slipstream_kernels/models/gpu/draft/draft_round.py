@@ -73,6 +73,8 @@ class DraftRound:
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
         self._states_read: torch.cuda.Event | None = None
+        self._latest: RoundTicket | None = None
+        """Of the round queued last; its trees are read before what they lie in is used again."""
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
             self._states_read = torch.cuda.Event()
@@ -124,10 +126,11 @@ class DraftRound:
         """Queue a round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
 
         features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
-        values are in their pages once the trees are there. Nothing else may be queued before they are.
+        values are in their pages once the trees are there. Whatever is queued next waits for them.
         """
         self._launch(self._find(items, filtered=filtered), items, features)
-        return RoundTicket(self._result_words[: len(items)], self._done)
+        self._latest = RoundTicket(self._result_words[: len(items)], self._done)
+        return self._latest
 
     def follow(
         self,
@@ -151,13 +154,26 @@ class DraftRound:
         followed = FollowedPass(asked, results, source)
         followed.check(items, self.forward.shape.features, self._device)
         bucket = self._find(items, filtered=filtered)
+        self.finish()
         with self._on_stream():
             self._send(bucket, items, asked)
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             self._settle(bucket, followed)
             self._replay(bucket, handed=True)
-        return RoundTicket(self._result_words[: len(items)], self._done, self._states_read, self._handed)
+        self._latest = RoundTicket(self._result_words[: len(items)], self._done, self._states_read, self._handed)
+        return self._latest
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a round would be queued at once: the trees of the one before are there."""
+        return self._latest is None or self._latest.wait(0.0)
+
+    def finish(self) -> None:
+        """Wait for the round under way, whose ticket keeps its trees, so that another may be queued."""
+        if self._latest is not None:
+            self._latest.trees()
+            self._latest = None
 
     def _find(self, items: Sequence[RoundItem], *, filtered: bool) -> RoundBucket:
         rows = sum(len(item.token_ids) for item in items)
@@ -166,6 +182,7 @@ class DraftRound:
 
     def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
         """Queue a round or a pass over text, and the copy of its trees, if any."""
+        self.finish()
         if self._stream is not None and any(part.is_cuda for part in features):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where they come from
         with self._on_stream():

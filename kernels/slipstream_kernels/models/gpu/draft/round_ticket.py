@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from time import perf_counter, sleep
 
 import numpy as np
@@ -13,9 +14,9 @@ from slipstream_kernels.token_tree import TokenTree
 
 
 class RoundTicket:
-    """A round under way. Of one that follows a pass, the trees are `DeviceTrees` too."""
+    """A round under way. Of one that follows a pass, the trees are `DeviceTrees` too. Any thread may wait for them."""
 
-    __slots__ = ("_done", "_on_device", "_trees", "_words", "states_read")
+    __slots__ = ("_done", "_lock", "_on_device", "_trees", "_words", "states_read")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class RoundTicket:
         self.states_read = states_read
         self._on_device = on_device
         self._trees: list[TokenTree] | None = None
+        self._lock = Lock()
 
     def wait(self, seconds: float) -> bool:
         """Whether `trees` would not wait, after so many seconds at most."""
@@ -49,13 +51,14 @@ class RoundTicket:
 
     def trees(self) -> list[TokenTree]:
         """A tree a session. To be called before anything else is queued, first."""
-        if self._trees is None:
-            if self._done is not None:
-                self._done.synchronize()
-            scores = self._words[:, LOG_PROBS:].view(np.float32).tolist()
-            words = self._words.tolist()
-            self._trees = [_tree(*each) for each in zip(words, scores, strict=True)]
-        return self._trees
+        with self._lock:
+            if self._trees is None:
+                if self._done is not None:
+                    self._done.synchronize()
+                scores = self._words[:, LOG_PROBS:].view(np.float32).tolist()
+                words = self._words.tolist()
+                self._trees = [_tree(*each) for each in zip(words, scores, strict=True)]
+            return self._trees
 
     def queue(self) -> torch.Tensor:
         """See `DeviceTrees`."""

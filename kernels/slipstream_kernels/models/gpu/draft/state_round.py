@@ -72,6 +72,8 @@ class StateRound:
         self._check_room(len(graphs))
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
+        self._latest: RoundTicket | None = None
+        """Of the round queued last; its trees are read before what they lie in is used again."""
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
@@ -111,9 +113,11 @@ class StateRound:
         """Queue a round of one to `max_sessions` items.
 
         states: bfloat16 [1, features] of each, on any device, which must live until the trees are there. filtered: some
-        line samples with top_k, top_p or min_p; penalised: some has penalties. Nothing else may be queued before the
-        trees are there.
+        line samples with top_k, top_p or min_p; penalised: some has penalties. Whatever is queued next waits for the
+        trees.
         """
+        if self._latest is not None:
+            self._latest.trees()
         levels = max(item.max_depth for item in items)
         bucket = self._buckets.find(len(items), levels, filtered=filtered, penalised=penalised)
         if self._stream is not None and any(state.is_cuda for state in states):
@@ -126,7 +130,8 @@ class StateRound:
             self._result[: bucket.sessions].copy_(trees, non_blocking=True)
             if self._done is not None:
                 self._done.record(self._stream)
-        return RoundTicket(self._result_words[: len(items)], self._done)
+        self._latest = RoundTicket(self._result_words[: len(items)], self._done)
+        return self._latest
 
     def _send(self, bucket: StateBucket, items: Sequence[StateItem]) -> None:
         """Queue the copy of a plan, and of the changes of the tables noted since the last one."""

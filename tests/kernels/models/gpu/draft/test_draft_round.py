@@ -75,3 +75,15 @@ def test_limits_of_each_session(draft):
     trees = draft.draft(items, parts, filtered=False)
     assert [len(tree) for tree in trees] == [4, 2, 1]
     assert [tree.depth <= item.max_depth for tree, item in zip(trees, items, strict=True)] == [True] * 3
+
+
+def test_trees_that_nobody_read_yet_outlive_the_next_round(draft):
+    """Whatever that is: trees, text, or one behind a pass."""
+    texts = [text(line, 4) for line in range(4)]
+    items = [RoundItem(line, 0, 0, tokens, 9, 3) for line, (tokens, _) in enumerate(texts)]
+    alone = [draft.draft([item], [states], filtered=False) for item, (_, states) in zip(items, texts, strict=True)]
+    tickets = [draft.begin([item], [states], filtered=False) for item, (_, states) in zip(items, texts, strict=True)]
+    assert draft.is_free
+    draft.compute_text([RoundItem(3, 4, 4, texts[0][0])], [texts[0][1]])
+    assert [ticket.trees() for ticket in tickets] == alone
+    assert len({tree.token_ids for (tree,) in alone}) == 4

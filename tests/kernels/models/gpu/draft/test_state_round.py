@@ -102,3 +102,13 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
     monkeypatch.setattr("slipstream_kernels.models.gpu.draft.state_round.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfDeviceMemoryError, match=r"logits 0\.00 GiB.*lower max_sessions, top_k or max_depth"):
         StateRound(medusa().forward(ops), LIMITS, ops=ops)
+
+
+def test_trees_that_nobody_read_yet_outlive_the_next_round(draft):
+    states = [normal(number, HIDDEN)[-1:] for number in range(1, 4)]
+    items = [StateItem(line, 10 + line, 20 + line, 9, 3) for line in range(3)]
+    rules = {"filtered": False, "penalised": False}
+    alone = [draft.draft([item], [state], **rules) for item, state in zip(items, states, strict=True)]
+    tickets = [draft.begin([item], [state], **rules) for item, state in zip(items, states, strict=True)]
+    assert [ticket.trees() for ticket in tickets] == alone
+    assert len({tree.log_probs for (tree,) in alone}) == 3
