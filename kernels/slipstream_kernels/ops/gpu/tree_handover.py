@@ -32,6 +32,7 @@ def _hand_trees(
     if rows > 0:
         entry = entries + tl.load(choice + 5) * 4
         place = tl.load(entry + 3)
+        tl.debug_barrier()  # all threads have read what one of them writes below
         if place < 0:
             tree = trees + (-1 - place).to(tl.int64) * TREE
             outcome = result + tl.load(choice + 1) * RESULT
@@ -74,7 +75,7 @@ def hand_trees(
         entries,
         nodes,
         result,
-        warps=2,
+        warps=1,
         WIDTH=MAX_ROWS,
         RESULT=RESULT_WIDTH,
         TREE=TREE_WIDTH,
