@@ -83,9 +83,9 @@ class FeatureStore:
         """Keep states, at the boundaries of the layout, of positions of requests, each beside the pages it holds."""
         if not self.capacity:
             return
+        located = [(pages, features, *features.located()) for pages, features in kept]  # before any counts as written
         copies: list[_Copies] = []  # in order: a page may lose its block to a later one
-        for pages, features in kept:
-            source, rows = features.located()
+        for pages, features, source, rows in located:
             if not copies or copies[-1].source is not source:
                 copies.append(_Copies(source))
             copies[-1].rows += rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slipstream_kernels.models.boundaries import Bits
 from verify_service.feature_rows import FeatureRows, LateRows
 from verify_service.feature_store import FeatureStore
 
@@ -97,6 +98,17 @@ def test_rows_of_many_requests_are_written_at_once(pages_kept: int) -> None:
     else:
         assert same(store.read([4, 5], 2, 7), own)
         assert same(store.read([0], 0, 3), FeatureRows(LAYOUT, 0, step[4:7]))
+
+
+def test_nothing_counts_as_written_where_states_are_gone() -> None:
+    def gone() -> Bits:
+        raise LookupError("the states of a step are gone")
+
+    store = store_of()
+    lost = FeatureRows(LAYOUT, 2, LateRows(gone, [0], WIDTH))
+    with pytest.raises(LookupError):
+        store.write([([0], states(0, 2)), ([1], lost)])
+    assert (store.reach([0], 2), store.reach([1], 3), store.pages) == (2, 3, 0)
 
 
 def test_another_layout_begins_empty_and_none_takes_no_memory() -> None:

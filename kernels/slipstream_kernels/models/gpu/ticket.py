@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 class Ticket:
     """Handed out by `GpuModel.launch`."""
 
-    __slots__ = ("_event", "_items", "_kept", "_logits", "_moved", "_results", "_results_at", "_states", "decided")
+    __slots__ = (
+        "_event",
+        "_items",
+        "_kept",
+        "_logits",
+        "_moved",
+        "_results",
+        "_results_at",
+        "_rows",
+        "_states",
+        "decided",
+    )
 
     def __init__(
         self,
@@ -42,6 +53,7 @@ class Ticket:
         self._results: Int32 | None = None
         self._moved: torch.cuda.Event | None = None
         self._states = states
+        self._rows: Bits | None = None
 
     def done(self) -> bool:
         """Whether `results` would not wait."""
@@ -66,13 +78,14 @@ class Ticket:
         """What the pass kept at the boundaries it was launched with: bits of bfloat16 [rows, boundaries * hidden].
 
         In the order of the plan's rows, or as it was asked to pack them. Waits for them. To be read before the second
-        launch after the pass's own: the memory is used again. None where nothing was asked for, or it is gone.
+        launch after the pass's own: the memory is used again. None where nothing was asked for, or it is gone. It is
+        the same array each time.
         """
-        if self._states is None:
-            return None
-        if self._states.event is not None:
-            self._states.event.synchronize()
-        return self._states.rows.view(torch.uint16).numpy()
+        if self._rows is None and self._states is not None:
+            if self._states.event is not None:
+                self._states.event.synchronize()
+            self._rows = self._states.rows.view(torch.uint16).numpy()
+        return self._rows
 
     @property
     def left(self) -> torch.cuda.Event | None:
@@ -87,7 +100,7 @@ class Ticket:
 
     def drop_states(self) -> None:
         """Another pass takes their place."""
-        self._states = None
+        self._states = self._rows = None
 
     @property
     def logits(self) -> torch.Tensor:

@@ -89,6 +89,7 @@ def test_states_are_gone_once_their_memory_is_used_again(model: GpuModel) -> Non
     expected = states(model, 0, 5).view(torch.uint16).numpy()
     rows = first.states()
     assert rows is not None and np.array_equal(rows, expected)
+    assert first.states() is rows
     for _ in range(2):
         model.launch(chunk(model, 5, 6))
     assert first.states() is None
