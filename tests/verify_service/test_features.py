@@ -206,7 +206,7 @@ def test_a_device_keeps_the_same_rows(model: CausalLM, twins: Target) -> None:
 
 
 def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
-    config = EngineConfig(num_pages=128, feature_bytes=1 << 24)
+    config = EngineConfig(num_pages=128, feature_bytes=1 << 24, adaptive=False)
     taker = Taker(RandomTrees(model.config.vocab_size))
     (prompt,) = prompts(1, 70, 71)
     with running_loop(model, config, taker, taker) as runner:
@@ -221,7 +221,7 @@ def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
 def test_without_room_beside_the_pages_a_hit_has_no_states(model: CausalLM) -> None:
     taker = Taker(RandomTrees(model.config.vocab_size))
     (prompt,) = prompts(1, 70, 71)
-    with running_loop(model, EngineConfig(num_pages=128), taker, taker) as runner:
+    with running_loop(model, EngineConfig(num_pages=128, adaptive=False), taker, taker) as runner:
         runner.run([request(1, prompt)])
         runner.run([request(2, [*prompt[:50], 7, 8, 9])])
     check(model, taker, [RequestKey(0, 1)])
