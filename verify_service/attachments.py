@@ -59,9 +59,9 @@ class Attachment:
     ring: DeviceRing | None = None
     """Through which it takes states from the device; None where they are sent to it."""
     follow: Callable[[Sequence[FollowValue], PassOutcome], Sequence[torch.cuda.Event]] | None = None
+    """Has its proposers draft behind a step under way; None where they cannot."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""
-    """Has its proposers draft behind a step under way; None where they cannot."""
     patience: Patience = field(default_factory=Patience)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.share`."""

@@ -122,20 +122,16 @@ class DraftLink:
             begun = now = self._clock()
             longest = patience_for(places, self._deadline, now)
             awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
-            if awaited:
+            if waited := awaited:
                 until = now + max(longest[place.attachment.epoch] for place in awaited)
                 while awaited and (left := until - now) > 0:
                     self._wait(awaited, left)
                     now = self._clock()
                     awaited = [place for place in awaited if place.slot.awaited]
-                self._waits += 1
-                for tally in {id(place.slot.tally): place.slot.tally for place in awaited}.values():
-                    tally.waits += 1
+                self._count_wait(waited, now - begun)
                 self._misses += len(awaited)
                 for place in awaited:
                     place.slot.tally.misses += 1
-                if self._on_wait is not None:
-                    self._on_wait(now - begun)
             learn(places, set(longest), now, now - begun)
             trees = [place.slot.give() if place else None for place in places]
             self._deadline.step_begins(now, plain=not any(trees))
@@ -177,6 +173,12 @@ class DraftLink:
         with self._changed:
             for attachment in self._bindings.live:
                 attachment.unread = unread and attachment.follow is not None
+
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
+        with self._changed:
+            self._count_wait([place for key in keys if (place := self._bindings.place(key))], seconds)
+            self._deadline.step_begins(self._clock(), plain=False)
 
     def listens(self) -> bool:
         """Always: what need not be told to drafters that hang, others hold back."""
@@ -334,6 +336,14 @@ class DraftLink:
         finally:
             self._changed.acquire()
         self._pick_up(awaited)
+
+    def _count_wait(self, places: Sequence[Place], seconds: float) -> None:
+        """A step has waited for the trees of these."""
+        self._waits += 1
+        for tally in {id(place.slot.tally): place.slot.tally for place in places}.values():
+            tally.waits += 1
+        if self._on_wait is not None:
+            self._on_wait(seconds)
 
     def _pick_up(self, places: Sequence[Place | None]) -> None:
         for attachment in {place.attachment.epoch: place.attachment for place in places if place}.values():

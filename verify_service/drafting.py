@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
@@ -14,7 +13,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.following import FollowedRows, Follower, Reads
 from verify_service.kv_memory import KVMemory
-from verify_service.late_trees import read_late, take_all
+from verify_service.late_trees import read_late, take_all, unread
 from verify_service.node_budget import NodeBudget
 from verify_service.node_choice import NodeChoice
 from verify_service.path_chances import Drafted
@@ -24,6 +23,7 @@ from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Outcome
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
+from verify_service.tree_waits import TreeWaits
 from verify_service.tree_wishes import TreeWishes
 from verify_service.verifier import cut
 
@@ -32,23 +32,6 @@ _log = logging.getLogger(__name__)
 
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
-
-_FAST = 0.1
-_MOST_IDLE = 4.0
-"""Passes of one row that one idle counts for, at most: what is compiled or captured then is not the price of trees."""
-
-
-class _Wait(NamedTuple):
-    """What trees have cost a step before its pass: `arrived` of `asked` came, the deepest with `levels` levels.
-
-    `running` requests are in the step.
-    """
-
-    seconds: float
-    asked: int
-    arrived: int
-    levels: int
-    running: int
 
 
 class Drafting:
@@ -71,11 +54,7 @@ class Drafting:
         self._choice = NodeChoice(budget.costs)
         self._memory = memory
         self._step_nodes = config.step_nodes
-        self._wait: _Wait | None = None
-        self._begun = 0.0
-        """When the last wait for trees began."""
-        self._beside = 0.0
-        """Seconds that an engine idles for the sake of trees, besides waiting for them."""
+        self._waits = TreeWaits(budget)
         self._slow = True
         self._wishes = TreeWishes(budget, config.step_nodes)
         self._foreseen: set[RequestKey] = set()
@@ -215,10 +194,8 @@ class Drafting:
             return
         if self._follower is not None:
             self._follower.take_unread(take_all(items))
-        self._begun = begun = time.perf_counter()
+        self._waits.begin()
         trees = self._collect([item.state.key for item in awaiting])
-        waited = time.perf_counter() - begun
-        self._slow = waited > _NOTICEABLE
         arrived: list[tuple[ScheduledRows, TokenTree]] = []
         levels = 1
         for item, tree in zip(awaiting, trees, strict=True):
@@ -227,33 +204,42 @@ class Drafting:
             if tree is not None and nodes:
                 arrived.append((item, tree))
                 levels = max(levels, depth)
-        self._wait = _Wait(waited, len(awaiting), len(arrived), levels, len(items))
-        self._choose(arrived, items, waited + self._beside)
+        late = any(isinstance(tree, DeviceTree) for _, tree in arrived)
+        asked, running = len(awaiting), len(items)
+        waited = self._waits.end(asked=asked, arrived=len(arrived), levels=levels, running=running, unread=late)
+        self._slow = waited > _NOTICEABLE
+        self._choose(arrived, items, self._waits.price)
 
-    def read(self, items: Sequence[ScheduledRows]) -> bool:
+    def read(self, items: Sequence[ScheduledRows], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
 
-        As one whose budget sizes it was taken whole, it is only now worked out how much of it was worth its rows.
+        `meanwhile` is called before they are waited for. Whatever fails here, the step goes on.
         """
-        late = read_late(items)
-        if late and self._wait is not None:
-            self._wait = self._wait._replace(seconds=time.perf_counter() - self._begun)
-            for item, tree in ((item, tree) for item, tree in late if item.state.adaptive):
-                waited = self._wait.seconds + self._beside
-                drafted = [_drafted(item.state, tree)]
-                (part,) = self._choice.choose(drafted, requests=1, rows=1, tokens=1, waited=waited)
-                item.worth = 0 if part is None else len(part)
+        late = unread(items)
+        try:
+            if late and meanwhile is not None:
+                meanwhile()
+            begun = time.perf_counter()
+            read_late(late)
+            self._waits.read()
+            if late and self._follower is not None:
+                self._follower.waited([item.state.key for item in late], time.perf_counter() - begun)
+            self._weigh(late)
+        except Exception:  # noqa: BLE001 - the step is under way already
+            _log.exception("what the trees of a step are worth cannot be told")
         return bool(late)
 
     def idled(self, seconds: float) -> None:
-        """The engine had nothing to do for so long before the step that was just launched.
+        """The engine had nothing to do for so long before the step that was just launched."""
+        self._waits.idled(seconds)
 
-        Where the step waited for trees all of that is their price: without them it would have been launched before.
-        """
-        seconds = min(seconds, _MOST_IDLE * self._budget.costs.seconds(1))
-        if self._wait is not None and seconds > self._wait.seconds:
-            self._beside += _FAST * (seconds - self._wait.seconds - self._beside)
-            self._wait = self._wait._replace(seconds=seconds)
+    def _weigh(self, late: Sequence[ScheduledRows]) -> None:
+        """Work out how much of trees that were taken whole, although a budget sizes them, was worth its rows."""
+        for item in late:
+            if item.tree is not None and item.state.adaptive:
+                drafted = [_drafted(item.state, item.tree)]
+                (part,) = self._choice.choose(drafted, requests=1, rows=1, tokens=1, waited=self._waits.price)
+                item.worth = 0 if part is None else len(part)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], items: Sequence[ScheduledRows], waited: float
@@ -289,14 +275,10 @@ class Drafting:
     def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
 
-        Also the last wait for trees, which is not looked at while the device has nothing to do. What follows from all
-        that is worked out here, too, and not when the next trees are asked for or have come.
+        Also waits for trees. What follows from all that is worked out here, too, and not when the next trees are asked
+        for or have come.
         """
-        if self._wait is not None:
-            wait, self._wait = self._wait, None
-            self._budget.observe_wait(
-                wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels, running=wait.running
-            )
+        self._waits.tell()
         chosen = [decision.item for decision in decisions if decision.item.choices]
         if chosen:
             arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)

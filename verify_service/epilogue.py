@@ -84,11 +84,15 @@ class Epilogue:
         return outputs
 
     def _learn(self, decided: _Decided) -> None:
+        """Have drafting take a step in, which changes no token whatever comes of it."""
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
         nodes = sum(item.room - 1 for item in items)
         decisions = [decision for decision, _, _ in decided.entries]
-        self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
+        try:
+            self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
+        except Exception:  # noqa: BLE001 - it may cost speed and nothing else
+            _log.exception("nothing is learnt from a step")
 
     def _output(
         self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None

@@ -40,6 +40,10 @@ class Follower(Protocol):
         """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
         ...
 
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """A step has waited so long for such trees of these requests, after its launch, and has them."""
+        ...
+
 
 def follow(rows: Sequence[FollowedRows], places: Iterable[Place], outcome: Outcome) -> list[torch.cuda.Event]:
     """Ask those among the drafters that can, each for the trees of its requests."""

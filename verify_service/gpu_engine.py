@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.boundaries import Bits, boundaries_of
 from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
@@ -17,6 +17,7 @@ from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.gpu_rows import GpuRows
+from verify_service.late_trees import read, unread
 from verify_service.page_table import PageTable
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
@@ -180,12 +181,15 @@ class GpuEngine:
 
     def _know(self, items: Sequence[ScheduledRows]) -> None:
         """Wait for the trees that the device has alone where the pass cannot take them from there."""
-        drafted = [(item, item.tree) for item in items if isinstance(item.tree, DeviceTree)]
-        settled = all(item.count == 1 and item.decides for item in items)
-        for item, tree in drafted:
+        first: DeviceTrees | None = None
+        for item in unread(items):
+            tree = item.tree
+            assert isinstance(tree, DeviceTree)
+            first = first or tree.trees
+            settled = all(item.count == 1 and item.decides for item in items)
             able = settled and self._model.takes_device_trees
-            if not able or tree.trees is not drafted[0][1].trees or item.state not in self._places:
-                item.tree = tree.read()
+            if not able or tree.trees is not first or item.state not in self._places:
+                item.tree = read(tree)
 
     def _copies(
         self,

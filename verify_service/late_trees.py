@@ -18,17 +18,24 @@ def take_all(items: Sequence[ScheduledRows]) -> bool:
     return (fixed or len(items) == 1) and all(item.count == 1 for item in items)
 
 
-def read_late(items: Sequence[ScheduledRows]) -> list[tuple[ScheduledRows, TokenTree]]:
-    """Have the host know those trees of a launched step that only a device knew; waits for them. Returns which."""
-    late: list[tuple[ScheduledRows, TokenTree]] = []
+def unread(items: Sequence[ScheduledRows]) -> list[ScheduledRows]:
+    """Those of a step's rows whose trees only a device knows."""
+    return [item for item in items if isinstance(item.tree, DeviceTree)]
+
+
+def read_late(items: Sequence[ScheduledRows]) -> None:
+    """Have the host know the trees, which only a device knew, of a step that is launched; waits for them."""
     for item in items:
         tree = item.tree
-        if not isinstance(tree, DeviceTree):
-            continue
-        item.laid, item.tree = (tree.most_nodes, tree.most_depth), None
-        try:
-            item.tree = tree.read()
-            late.append((item, item.tree))
-        except Exception:  # noqa: BLE001 - what is accepted of it the device knows
-            _log.exception("a tree cannot be read")
-    return late
+        assert isinstance(tree, DeviceTree)
+        item.laid = tree.most_nodes, tree.most_depth
+        item.tree = read(tree)
+
+
+def read(tree: DeviceTree) -> TokenTree | None:
+    """What the host gets to know of a tree; None where it is empty, or cannot be read. Waits for it."""
+    try:
+        return tree.read() or None
+    except Exception:  # noqa: BLE001 - what of it is accepted the device knows
+        _log.exception("a tree cannot be read")
+        return None

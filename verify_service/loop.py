@@ -196,7 +196,7 @@ class VerifyLoop:
                 self._features.prepare()
                 self._drafting.attach_trees(items)
                 self._features.direct(items)
-                self._pipeline.launch(items)
+                self._pipeline.launch(items, meanwhile=self._deliver)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class Step:
     @property
     def drafted(self) -> bool:
         """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
-        return any(item.tree is not None for item in self.items)
+        return any(item.tree is not None or item.laid is not None for item in self.items)
 
 
 class Pipeline:
@@ -73,10 +73,16 @@ class Pipeline:
         latest = self._times.latest(max(self._steps[0].launched_at, self._decided_at))
         return None if latest is None else latest - time.perf_counter()
 
-    def launch(self, items: Sequence[ScheduledRows], prepared_from: float | None = None) -> None:
+    def launch(
+        self,
+        items: Sequence[ScheduledRows],
+        prepared_from: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
         Where it begins with trees that only the device knows yet, returns once the host knows them: then it has begun.
+        `meanwhile` is called before they are waited for.
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
@@ -85,13 +91,13 @@ class Pipeline:
             self._times.observe_launch(time.perf_counter() - begun)
         else:
             self._times.observe_whole_launch(time.perf_counter() - prepared_from)
-        if self._drafting.read(items):
-            begun = time.perf_counter()
-        self._steps.append(Step(items, launched, begun))
         for item in items:
             item.state.computed = item.base
             item.state.pending += item.decides
             item.state.spread += item.reach
+        if self._drafting.read(items, meanwhile):
+            begun = time.perf_counter()
+        self._steps.append(Step(items, launched, begun))
         if self._engine.lookahead and len(self._steps) == 1:
             self._drafting.idled(time.perf_counter() - self._decided_at)
         if self._drafting.follows and (outcome := self._engine.outcome(launched)) is not None:

@@ -109,6 +109,27 @@ def test_a_drafter_that_says_nothing_is_asked_again_but_waited_for_once() -> Non
     run(scenario())
 
 
+def test_waits_are_counted_for_the_drafter_whose_trees_came() -> None:
+    async def scenario() -> None:
+        async with served(deadline=30.0) as (link, address), wire_drafter(address, "p") as drafter:
+            link._on_wait = told.append
+            link.begin(opening())
+            link.commit([committed(4, 10)])
+            waiting = asyncio.create_task(collect(link))
+            _, commit = await drafter.wait_for("open", "commit")
+            await asyncio.sleep(0.2)
+            await drafter.send(tree_reply(commit.stamp, [11]))
+            trees, _ = await waiting
+            assert trees == [TokenTree((11,), (-1,))]
+            link.waited([KEY, OTHER], 0.25)  # as of trees that a device had first
+            (state,) = link.state().drafters
+            assert (link.state().waits, state.tally.waits, link.state().misses) == (2, 2, 0)
+            assert told == [ANY, 0.25] and 0.1 < told[0] < 30.0
+
+    told: list[float] = []
+    run(scenario())
+
+
 def test_nothing_is_awaited_without_a_drafter_or_without_a_wanted_tree() -> None:
     async def scenario() -> None:
         async with served() as (link, address):

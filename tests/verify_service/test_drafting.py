@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
@@ -71,6 +73,60 @@ def attach(
 def test_a_fitting_tree_is_taken_whole() -> None:
     tree = TokenTree((1, 2, 3), (-1, 0, -1))
     assert attach(tree).tree is tree
+
+
+class Unread:
+    """A tree of a device."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree = tree
+
+    def queue(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def read(self, row: int) -> TokenTree:
+        return self.tree
+
+
+class Told(Fixed):
+    """A follower that notes the waits for its trees."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        super().__init__(tree)
+        self.waits: list[list[RequestKey]] = []
+
+    def take_unread(self, unread: bool) -> None:
+        assert unread
+
+    def waited(self, keys: list[RequestKey], seconds: float) -> None:
+        assert seconds >= 0.0
+        self.waits.append(keys)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(count: int) -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    tree = TokenTree.chain(tuple(range(count)))
+    source = Told(DeviceTree(Unread(tree), 0, 6, 4))
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 2e-3)]))
+    drafting = Drafting(source, memory, config, budget, follower=source)  # type: ignore[arg-type]  # as used here
+    state = decoding(config, memory, source)
+    item = ScheduledRows(state, 1)
+    drafting.attach_trees([item])
+    heard = []
+
+    def meanwhile() -> None:
+        drafting.learn([], 1, 0, 1e-3)
+        heard.append(dict(budget._uses))
+
+    assert drafting.read([item], meanwhile)
+    assert heard == [{}], "the wait is not over"
+    assert source.waits == [[state.key]]
+    assert (item.tree, item.worth is None) == (tree or None, count == 0)
+    drafting.learn([Decision(item, Walk((), (3,)), 0)], 1, 6, 1e-3)
+    assert sum(budget._uses.values()) == 1
+    assert state.acceptance.tried == (1 if count else 0)
 
 
 def test_no_tree_and_an_empty_tree_mean_a_plain_step() -> None:

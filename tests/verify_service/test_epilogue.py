@@ -105,6 +105,19 @@ def test_a_request_whose_logprobs_went_with_the_device_is_told_nothing(monkeypat
     assert not made.take()
 
 
+def test_outputs_are_written_whatever_is_learnt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def learn(*_: object) -> None:
+        raise ZeroDivisionError
+
+    made, learner = epilogue(decision(1, (7,)))
+    monkeypatch.setattr(learner, "learn", learn)
+    with caplog.at_level(logging.CRITICAL):
+        assert made.write() == []
+    assert [output.token_ids for output in made.take()] == [(7,)]
+
+
 def test_nothing_is_learnt_about_rows_from_a_step_with_a_prompt() -> None:
     prompt = decision(1, (7,))
     prompt.item.count = 3

@@ -9,7 +9,7 @@ from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
-from verify_service.late_trees import read_late, take_all
+from verify_service.late_trees import read_late, take_all, unread
 from verify_service.scheduler import ScheduledRows
 
 TREE = TokenTree.chain((5, 6))
@@ -20,9 +20,9 @@ class Trees:
         return torch.zeros(1, 1)
 
     def read(self, row: int) -> TokenTree:
-        if row:
+        if row == 1:
             raise RuntimeError("the device is gone")
-        return TREE
+        return TREE if row == 0 else TokenTree((), ())
 
 
 def rows(count: int = 1, *, adaptive: bool = False, proposer: str = "p") -> ScheduledRows:
@@ -32,15 +32,18 @@ def rows(count: int = 1, *, adaptive: bool = False, proposer: str = "p") -> Sche
 
 
 def test_the_step_keeps_the_room_that_it_was_launched_with():
-    late, plain, gone = rows(), rows(), rows()
+    late, plain, gone, empty = rows(), rows(), rows(), rows()
     late.tree, plain.tree, gone.tree = DeviceTree(Trees(), 0, 9, 4), TREE, DeviceTree(Trees(), 1, 7, 3)
+    empty.tree = DeviceTree(Trees(), 2, 5, 2)
     assert (late.num_rows, late.depth, late.reach) == (10, 4, 4)
-    assert read_late([late, plain, gone]) == [(late, TREE)]
-    assert (late.tree, plain.tree, gone.tree) == (TREE, TREE, None)
+    assert unread([late, plain, gone, empty]) == [late, gone, empty]
+    read_late([late, gone, empty])
+    assert (late.tree, plain.tree, gone.tree, empty.tree) == (TREE, TREE, None, None)
     assert (late.num_rows, late.depth, late.reach, late.room) == (10, 4, 4, 10)
     assert (plain.num_rows, plain.depth) == (3, 2)
     assert (gone.num_rows, gone.depth) == (8, 3)
-    assert read_late([late, plain, gone]) == []
+    assert (empty.num_rows, empty.depth) == (6, 2)
+    assert unread([late, plain, gone, empty]) == []
 
 
 @pytest.mark.parametrize(

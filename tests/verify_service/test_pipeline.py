@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.drafting import Drafting
@@ -169,6 +171,39 @@ def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
         pipeline.launch(row(state))
     assert (state.computed, state.pending) == (6, 0)
     assert not pipeline
+
+
+class Unread:
+    """Trees of a device, which note when the host reads them."""
+
+    def __init__(self, journal: list[str], tree: TokenTree) -> None:
+        self.journal, self.tree = journal, tree
+
+    def queue(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def read(self, row: int) -> TokenTree:
+        self.journal.append("read")
+        return self.tree
+
+
+@pytest.mark.parametrize("tree", [TokenTree.chain((1, 2)), TokenTree((), ())], ids=["a tree", "an empty one"])
+def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree: TokenTree) -> None:
+    pipeline, engine = bench(1)
+    (item,) = items = row(decoding())
+    item.tree = DeviceTree(Unread(engine.journal, tree), 0, 5, 3)
+
+    def meanwhile() -> None:
+        engine.journal.append(f"other work at {item.state.computed}")
+
+    pipeline.launch(items, meanwhile=meanwhile)
+    assert engine.journal == ["launch", "other work at 7", "read"]
+    assert (item.tree, item.num_rows, item.state.spread) == (tree or None, 6, 3)
+    assert not pipeline.open, "how many tokens it decides is not known before it is decided"
+    pipeline.next()
+    assert item.state.spread == 0
+    pipeline.launch(row(decoding()), meanwhile=meanwhile)
+    assert engine.journal[3:] == ["launch"]
 
 
 def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
