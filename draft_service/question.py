@@ -19,7 +19,7 @@ MAX_LOG_PROB = 1e30
 
 
 class Question:
-    """Trees of one proposer, begun as this is made. Its next call is made after `trees`. Nothing raises."""
+    """Trees of one proposer, begun as this is made. Nothing raises."""
 
     __slots__ = ("_begun", "_proposer", "_requests", "_vocab_size")
 

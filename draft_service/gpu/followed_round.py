@@ -58,7 +58,7 @@ class FollowedRound:
         return DeviceTree(self._ticket, list(self._laid).index(session), nodes, depth)
 
     def trees(self) -> dict[int, TokenTree]:
-        """By session; waits for the device. To be called before anything else is queued there."""
+        """By session; waits for the device."""
         numbers = (session.number for session in self._laid)
         return dict(zip(numbers, self._ticket.trees(), strict=True))
 

@@ -140,7 +140,7 @@ class FollowRequest(NamedTuple):
 
 
 class Begun(Protocol):
-    """What a proposer was asked for and has begun. It is called no further until `trees` has returned or raised."""
+    """What a proposer was asked for and has begun, which is told nothing until `trees` has returned or raised."""
 
     def wait(self, seconds: float) -> bool:
         """Whether `trees` would not wait for a device, after so many seconds at most."""
@@ -270,7 +270,7 @@ class Proposer(ABC):
         """Begin with `propose`, for whoever has something else to do while a device computes.
 
         Override it together with `propose` where work is queued there. Until the result has given its trees nothing
-        else is called.
+        else is called but `begin`, and `follow`, once more: by a hybrid of which this is a member, or behind a step.
         """
         return AtOnce(self, requests)
 

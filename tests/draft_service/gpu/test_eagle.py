@@ -13,7 +13,15 @@ from draft_service.gpu.supported_shapes import NoGpuFormError
 from draft_service.heads.loading import load_eagle
 from draft_service.heads.mtp_loading import load_mtp
 from draft_service.proposers import mtp
-from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
+from draft_service.proposers.base import (
+    DraftRequest,
+    FollowRequest,
+    Opening,
+    ProposerOptions,
+    Sampling,
+    SessionRefusedError,
+    Target,
+)
 from draft_service.proposers.eagle import EagleProposer
 from draft_service.proposers.eagle_base import EagleConfig
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
@@ -289,3 +297,17 @@ def test_two_that_ask_for_trees_before_either_has_read_any_get_their_own(tmp_pat
     begun = [proposer.begin([DraftRequest(session, 8, 3)]) for session in (1, 2)]
     assert [each.trees() for each in begun] == alone
     assert None not in (alone[0][0], alone[1][0]) and alone[0] != alone[1]
+
+
+def test_nothing_is_begun_behind_a_pass_while_a_round_is_under_way(tmp_path, monkeypatch):
+    """The loop's thread would wait for it."""
+    _, proposer = proposers(tmp_path, EAGLE1["no bias"], max_depth=3, top_k=2, max_nodes=8, max_context=64)
+    tokens, states = random_text(9, 32)
+    proposer.open(1, Opening(tokens, len(tokens), GREEDY))
+    proposer.take_features(1, 0, states[1:])
+    proposer.propose([DraftRequest(1, 8, 3)])
+    monkeypatch.setattr(type(proposer._round), "is_free", False)
+    assert proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None) == ()
+    monkeypatch.setattr(type(proposer._round), "is_free", True)
+    with pytest.raises(AttributeError):
+        proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None)

@@ -271,14 +271,14 @@ class GpuModel:
         with self._on_stream():
             while self._readers:
                 torch.cuda.current_stream(self._device).wait_event(self._readers.pop())
+            for earlier in self._recent:
+                earlier.on_next_launch()  # in front of what waits for a draft
             self._send(bucket, plan, buffer)
             if len(plan.choices):
                 self._chooser.send(bucket, plan, buffer)
                 if plan.trees is not None:
                     self._chooser.hand(bucket, plan.trees.queue())
                 self._chooser.run(bucket)
-            for earlier in self._recent:
-                earlier.on_next_launch()
             self._graphs.run(bucket)
             ticket = self._receive(bucket, plan, buffer, copies)
         buffer.ticket = ticket

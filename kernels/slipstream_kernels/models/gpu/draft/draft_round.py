@@ -171,9 +171,9 @@ class DraftRound:
 
     def finish(self) -> None:
         """Wait for the round under way, whose ticket keeps its trees, so that another may be queued."""
-        if self._latest is not None:
-            self._latest.trees()
-            self._latest = None
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            latest.trees()
 
     def _find(self, items: Sequence[RoundItem], *, filtered: bool) -> RoundBucket:
         rows = sum(len(item.token_ids) for item in items)

@@ -47,10 +47,10 @@ class RoundTicket:
             sleep(0)  # lets other threads have the interpreter
             if done.query():
                 return True
-        return False
+        return self._trees is not None  # read by another thread, after which the event is that of another round
 
     def trees(self) -> list[TokenTree]:
-        """A tree a session. To be called before anything else is queued, first."""
+        """A tree a session; waits for them. To be called, first, before what they lie in is used again."""
         with self._lock:
             if self._trees is None:
                 if self._done is not None:

@@ -116,8 +116,9 @@ class StateRound:
         line samples with top_k, top_p or min_p; penalised: some has penalties. Whatever is queued next waits for the
         trees.
         """
-        if self._latest is not None:
-            self._latest.trees()
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            latest.trees()
         levels = max(item.max_depth for item in items)
         bucket = self._buckets.find(len(items), levels, filtered=filtered, penalised=penalised)
         if self._stream is not None and any(state.is_cuda for state in states):

@@ -9,7 +9,10 @@ from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.eagle_weights import random_eagle3
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
+from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.ops.gpu.draft_trees import COUNT
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.token_tree import MAX_ROWS
 
 LIMITS = DraftLimits(max_depth=3, width=2, max_tokens=512, max_context=256, max_sessions=4, chunk=32)
 
@@ -78,12 +81,43 @@ def test_limits_of_each_session(draft):
 
 
 def test_trees_that_nobody_read_yet_outlive_the_next_round(draft):
-    """Whatever that is: trees, text, or one behind a pass."""
+    """Whatever that is: trees, or text."""
     texts = [text(line, 4) for line in range(4)]
     items = [RoundItem(line, 0, 0, tokens, 9, 3) for line, (tokens, _) in enumerate(texts)]
     alone = [draft.draft([item], [states], filtered=False) for item, (_, states) in zip(items, texts, strict=True)]
     tickets = [draft.begin([item], [states], filtered=False) for item, (_, states) in zip(items, texts, strict=True)]
-    assert draft.is_free
     draft.compute_text([RoundItem(3, 4, 4, texts[0][0])], [texts[0][1]])
     assert [ticket.trees() for ticket in tickets] == alone
     assert len({tree.token_ids for (tree,) in alone}) == 4
+
+
+def test_a_round_behind_a_pass_takes_no_trees_away_and_loses_none(draft):
+    """A pass that accepted nothing and added one token."""
+    texts = [text(line, 5) for line in range(3)]
+    first, second, third = (
+        (RoundItem(line, 0, 0, tokens[:4], 9, 3), states[:4]) for line, (tokens, states) in enumerate(texts)
+    )
+    alone = [draft.draft([item], [states], filtered=False) for item, states in (first, second, third)]
+    tokens, states = texts[0]
+    after = draft.draft([RoundItem(0, 4, 4, tokens[4:], 9, 3)], [states[4:]], filtered=False)
+    results = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32)
+    results[0, 2 + MAX_ROWS] = tokens[4]
+    before = draft.begin([second[0]], [second[1]], filtered=False)
+    follower = RoundItem(0, 4, 4, [0], 9, 3)
+    behind = draft.follow([follower], [(0, 0)], results, states[4:].flatten(), ready=None, filtered=False)
+    last = draft.begin([third[0]], [third[1]], filtered=False)
+    assert [before.trees(), behind.trees(), last.trees()] == [alone[1], after, alone[2]]
+
+
+def test_a_round_is_free_once_the_trees_of_the_one_before_are_there(draft):
+    class Event:
+        done = False
+
+        def query(self):
+            return self.done
+
+    assert draft.is_free
+    draft._latest = RoundTicket(draft._result_words[:1], Event())
+    assert not draft.is_free
+    Event.done = True
+    assert draft.is_free
