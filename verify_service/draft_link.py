@@ -177,8 +177,10 @@ class DraftLink:
     def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
         """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
         with self._changed:
-            self._count_wait([place for key in keys if (place := self._bindings.place(key))], seconds)
-            self._deadline.step_begins(self._clock(), plain=False)
+            places = [place for key in keys if (place := self._bindings.place(key))]
+            if places:
+                self._count_wait(places, seconds)
+                self._deadline.step_begins(self._clock(), plain=False)
 
     def listens(self) -> bool:
         """Always: what need not be told to drafters that hang, others hold back."""

@@ -189,12 +189,12 @@ class Drafting:
 
         That is free pages, and `step_nodes` over all items: budgets handed out at different times may add up to more.
         """
+        self._waits.begin()
         awaiting = [item for item in items if item.state.wants_tree and item.decides]
         if not awaiting:
             return
         if self._follower is not None:
             self._follower.take_unread(take_all(items))
-        self._waits.begin()
         trees = self._collect([item.state.key for item in awaiting])
         arrived: list[tuple[ScheduledRows, TokenTree]] = []
         levels = 1
@@ -213,15 +213,19 @@ class Drafting:
     def read(self, items: Sequence[ScheduledRows], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
 
-        `meanwhile` is called before they are waited for. Whatever fails here, the step goes on.
+        `meanwhile` is called before they are waited for, and takes less time than a draft. Whatever fails here, the
+        step goes on.
         """
         late = unread(items)
         try:
             if late and meanwhile is not None:
                 meanwhile()
-            begun = time.perf_counter()
-            read_late(late)
-            self._waits.read()
+        except Exception:  # noqa: BLE001 - the step is under way already
+            _log.exception("what was to be done while a device drafts failed")
+        begun = time.perf_counter()
+        read_late(late)
+        self._waits.read()
+        try:
             if late and self._follower is not None:
                 self._follower.waited([item.state.key for item in late], time.perf_counter() - begun)
             self._weigh(late)
@@ -275,8 +279,8 @@ class Drafting:
     def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
 
-        Also waits for trees. What follows from all that is worked out here, too, and not when the next trees are asked
-        for or have come.
+        Also waits for trees that are over. What follows from all that is worked out here, too, and not when the next trees
+        are asked for or have come.
         """
         self._waits.tell()
         chosen = [decision.item for decision in decisions if decision.item.choices]

@@ -129,8 +129,6 @@ class NodeBudget:
 
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
         """Take in what of a tree was worth its rows in a step of `running` requests; of one alone, the first is all."""
-        if not depth:
-            return
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 

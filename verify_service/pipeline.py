@@ -81,8 +81,8 @@ class Pipeline:
     ) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
-        Where it begins with trees that only the device knows yet, returns once the host knows them: then it has begun.
-        `meanwhile` is called before they are waited for.
+        Where it begins with trees that only the device knows yet, returns once the host knows them, from when on it
+        counts as begun. `meanwhile` is called before they are waited for.
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()

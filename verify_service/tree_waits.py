@@ -41,10 +41,10 @@ class TreeWaits:
         """Whether the newest wait is not over: the device has trees that the host does not know."""
 
     def begin(self) -> None:
-        """A step asks for trees."""
-        if self._newest is not None:
+        """A step is about to be launched, and may ask for trees. A wait that did not end was that of no step."""
+        if self._newest is not None and not self._goes_on:
             self._over.append(self._newest)
-        self._newest = None
+        self._newest, self._goes_on = None, False
         self._begun = time.perf_counter()
 
     def end(self, *, asked: int, arrived: int, levels: int, running: int, unread: bool) -> float:
@@ -79,8 +79,8 @@ class TreeWaits:
         if self._newest is not None and not self._goes_on:
             self._over.append(self._newest)
             self._newest = None
-        for wait in self._over:
+        over, self._over = self._over, []
+        for wait in over:
             self._budget.observe_wait(
                 wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels, running=wait.running
             )
-        self._over.clear()

@@ -71,6 +71,8 @@ class Drafter(GpuEagleProposer):
         self.empty_every = 0
         """At which lengths of text a tree is empty."""
         self.rounds = self.asked = self.behind = self.handed = self.emptied = 0
+        self.at_read: Callable[[], None] = lambda: None
+        """Told, on the loop's thread, of each tree of a device that is read."""
         self.at_first: Callable[[Sequence[int]], None] = lambda _: None
         """Told of the sessions of the first round behind a pass, which is under way, on the loop's thread."""
 
@@ -128,7 +130,7 @@ class Overwriting(Begun):
         trees = [self.drafter.overwritten(request) for request in self.requests]
         most = [(tree.most_nodes, tree.most_depth) for tree in there]
         assert all(len(tree) <= nodes and tree.depth <= depth for tree, (nodes, depth) in zip(trees, most, strict=True))
-        overwritten = OverwrittenTrees(there, trees)
+        overwritten = Watched(self.drafter, there, trees)
         return [DeviceTree(overwritten, row, *bounds) for row, bounds in enumerate(most)]
 
     def trees(self) -> list[TokenTree | None]:
@@ -142,6 +144,16 @@ class Overwriting(Begun):
             assert len(tree) < request.max_nodes and tree.depth <= request.max_depth
             if request.session not in self.drafter.penalised:  # there the tokens of the pass itself do not count yet
                 self.drafter.drafted[tuple(self.drafter.texts[request.session])] = known(tree) or tree
+
+
+class Watched(OverwrittenTrees):
+    def __init__(self, drafter: Drafter, drafted: Sequence[DeviceTree], trees: Sequence[TokenTree]) -> None:
+        super().__init__(drafted, trees)
+        self.drafter = drafter
+
+    def read(self, row: int) -> TokenTree:
+        self.drafter.at_read()
+        return super().read(row)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +254,17 @@ def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
     drafter = Drafter(head, tiny_model)
     drafter.answers, drafter.empty_every = texts_of(work), 3
     with served(twins, drafter, config=replace(CONFIG, adaptive=True)) as (runner, link, _, _):
+        untold: list[int] = []
+
+        def at_read() -> None:
+            (text,) = drafter.texts.values()
+            (answer,) = [one for one in runner.answers.values() if one.finish_reason is None]
+            (request,) = [one for one in requests if runner.answers.get(one.key) is answer]
+            untold.append(len(text) - len(request.prompt_token_ids) - len(answer.token_ids))
+
+        drafter.at_read = at_read
         assert_equal(runner.run(requests, 1), expected)
+        assert len(untold) > 10 and not any(untold), "clients are told of a step before the next one's trees are read"
         assert runner.loop.state().accepted_tokens > 20
         assert link.state().waits >= drafter.handed - drafter.emptied > 10
     assert drafter.emptied > 4

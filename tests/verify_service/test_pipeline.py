@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -204,6 +205,21 @@ def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree:
     assert item.state.spread == 0
     pipeline.launch(row(decoding()), meanwhile=meanwhile)
     assert engine.journal[3:] == ["launch"]
+
+
+def test_trees_are_read_even_if_other_work_fails(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline, engine = bench(1)
+    (item,) = items = row(decoding())
+    item.tree = DeviceTree(Unread(engine.journal, TokenTree((), ())), 0, 5, 3)
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with caplog.at_level(logging.CRITICAL):
+        pipeline.launch(items, meanwhile=fail)
+    assert engine.journal == ["launch", "read"]
+    assert (item.tree, item.laid) == (None, (5, 3))
+    assert pipeline
 
 
 def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,3 +82,30 @@ def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_s
     assert budget.heard == [4.0]
     wait(waits, clock, 1.0)
     assert waits.price == pytest.approx(1.3)
+
+
+def test_a_step_that_was_not_launched_has_no_wait(clock: Clock) -> None:
+    budget = Budget()
+    waits = TreeWaits(budget)
+    wait(waits, clock, 0.25, unread=True)
+    clock.now += 1000.0
+    waits.begin()  # of a step that asks for nothing
+    waits.read()
+    waits.tell()
+    assert (budget.heard, waits.price) == ([], 0.0)
+
+
+def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = TreeWaits(Budget())
+    told = []
+
+    def refuse(seconds: float, **_: int) -> None:
+        told.append(seconds)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Budget, "observe_wait", lambda self, *args, **kwargs: refuse(*args, **kwargs))
+    wait(waits, clock, 0.25)
+    with pytest.raises(ZeroDivisionError):
+        waits.tell()
+    waits.tell()
+    assert told == [0.25]
