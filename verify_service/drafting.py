@@ -279,8 +279,8 @@ class Drafting:
     def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
 
-        Also waits for trees that are over. What follows from all that is worked out here, too, and not when the next trees
-        are asked for or have come.
+        Also waits for trees that are over. What follows from all that is worked out here, too, and not when the next
+        trees are asked for or have come.
         """
         self._waits.tell()
         chosen = [decision.item for decision in decisions if decision.item.choices]
