@@ -19,6 +19,7 @@ from verify_service.draft_records import LinkFacts
 from verify_service.engine_config import EngineConfig
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig, LinkState
+from verify_service.request import RequestKey
 
 PROCESS = "process"
 PLACES = (IN_PROCESS, PROCESS)
@@ -47,6 +48,12 @@ class ChosenLink(DraftLink):
     """A draft link whose default proposer, that of requests that say nothing about speculation, may change."""
 
     chosen: str | None = None
+    unread = 0
+    """Steps that were launched with trees that only the device knew."""
+
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        self.unread += 1
+        super().waited(keys, seconds)
 
     def default(self) -> str | None:
         return self.chosen
@@ -73,13 +80,15 @@ def plain_loop(model: MeasuredModel, config: EngineConfig) -> Iterator[LocalLoop
 
 
 @contextmanager
-def speculative_loop(model: MeasuredModel, config: EngineConfig, drafters: Drafters) -> Iterator[SpeculativeLoop]:
-    """A loop whose requests may name any of the drafters."""
+def speculative_loop(
+    model: MeasuredModel, config: EngineConfig, drafters: Drafters, tokenizer: str = "t"
+) -> Iterator[SpeculativeLoop]:
+    """A loop whose requests may name any of the drafters; `tokenizer` is the fingerprint of the target's."""
     model.capture(())
     target = model.config
     facts = LinkFacts(
         model_fingerprint="m",
-        tokenizer_fingerprint="t",
+        tokenizer_fingerprint=tokenizer,
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
