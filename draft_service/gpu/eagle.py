@@ -31,6 +31,7 @@ from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
 from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
+from slipstream_kernels.models.gpu.draft.scored_rows import limited_rows
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class GpuEagleProposer(EagleBase):
         self._start(self._weights)
 
     def limit_vocabulary(self, size: int) -> None:
-        weights = _limited(self._weights, size)
+        (head,), ids = limited_rows([self._weights.head], self._weights.ids, size)
+        weights = replace(self._weights, head=head, ids=ids)
         draft, sessions, _ = self._running
         assert not len(sessions)
         self._target_size = size
@@ -282,13 +284,3 @@ class GpuEagleProposer(EagleBase):
     @property
     def _round(self) -> DraftRound:
         return self._running[0]
-
-
-def _limited(weights: EagleWeights, size: int) -> EagleWeights:
-    """The weights of a head that scores ids below `size` alone."""
-    if weights.ids is None:
-        return replace(weights, head=weights.head[:size])
-    kept = weights.ids < size
-    if bool(kept.all()):
-        return weights
-    return replace(weights, head=weights.head[kept].contiguous(), ids=weights.ids[kept].contiguous())

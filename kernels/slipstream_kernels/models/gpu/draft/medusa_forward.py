@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
+from slipstream_kernels.models.gpu.draft.scored_rows import limited_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,8 @@ class MedusaWeights:
 
     def limited(self, size: int) -> MedusaWeights:
         """The same heads, scoring ids below `size` alone."""
-        if self.ids is None:
-            return self if self.entries <= size else replace(self, rows=[rows[:size] for rows in self.rows])
-        kept = self.ids < size
-        if bool(kept.all()):
-            return self
-        chosen = {rows.data_ptr(): rows[kept].contiguous() for rows in self.rows}
-        return replace(self, rows=[chosen[rows.data_ptr()] for rows in self.rows], ids=self.ids[kept].contiguous())
+        rows, ids = limited_rows(self.rows, self.ids, size)
+        return replace(self, rows=rows, ids=ids)
 
     def forward(self, ops: DraftOps) -> MedusaForward:
         """What computes these heads."""

@@ -9,6 +9,7 @@ from math import prod, sqrt
 import torch
 
 from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
+from slipstream_kernels.models.gpu.draft.scored_rows import limited_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,9 @@ class SpeculatorWeights:
 
     def limited(self, size: int) -> SpeculatorWeights:
         """The same stages, scoring ids below `size` alone."""
-        kept = None if self.ids is None else self.ids < size
-        if self.entries <= size if kept is None else bool(kept.all()):
-            return self
-        chosen = {
-            stage.rows.data_ptr(): stage.rows[:size] if kept is None else stage.rows[kept].contiguous()
-            for stage in self.stages
-        }
-        stages = [replace(stage, rows=chosen[stage.rows.data_ptr()]) for stage in self.stages]
-        return replace(self, stages=stages, ids=None if self.ids is None or kept is None else self.ids[kept])
+        limited, ids = limited_rows([stage.rows for stage in self.stages], self.ids, size)
+        stages = [replace(stage, rows=rows) for stage, rows in zip(self.stages, limited, strict=True)]
+        return replace(self, stages=stages, ids=ids)
 
     def forward(self, ops: DraftOps) -> SpeculatorForward:
         """What computes these stages."""
