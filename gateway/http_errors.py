@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -61,8 +62,14 @@ def error_response(error: BaseException) -> Response:
     codes = codes_of(error)
     headers = {"www-authenticate": "Bearer"} if codes.http == 401 else {}
     if codes.http in (429, 503):
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(_retry_seconds(error))
     return Response(orjson.dumps(error_body(error)), codes.http, headers, "application/json")
+
+
+def _retry_seconds(error: BaseException) -> int:
+    """Whole seconds of the Retry-After header, at least 1 (RFC 9110, section 10.2.3)."""
+    seconds = error.retry_after if isinstance(error, SlipstreamError) else None
+    return max(1, math.ceil(seconds or 0.0))
 
 
 def plain_error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 ERROR_FIELD_KEY = "slipstream-error-field"
 """Trailing metadata that names the offending field of an INVALID_ARGUMENT."""
+
+RETRY_AFTER_KEY = "slipstream-retry-after-seconds"
+"""Trailing metadata that says, as a decimal number, when a refused call may succeed."""
 
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 15_000),
@@ -63,11 +67,22 @@ def from_rpc_error(error: grpc.RpcError) -> SlipstreamError:
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
         return error_of(grpc.StatusCode.UNKNOWN.value[0], str(error))
     code: grpc.StatusCode = error.code()
-    field = ""
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_FIELD_KEY:
-            field = value if isinstance(value, str) else value.decode("ascii", "replace")
-    return error_of(code.value[0], error.details() or code.name, field)
+    metadata = {
+        key: value if isinstance(value, str) else value.decode("ascii", "replace")
+        for key, value in error.trailing_metadata() or ()
+    }
+    found = error_of(code.value[0], error.details() or code.name, metadata.get(ERROR_FIELD_KEY, ""))
+    found.retry_after = _seconds(metadata.get(RETRY_AFTER_KEY))
+    return found
+
+
+def _seconds(text: str | None) -> float | None:
+    """A finite number of seconds, not below 0; None for anything else a peer may send."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0.0 <= seconds < math.inf else None
 
 
 def _with_bearer(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.ClientCallDetails:

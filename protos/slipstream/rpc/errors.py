@@ -24,12 +24,17 @@ import grpc
 
 
 class SlipstreamError(Exception):
-    """Base of all domain errors. `field` is the offending field as the client wrote it, or empty."""
+    """Base of all domain errors.
 
-    def __init__(self, message: str, *, field: str = "") -> None:
+    `field` is the offending field as the client wrote it, or empty. `retry_after` is the number of seconds after which
+    the same request may succeed, where the raiser can tell.
+    """
+
+    def __init__(self, message: str, *, field: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
+        self.retry_after = retry_after
 
 
 class InvalidArgumentError(SlipstreamError):

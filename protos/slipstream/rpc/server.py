@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from slipstream.rpc.channel import ERROR_FIELD_KEY, KEEPALIVE_OPTIONS, LIMIT_OPTIONS
+from slipstream.rpc.channel import ERROR_FIELD_KEY, KEEPALIVE_OPTIONS, LIMIT_OPTIONS, RETRY_AFTER_KEY
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError, codes_of
 
 _log = logging.getLogger(__name__)
@@ -98,8 +98,9 @@ class GrpcServer:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
-    """End the call with the status of `error`; trailing metadata `slipstream-error-field` carries its field.
+    """End the call with the status of `error`.
 
+    Trailing metadata carries its field (`slipstream-error-field`) and when to retry (`slipstream-retry-after-seconds`).
     What is not a domain error is logged with its traceback and reported without details. Cancellation of the
     handler itself is raised again.
     """
@@ -110,5 +111,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
         error = InternalError("internal error")
     field = error.field.encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(char if char.isprintable() else "?" for char in field)
-    await context.abort(codes_of(error).status, error.message, ((ERROR_FIELD_KEY, printable),) if printable else ())
+    trailing = [(ERROR_FIELD_KEY, printable)] if printable else []
+    if error.retry_after is not None:
+        trailing.append((RETRY_AFTER_KEY, f"{error.retry_after:.3f}"))
+    await context.abort(codes_of(error).status, error.message, tuple(trailing))
     raise AssertionError("abort returned")

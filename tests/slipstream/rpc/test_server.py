@@ -112,6 +112,7 @@ def test_reflection_lists_services() -> None:
         (InvalidArgumentError("top_p is 2", field="sampling.top_p"), InvalidArgumentError, "sampling.top_p"),
         (InvalidArgumentError("bad", field="größe\n"), InvalidArgumentError, "gr\\xf6\\xdfe?"),
         (UnavailableError("loading"), UnavailableError, ""),
+        (UnavailableError("full", retry_after=2.5), UnavailableError, ""),
         (KeyError("secret"), InternalError, ""),
     ],
 )
@@ -128,6 +129,7 @@ def test_errors_cross_the_wire(raised: BaseException, received: type[SlipstreamE
     error = asyncio.run(scenario())
     assert type(error) is received
     assert error.field == field
+    assert error.retry_after == getattr(raised, "retry_after", None)
     assert "secret" not in error.message
 
 
