@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.host_memory import available_bytes
 
 MAX_AUTO_BYTES = 1 << 30
 """KV pages that are taken at most where the operator names no number."""
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +72,6 @@ def check_feature_memory(feature_bytes: int, available: int | None = None) -> st
     if feature_bytes > room:
         raise FailedPreconditionError(f"out of memory: {text}; lower --feature-memory-mib")
     return text
-
-
-def available_bytes() -> int:
-    """Memory this process can still take: what the machine has, or the control group allows, whichever is less."""
-    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    machine = int(fields["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return machine
-    return machine if limit == "max" else min(machine, max(0, int(limit) - used))
 
 
 def _mib(size: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from draft_service.heads.pickled import load_pickled
 from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.fields import CheckpointError
+from slipstream_kernels.models.weight_file import open_weights
 
 _SAFETENSORS = ".safetensors"
 USUAL_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -44,20 +44,9 @@ def tensor_names(folder: Path, *, singles: Sequence[str] = USUAL_FILES) -> list[
         return list(read_tensors(folder, singles=singles))
     names: list[str] = []
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                names.extend(file.keys())
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        with open_weights(path) as file:
+            names.extend(file.names)
     return names
-
-
-def load_pickled(path: Path) -> Any:
-    """What torch.save wrote, of tensors and plain containers alone. Raises CheckpointError."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file that is none makes torch raise whatever its parser runs into
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _weights(folder: Path, singles: Sequence[str]) -> tuple[str, list[Path]]:
@@ -71,10 +60,6 @@ def _weights(folder: Path, singles: Sequence[str]) -> tuple[str, list[Path]]:
 def _read_safetensors(paths: list[Path], only: Collection[str] | None) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118 (no mapping)
-                tensors.update({name: file.get_tensor(name) for name in names})
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        with open_weights(path) as file:
+            tensors.update({name: file.read(name) for name in file.names if only is None or name in only})
     return tensors

@@ -17,7 +17,7 @@ from draft_service.heads.eagle import Eagle1, Eagle3, EagleHead, Vocabulary
 from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.fields import CheckpointError, flag, read_json
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -93,7 +93,7 @@ def shared_rows(
 def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings"))
+    tied = flag(read_json(folder / "config.json"), "tie_word_embeddings")
     wanted = names[:1] if tied else names
     found = read_tensors(folder, wanted)
     missing = [name for name in wanted if name not in found]

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from draft_service.heads.fields import number, size
 from draft_service.heads.files import USUAL_FILES, read_tensors, tensor_names
 from draft_service.heads.loading import target_rows
 from draft_service.heads.medusa import MedusaHead, MedusaHeads
 from draft_service.heads.medusa_names import SHARED_ROWS, MedusaNames
 from draft_service.heads.names import require
 from draft_service.heads.vocabulary import indices, token_map
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.fields import CheckpointError, number, read_json, refuse_quantisation, size
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *USUAL_FILES)
 _PREFIX = re.compile(r"medusa_heads?\.")
@@ -32,6 +31,7 @@ def load_medusa(folder: Path, target: Path | None = None, map_file: Path | None 
     map_file: the target ids that are scored (`vocabulary.token_map`); others are left out. Raises CheckpointError.
     """
     config = read_json(folder / "config.json")
+    refuse_quantisation(config)
     tensors = _read(folder)
     stored_map = tensors.pop(_MAP, None)
     names = MedusaNames.of(config, tensors)

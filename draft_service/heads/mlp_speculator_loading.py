@@ -16,12 +16,11 @@ import torch
 
 from draft_service.heads.eagle import Vocabulary
 from draft_service.heads.expected import check_tensors
-from draft_service.heads.fields import flag, size
 from draft_service.heads.files import read_tensors
 from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
 from draft_service.heads.names import require
 from draft_service.heads.vocabulary import token_map
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.fields import CheckpointError, flag, read_json, refuse_quantisation, size
 
 _PREFIX = re.compile(r"speculator\.")
 
@@ -57,6 +56,7 @@ class SpeculatorConfig:
     def from_folder(cls, folder: Path) -> SpeculatorConfig:
         """Read config.json. Raises CheckpointError."""
         config = read_json(folder / "config.json")
+        refuse_quantisation(config)
         width = size(config, "hidden_size" if config.get("emb_dim") is None else "emb_dim")
         stages = size(config, "n_predict")
         whole = flag(config, "tie_weights") or flag(config, "tie_wts")

@@ -10,7 +10,7 @@ from draft_service.heads.files import read_tensors, tensor_names
 from draft_service.heads.loading import shared_rows, whole_vocabulary
 from draft_service.heads.mtp import MtpHead
 from draft_service.heads.mtp_names import check, embedding_first, find
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.fields import CheckpointError, count, read_json
 
 _NUMBER = "num_nextn_predict_layers"
 
@@ -46,5 +46,4 @@ def load_mtp(
 
 def _expected(folder: Path) -> int:
     """How many MTP layers the config says there are; 0 where it says nothing."""
-    number = read_json(folder / "config.json").get(_NUMBER)
-    return number if type(number) is int else 0
+    return count(read_json(folder / "config.json"), _NUMBER)

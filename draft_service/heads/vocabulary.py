@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draft_service.heads.files import load_pickled
+from draft_service.heads.pickled import load_pickled
 from slipstream_kernels.models.config import CheckpointError
 
 

@@ -30,9 +30,10 @@ from draft_service.proposers.draft_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
 from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
 from draft_service.proposers.expansion import Expansion
+from slipstream_kernels.host_memory import available_bytes
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import fingerprint
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagePool
 from slipstream_kernels.token_tree import TokenTree
@@ -197,7 +198,14 @@ class DraftModelProposer(DraftModelBase):
 
 def _num_pages(model: CausalLM, config: DraftModelConfig) -> int:
     tokens = min(config.max_cached_tokens, config.max_cached_bytes // model.kv_bytes_per_token())
-    return -(-max(tokens, model.config.max_context) // config.page_size)
+    pages = -(-max(tokens, model.config.max_context) // config.page_size)
+    needed, room = pages * config.page_size * model.kv_bytes_per_token(), available_bytes()
+    if needed > room:
+        raise CheckpointError(
+            f"config.json: max_position_embeddings is {model.config.max_context}: keys and values take "
+            f"{needed >> 20} MiB, {room >> 20} MiB are available"
+        )
+    return pages
 
 
 def create(options: ProposerOptions) -> DraftModelBase:

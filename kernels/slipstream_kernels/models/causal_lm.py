@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.host_memory import available_bytes
 from slipstream_kernels.models.boundaries import Capture
-from slipstream_kernels.models.checkpoint import load_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint import load_tensors, weight_bytes
+from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.cpu_backend import CpuBackend
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagedKV
@@ -37,6 +38,7 @@ class CausalLM:
         if device not in _BACKENDS:
             raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
         config = ModelConfig.from_folder(path)
+        _check_memory(path, config)
         return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads, scored))
 
     @property
@@ -73,3 +75,14 @@ class CausalLM:
         """Compile, or read from the disk cache, every kernel of a pass."""
         cache = self.new_cache(num_pages=1, page_size=8, scratch_slots=0)
         self.forward(cache, RowBatch.chunk([0] * min(8, self.config.max_context), 0, [0], 8))
+
+
+def _check_memory(path: Path, config: ModelConfig) -> None:
+    """Raises CheckpointError where weights, as read and as packed, and the table of positions exceed what there is."""
+    weights, table = 2 * weight_bytes(path), 4 * config.max_context * config.head_dim
+    room = available_bytes()
+    if weights + table > room:
+        raise CheckpointError(
+            f"{path}: loading takes {weights >> 20} MiB for weights and {table >> 20} MiB for a context of "
+            f"{config.max_context} tokens (max_position_embeddings), {room >> 20} MiB are available"
+        )

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from slipstream_kernels.models.config import CheckpointError, ModelConfig, read_json
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.fields import (
+    MOST_JSON_BYTES,
+    CheckpointError,
+    read_bounded,
+    read_json,
+    regular_size,
+    shown,
+)
+from slipstream_kernels.models.weight_file import FLOATS, WeightFile, header_size, open_weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+_MOST_TOKENIZER_BYTES = 1 << 28
+_MOST_FILES = 1 << 12
+"""Of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +39,16 @@ def fingerprint(folder: Path) -> Fingerprint:
     tokenizer = hashlib.sha256()
     for path in (folder / name for name in _TOKENIZER_FILES):
         if path.exists():
-            tokenizer.update(path.name.encode() + b"\0" + path.read_bytes())
+            tokenizer.update(path.name.encode() + b"\0" + read_bounded(path, _MOST_TOKENIZER_BYTES))
     model = hashlib.sha256(tokenizer.digest())
-    try:
-        model.update((folder / "config.json").read_bytes())
-        for path in weight_files(folder):
+    model.update(read_bounded(folder / "config.json", MOST_JSON_BYTES))
+    for path in weight_files(folder):
+        size = 8 + header_size(path)
+        try:
             with path.open("rb") as file:
-                size = file.read(8)
-                model.update(path.name.encode() + b"\0" + size + file.read(int.from_bytes(size, "little")))
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+                model.update(path.name.encode() + b"\0" + file.read(size))
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     return Fingerprint(model=model.hexdigest(), tokenizer=tokenizer.hexdigest())
 
 
@@ -49,12 +60,22 @@ def weight_files(folder: Path, single: str = "model.safetensors") -> list[Path]:
             raise CheckpointError(f"{folder}: neither {single} nor {index.name}")
         return [folder / single]
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing")
+    for name in weight_map.values():
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
+            raise CheckpointError(
+                f"{index}: weight_map names {shown(name)}, which lies outside the folder or is no name"
+            )
     names = sorted(set(weight_map.values()))
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{index}: weight_map names files outside the folder")
+    if len(names) > _MOST_FILES:
+        raise CheckpointError(f"{index}: weight_map names {len(names)} files, the limit is {_MOST_FILES}")
     return [folder / name for name in names]
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the files of `weight_files`. Raises CheckpointError."""
+    return sum(regular_size(path) for path in weight_files(folder))
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -93,21 +114,17 @@ def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
 def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of all tensors of the model, in bfloat16 (wider ones are rounded), read one after the other.
 
-    Those of layers that predict further tokens are left out. Raises CheckpointError unless names and shapes of all
-    others fit exactly; that a tensor is missing shows at the end.
+    Those of layers that predict further tokens are left out. Raises CheckpointError, before any is read, unless names,
+    shapes and types of all others fit exactly.
     """
-    shapes, left_out = dict(expected_shapes(config)), mtp_prefixes(config)
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (the file object is no mapping)
-                    if not name.startswith(left_out):
-                        yield name, _checked(file.get_tensor(name), name, shapes.pop(name, None), path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    if shapes:
-        missing = sorted(shapes)
-        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    left_out = mtp_prefixes(config)
+    files = weight_files(folder)
+    _check_headers(folder, config, files)
+    for path in files:
+        with open_weights(path) as file:
+            for name in file.names:
+                if not name.startswith(left_out):
+                    yield name, file.read(name).to(torch.bfloat16)
 
 
 def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -115,11 +132,22 @@ def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     return dict(iterate_tensors(folder, config))
 
 
-def _checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...] | None, path: Path) -> torch.Tensor:
+def _check_headers(folder: Path, config: ModelConfig, files: Sequence[Path]) -> None:
+    shapes, left_out = dict(expected_shapes(config)), mtp_prefixes(config)
+    for path in files:
+        with open_weights(path) as file:
+            for name in file.names:
+                if not name.startswith(left_out):
+                    _check(file, name, shapes.pop(name, None), path)
+    if shapes:
+        missing = sorted(shapes)
+        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+
+
+def _check(file: WeightFile, name: str, shape: tuple[int, ...] | None, path: Path) -> None:
     if shape is None:
         raise CheckpointError(f"{path}: unexpected tensor {name}")
-    if tuple(tensor.shape) != shape:
-        raise CheckpointError(f"{path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{path}: {name} has dtype {tensor.dtype}, expected a floating-point one")
-    return tensor.to(torch.bfloat16)
+    if file.shape(name) != shape:
+        raise CheckpointError(f"{path}: {name} has shape {shown(list(file.shape(name)))}, expected {list(shape)}")
+    if file.dtype(name) not in FLOATS:
+        raise CheckpointError(f"{path}: {name} has dtype {file.dtype(name)}, expected one of {', '.join(FLOATS)}")

@@ -12,6 +12,9 @@ import torch
 from slipstream_kernels.intrinsics import pointer_f32
 from slipstream_kernels.jit import kernel
 
+_TABLE_ROWS = 4096
+"""Positions whose angles are in memory at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
@@ -40,8 +43,12 @@ def rotary_table(
     frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
     if scaling is not None:
         frequencies = [scaling.scaled(frequency) for frequency in frequencies]
-    angles = np.arange(positions, dtype=np.float64)[:, None] * np.array(frequencies)
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    table, half = np.empty((positions, head_dim), np.float32), head_dim // 2
+    for start in range(0, positions, _TABLE_ROWS):
+        part = table[start : start + _TABLE_ROWS]
+        angles = np.arange(start, start + len(part), dtype=np.float64)[:, None] * np.array(frequencies)
+        part[:, :half], part[:, half:] = np.cos(angles), np.sin(angles)
+    return table
 
 
 @kernel

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from draft_service.heads.config import HeadConfig
+from slipstream_kernels.models.config import CheckpointError
 
 LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 96}
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -54,3 +55,22 @@ def test_a_list_copied_from_outputs_is_suspected(tmp_path, caplog):
     assert not caplog.records
     read(tmp_path, LAYER | {IDS: [1, 46, 90]})
     assert "begins with 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, the limit is 1024"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', must be a positive integer"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"eos_token_id": 96}, "eos_token_id is 96, the vocabulary has ids from 0 to 95"),
+        ({"eos_token_id": "end"}, "eos_token_id is 'end'"),
+        ({"norm_output": 3}, "norm_output is 3, must be true or false"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
+        ({"transformer_layer_config": 7}, "transformer_layer_config is 7, must be an object"),
+        ({IDS: [10**9]}, "must be a list of layers"),
+    ],
+)
+def test_what_lies_is_named(changes, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, LAYER | changes)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,60 @@ def test_unreadable_config(tmp_path: Path, content: str) -> None:
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         ModelConfig.from_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, the limit is 1024"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings is 1000000000000, the limit is 16777216"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000, the limit is 1048576"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, must be a positive number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, must be a positive number"),
+        ({"rms_norm_eps": 1e-40}, "rms_norm_eps is 1e-40, must be from 1e-30 to 1"),
+        ({"rope_theta": 1e-300}, "rope_theta is 1e-300, must be from 1 to"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\], must be an object"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "must be below high_freq_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": float("nan")}}, "factor is nan"),
+        ({"eos_token_id": 512}, "eos_token_id is 512, the vocabulary has ids from 0 to 511"),
+        ({"eos_token_id": [3, -1]}, "must be a token id or a list of token ids"),
+        ({"eos_token_id": True}, "eos_token_id is True"),
+        ({"bos_token_id": 10**6}, "bos_token_id is 1000000, the vocabulary"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', must be true or false"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\], must be a string"),
+        ({"model_type": "x" * 10**6}, r"^.{0,300}$"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
+        ({"head_dim": 10**6}, "head_dim is 1000000, the limit is 4096"),
+    ],
+)
+def test_what_lies_is_named_on_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as raised:
+        read(tmp_path, changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_end_of_text_of_a_generation_config_lies_within_the_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id is 900, the vocabulary"):
+        read(tmp_path, {}, {"eos_token_id": 900})
+
+
+def test_deep_long_and_special_files_are_not_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(CheckpointError, match="nested too deeply"):
+        ModelConfig.from_folder(tmp_path)
+    with config.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match="the file has 1099511627776 bytes, the limit is 67108864"):
+        ModelConfig.from_folder(tmp_path)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_message_shows_no_control_characters() -> None:
+    error = CheckpointError("unexpected tensor a\nb\x1b[31m\ud800 " + "x" * 10_000)
+    assert str(error).startswith(r"unexpected tensor a b\x1b[31m\ud800 x") and len(str(error)) < 700

@@ -24,6 +24,13 @@ def test_matches_the_reference_and_a_complex_product(head_dim: int) -> None:
     assert np.array_equal(got[0], x[0])
 
 
+def test_the_table_is_the_same_in_parts_and_as_a_whole() -> None:
+    frequencies = np.array([500000.0 ** (-2 * i / 64) for i in range(32)])
+    angles = np.arange(9001, dtype=np.float64)[:, None] * frequencies
+    whole = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    assert np.array_equal(rotary_table(9001, 64, 500000.0).view(np.uint32), whole.view(np.uint32))
+
+
 def test_llama3_scaling_keeps_high_and_divides_low_frequencies() -> None:
     scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=64)
     turn = 2 * math.pi / 64
