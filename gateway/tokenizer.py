@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as HfTokenizer
-
 from gateway.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.tokenizer_file import read_tokenizer
 
 
 class Tokenizer:
@@ -18,7 +17,8 @@ class Tokenizer:
     __slots__ = ("_byte_level", "_bytes", "_lower_bound", "_shown_bytes", "_special", "_tokenizer", "longest_token")
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+        """FailedPreconditionError for a tokenizer.json that `read_tokenizer` refuses."""
+        self._tokenizer = read_tokenizer(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         pipeline = json.loads(self._tokenizer.to_str())

@@ -16,10 +16,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.json_file import read_bounded, read_object
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 
 Message = Mapping[str, str]
 """One turn of a conversation: "role", "content" and perhaps "name"."""
+
+
+_LONGEST_TEMPLATE = 1 << 20
+"""Characters of a template; public ones have some thousands."""
 
 
 class ChatTemplate:
@@ -33,12 +38,23 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate:
-        """Read chat_template.jinja or, failing that, tokenizer_config.json. A folder may have no template at all."""
-        config = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
-        source = file.read_text("utf-8") if file.is_file() else _named_default(config.get("chat_template"))
+        """Read chat_template.jinja or, failing that, tokenizer_config.json. A folder may have no template at all.
+
+        FailedPreconditionError, which names the file, where either is not what it should be.
+        """
+        path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        config = read_object(path) if path.exists() else {}
+        source = _read_text(file) if file.exists() else _named_default(config.get("chat_template"), path)
+        if source is not None and len(source) > _LONGEST_TEMPLATE:
+            raise FailedPreconditionError(
+                f"{folder}: the chat template has {len(source)} characters, the limit is {_LONGEST_TEMPLATE}"
+            )
         tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
-        return cls(source, {name: text for name, text in tokens.items() if text is not None})
+        try:
+            return cls(source, {name: text for name, text in tokens.items() if text is not None})
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise FailedPreconditionError(f"{folder}: the chat template cannot be used: {reason}") from error
 
     def render(
         self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
@@ -99,18 +115,24 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return loaded
+def _read_text(file: Path) -> str:
+    try:
+        return read_bounded(file, 4 * _LONGEST_TEMPLATE).decode("utf-8")
+    except ValueError as error:
+        raise FailedPreconditionError(f"{file}: {error}") from error
 
 
-def _named_default(template: Any) -> str | None:
+def _named_default(template: Any, path: Path) -> str | None:
     """The template itself, or the one named "default" of several."""
     if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return None if template is None else str(template)
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if not (template is None or isinstance(template, str)):
+        raise FailedPreconditionError(f"{path}: chat_template is of type {type(template).__name__}, must be a string")
+    return template
 
 
 def _token_text(value: Any) -> str | None:
-    """A special token is written as a string or as an object with its content."""
-    return value.get("content") if isinstance(value, dict) else value
+    """A special token is written as a string or as an object with its content; what is neither is left out."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
