@@ -16,6 +16,7 @@ from verify_service.request import FinishReason, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
 from verify_service.step_engine import Decision, StepEngine
 from verify_service.tally import by_source
+from verify_service.verifier import NO_TOKEN
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Epilogue:
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
         nodes = sum(item.room - 1 for item in items)
-        decisions = [decision for decision, _, _ in decided.entries]
+        decisions = [decision for decision, _, _ in decided.entries if decision.walk.tokens[-1] != NO_TOKEN]
         try:
             self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
         except Exception:  # noqa: BLE001 - it may cost speed and nothing else

@@ -227,7 +227,8 @@ class GpuEngine:
             if (top := decision.item.state.sampling.logprobs) is not None
         ]
         rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.walk.tokens))]
-        chosen = np.array([token for decision, _ in wanted for token in decision.walk.tokens], dtype=np.int32)
+        tokens = [token for decision, _ in wanted for token in decision.walk.tokens]
+        chosen = np.array(tokens, dtype=np.int32).clip(min=0)  # nobody asks for the logprob of NO_TOKEN
         most = max(top for _, top in wanted)
         values, ranks, ids, logs = self._model.logprobs(launched.ticket, np.array(rows, dtype=np.int32), chosen, most)
         end = 0

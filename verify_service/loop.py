@@ -36,6 +36,7 @@ from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows, Scheduler
 from verify_service.step_engine import Decision
 from verify_service.tree_source import FeatureTaker, ForesightSource, TreeSource
+from verify_service.undecided import decided_part, undecided_error
 
 _log = logging.getLogger(__name__)
 
@@ -266,12 +267,20 @@ class VerifyLoop:
         for item in live:
             item.state.settled = item.base
         features = self._features.take(step, live, [decision.item for decision in decisions])
+        undecided: list[RequestState] = []
         for decision in decisions:
-            tokens = self._commit_one(decision, now)
-            if tokens:
+            decided = decided_part(decision)
+            if decided is not decision:
+                undecided.append(decision.item.state)
+            tokens = self._commit_one(decided, now) if decided is not None else ()
+            if tokens and decided is decision:
                 progressed.append((decision.item.state, tokens))
         self._drafting.report(progressed, self._scheduler.num_running, features, self._pipeline.under_way)
         self._features.keep()
+        for state in undecided:
+            error = undecided_error(len(state.tokens))
+            _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error)
+            self._leave([state.key], FinishReason.ERROR, error, keep=False)
 
     def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""

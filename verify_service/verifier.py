@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 from slipstream_kernels.token_tree import TokenTree
 
+NO_TOKEN = -1
+"""What is sampled where the logits decide nothing: one of them is no finite number. No node carries it."""
+
 
 class Walk(NamedTuple):
     """The accepted path below the root, `nodes` in order, and the tokens decided along it.
 
     `tokens` has one entry more than `nodes`: `tokens[i]` was sampled at the row of `nodes[i - 1]`, the first one at
-    the root. The last is the bonus token.
+    the root. The last is the bonus token, or NO_TOKEN.
     """
 
     nodes: tuple[int, ...]

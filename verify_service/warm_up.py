@@ -74,11 +74,10 @@ def warm_up(model: TargetModel, config: EngineConfig) -> None:
     if isinstance(model, CausalLM):
         model.warm_up()
     over = threading.Event()
-    failed = threading.Event()
+    failures: list[str] = []
 
     def sink(outputs: list[StepOutput]) -> None:
-        if any(isinstance(output.error, InternalError) for output in outputs):
-            failed.set()
+        failures.extend(output.error.message for output in outputs if isinstance(output.error, InternalError))
         if any(output.finish_reason is not None for output in outputs):
             over.set()
 
@@ -91,5 +90,5 @@ def warm_up(model: TargetModel, config: EngineConfig) -> None:
         loop.submit(GenerationRequest(RequestKey(0, number), (0, 1), time.monotonic(), sampling=sampling))
         over.wait()
     loop.stop()
-    if failed.is_set():
-        raise FailedPreconditionError("the model's first steps failed, the log says why")
+    if failures:
+        raise FailedPreconditionError(f"the model's first steps failed, the log says why: {failures[0]}")

@@ -227,7 +227,7 @@ def _coupled_scores(
     values = log_probs.copy()
     for row in range(len(ids)):
         temperature = rows.temperature[row]
-        if temperature > 0:
+        if temperature > 0 and ids[row, 0] >= 0:
             noise = gumbel(int(rows.seed[row]), int(rows.choice[row]), int(rows.position[row]), ids[row])
             perturbed = temperature * (values[row] + noise)
             values[row] = perturbed - np.logaddexp.reduce(perturbed)

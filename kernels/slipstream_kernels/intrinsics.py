@@ -170,12 +170,14 @@ def _dot(builder: Any, values: Any) -> Any:
 
 def _largest(builder: Any, values: Any) -> Any:
     lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
+    highest = ir.Constant(VECTOR, [float("inf")] * LANES)
 
     def larger(a: Any, b: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
     def body(index: Any, carried: list[Any]) -> list[Any]:
-        return [larger(load_vector(builder, values[0], index), carried[0])]
+        numbers = load_vector(builder, values[0], index)
+        return [larger(builder.select(builder.fcmp_unordered("uno", numbers, numbers), highest, numbers), carried[0])]
 
     return fold_lanes(builder, loop(builder, values[1], LANES, [lowest], body)[0], larger)
 
@@ -208,7 +210,7 @@ dot: Callable[[int, int, int], float] = define(_f32(_i64, _i64, _i64), _dot, 3)
 widened: Callable[[int], float] = define(_f32(types.uint16), _widened, 1)
 """The float32 equal to the bfloat16 of the given bits."""
 largest: Callable[[int, int], float] = define(_f32(_i64, _i64), _largest, 2)
-"""Largest of a float32 array without NaN (address, size a positive multiple of 16)."""
+"""Largest of a float32 array (address, size a positive multiple of 16); NaN counts as infinity."""
 total: Callable[[int, int], float] = define(_f32(_i64, _i64), _total, 2)
 """Sum of a float32 array (address, size a positive multiple of 16): 16 interleaved chains, then `lane_sum`."""
 

@@ -97,6 +97,7 @@ def test_the_gateway_says_in_one_line_why_it_does_not_start(file: str, content: 
             "--http-port=0",
             "--grpc-port=0",
         ],
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,

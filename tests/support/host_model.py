@@ -146,7 +146,7 @@ class HostModel:
     def _run(self, plan: PassPlan, ticket: HostTicket) -> None:
         laid_out = len(plan.logit_rows)
         plan, kept = self._choose(plan)
-        ids = np.where(plan.token_ids < 0, self._last[plan.lines], plan.token_ids).astype(np.int32)
+        ids = np.where(plan.token_ids < 0, self._last[plan.lines], plan.token_ids).astype(np.int32).clip(min=0)
         paths = [self._path(plan, row) for row in range(len(ids))]
         width = max(1, *(len(path) for path in paths))
         ancestors = np.zeros((len(ids), width), dtype=np.int32)
@@ -224,7 +224,7 @@ class HostModel:
         result[66 : 66 + len(tokens)] = tokens
         self._last[line] = tokens[-1]
         if line in self._lines:
-            self._lines[line].output.extend(tokens)
+            self._lines[line].output.extend(token for token in tokens if token >= 0)
         size = self.limits.page_size
         targets = [
             int(self._pages[line, position // size]) * size + position % size

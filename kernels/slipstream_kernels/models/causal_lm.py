@@ -72,9 +72,11 @@ class CausalLM:
         return self._backend.forward(cache, rows, capture)
 
     def warm_up(self) -> None:
-        """Compile, or read from the disk cache, every kernel of a pass."""
+        """Compile, or read from the disk cache, every kernel of a pass. CheckpointError if logits are no numbers."""
         cache = self.new_cache(num_pages=1, page_size=8, scratch_slots=0)
-        self.forward(cache, RowBatch.chunk([0] * min(8, self.config.max_context), 0, [0], 8))
+        logits = self.forward(cache, RowBatch.chunk([0] * min(8, self.config.max_context), 0, [0], 8))
+        if not np.isfinite(logits).all():
+            raise CheckpointError("the logits of a first pass are not finite numbers: weights hold NaN or infinity")
 
 
 def _check_memory(path: Path, config: ModelConfig) -> None:

@@ -83,7 +83,7 @@ def _bind(
 
 @kernel
 def score_row(a: Any, row: int, scratch: int) -> int:
-    """Candidates and scores of a row with T > 0; returns the number of candidates.
+    """Candidates and scores of a row with T > 0; returns the number of candidates, 0 as `argmax_row` has -1.
 
     `scratch` holds, of vocab_size each: float32 processed logits, int32 candidates, float32 scores by candidate
     (noise added); then room for the filters.
@@ -91,7 +91,10 @@ def score_row(a: Any, row: int, scratch: int) -> int:
     size = a.vocab_size
     ids, scores, rest = scratch + size * 4, scratch + size * 8, scratch + (size * 12 + 63) // 64 * 64
     process_row(a, row, a.logits + row * a.stride, size, ids, scratch)
-    peak = pointer_f32(scratch)[argmax_row(scratch, size)]
+    likeliest = argmax_row(scratch, size)
+    if likeliest < 0:
+        return 0
+    peak = pointer_f32(scratch)[likeliest]
     top_k, top_p, min_p = pointer_i32(a.top_k)[row], pointer_f32(a.top_p)[row], pointer_f32(a.min_p)[row]
     count = filter_row(scratch, size, top_k, top_p, min_p, peak, ids, scores, rest)
     seed, choice = pointer_u64(a.seed)[row], np.int64(pointer_u32(a.choice)[row])

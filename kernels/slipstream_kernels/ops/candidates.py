@@ -24,9 +24,11 @@ def _plain(logits: Float32, ids: Int32, log_probs: Float32) -> None:
     for row in range(rows):
         x = address_rows_f32(logits) + row * logits.strides[0]
         normaliser = log_normaliser(x, size)
-        best(x, size, k, address_i32(ids) + row * k * 4)
+        kept = best(x, size, k, address_i32(ids) + row * k * 4) if np.isfinite(normaliser) else 0
         for i in range(k):
-            log_probs[row, i] = np.float32(np.float64(pointer_f32(x)[ids[row, i]]) - normaliser)
+            value = np.float64(pointer_f32(x)[ids[row, i]]) - normaliser if i < kept else -np.inf
+            log_probs[row, i] = np.float32(value)
+            ids[row, i] = ids[row, i] if i < kept else -1
 
 
 @kernel
@@ -43,6 +45,7 @@ def _noisy_row(a: Any, row: int, scratch: int, ids: Int32, log_probs: Float32) -
         process_row(a, row, a.logits + row * a.stride, size, scratch + size * 4, scratch)
         kept = best(scratch, size, k, chosen)
     normaliser = log_normaliser(scratch, size)
+    kept = kept if np.isfinite(normaliser) else 0
     for i in range(k):
         log_probs[row, i] = np.float32(np.float64(x[ids[row, i]]) - normaliser) if i < kept else -np.inf
         ids[row, i] = ids[row, i] if i < kept else -1
@@ -61,7 +64,8 @@ def top_candidates(logits: Float32, k: int, rows: SamplingRows | None = None) ->
     Without `rows` the best by logits. With them logits are processed as in `sample`, and where T > 0 the best are
     those by processed logit plus noise among the filters' candidates. Returns ids int32 [n, k], best first and lowest
     id first of equals, and the log-probabilities float32 [n, k] of the (processed, unfiltered) draft distribution.
-    Where fewer than k tokens pass the filters, the places left have id -1 and minus infinity.
+    Where fewer than k tokens pass the filters, the places left have id -1 and minus infinity. So has a whole row that
+    `sample` would give -1.
     """
     n, vocab_size = logits.shape
     if not 0 < k <= vocab_size or logits.strides[1] != logits.itemsize:

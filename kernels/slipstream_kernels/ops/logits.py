@@ -249,17 +249,22 @@ def _penalise(a: Any, row: int, vocab_size: int, counts: int, out: int) -> None:
 
 @kernel
 def argmax_row(x: int, size: int) -> int:
-    """Index of the largest of float32 x [size], the lowest of equals; 0 if all are NaN."""
+    """Index of the largest of float32 x [size], the lowest of equals.
+
+    -1 where nothing can be chosen: there is a NaN or infinity among them, or minus infinity alone.
+    """
     values = pointer_f32(x)
     whole = size // 16 * 16
     peak = largest(x, whole) if whole else np.float32(-np.inf)
     for i in range(whole, size):
-        if values[i] > peak:
-            peak = values[i]
+        if not values[i] <= peak:
+            peak = values[i] if values[i] < np.inf else np.float32(np.inf)
+    if not -np.inf < peak < np.inf:
+        return -1
     for i in range(size):
         if values[i] == peak:
             return i
-    return 0
+    return -1
 
 
 def process_reference(logits: Float32, rows: SamplingRows, row: int) -> Float32:

@@ -16,9 +16,15 @@ from slipstream_kernels.ops.logits import Float32, Int32, argmax_row
 
 @kernel
 def log_normaliser(x: int, size: int) -> float:
-    """log of the sum of e^x over float32 x [size], in float64; minus infinity counts as e^-87 of the largest."""
+    """log of the sum of e^x over float32 x [size], in float64; minus infinity counts as e^-87 of the largest.
+
+    NaN where `argmax_row` has -1.
+    """
     values = pointer_f32(x)
-    peak = values[argmax_row(x, size)]
+    likeliest = argmax_row(x, size)
+    if likeliest < 0:
+        return np.nan
+    peak = values[likeliest]
     whole = size // 16 * 16
     total = exp_total(x, whole, peak) if whole else 0.0
     for i in range(whole, size):

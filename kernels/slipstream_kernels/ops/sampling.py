@@ -36,6 +36,8 @@ def _sample_row(a: Any, row: int, scratch: int) -> Any:
         return argmax_row(logits, a.vocab_size)
     if pointer_f32(a.temperature)[row] > np.float32(0):
         count = score_row(a, row, scratch)
+        if count == 0:
+            return -1
         return pointer_i32(scratch + a.vocab_size * 4)[argmax_row(scratch + a.vocab_size * 8, count)]
     process_row(a, row, logits, a.vocab_size, scratch + a.vocab_size * 4, scratch)
     return argmax_row(scratch, a.vocab_size)
@@ -59,7 +61,8 @@ def sample(logits: Float32, rows: SamplingRows, *, team: Team | None = None) -> 
     """The token of each row: float32 logits [n, vocab] to int32 [n]. Logits are left as they are.
 
     In this order: bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax. T = 0 takes
-    the argmax of the processed logits. Rows are shared among the threads of `team`.
+    the argmax of the processed logits. Rows are shared among the threads of `team`. A row gets -1 whose processed
+    logits hold a NaN or infinity, or minus infinity alone: nothing is decided by what is no number.
     Raises ValueError where the arrays do not fit.
     """
     if not len(logits):
@@ -70,7 +73,7 @@ def sample(logits: Float32, rows: SamplingRows, *, team: Team | None = None) -> 
 
 
 def argmax(logits: Float32) -> Int32:
-    """Index of the largest of each row, the lowest of equals: float32 [n, vocab] to int32 [n]."""
+    """Index of the largest of each row, as `argmax_row`: float32 [n, vocab] to int32 [n]."""
     ids = np.empty(len(logits), np.int32)
     _argmax(np.ascontiguousarray(logits), ids)
     return ids
@@ -89,6 +92,9 @@ def sample_reference(logits: Float32, rows: SamplingRows) -> Int32:
     tokens = np.empty(len(logits), np.int32)
     for row in range(len(logits)):
         x = process_reference(logits[row], rows, row)
+        if not -np.inf < x.max() < np.inf:
+            tokens[row] = -1
+            continue
         if rows.temperature[row] == 0:
             tokens[row] = int(np.argmax(x))
             continue

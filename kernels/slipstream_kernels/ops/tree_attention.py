@@ -124,6 +124,7 @@ def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim:
 
     Addresses: float32 query and out [head_dim]; keys and values [slots, head_dim] of the head; int32 slots from
     `list_slots`; float32 scratch `weights` with room for `count` rounded up to 16. head_dim is a multiple of 16.
+    A NaN or an infinite score makes all of `out` NaN.
     """
     w = pointer_f32(weights)
     width = (count + 15) // 16 * 16
@@ -139,7 +140,7 @@ def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim:
         w[i] = exp((w[i] - peak) * scale)
     for i in range(count, width):
         w[i] = np.float32(0)
-    share = np.float32(1) / total(weights, width)
+    share = np.float32(1) / total(weights, width) if peak < np.inf else np.float32(np.nan)
     column = 0
     while column < head_dim:
         if head_dim - column >= 128:

@@ -53,3 +53,14 @@ def test_places_left_by_the_filters_are_empty() -> None:
 def test_refuses_k(k: int) -> None:
     with pytest.raises(ValueError, match=f"k is {k}"):
         top_candidates(random_logits(1), k)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.8])
+def test_a_row_with_what_is_no_number_has_no_candidates(temperature: float | None) -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    rows = None if temperature is None else random_rows(3, 50, seed=1, temperature=temperature)
+    ids, log_probs = top_candidates(logits, 4, rows)
+    logits[1, 7] = np.nan
+    poisoned_ids, poisoned = top_candidates(logits, 4, rows)
+    assert (poisoned_ids[1] == -1).all() and (poisoned[1] == -np.inf).all()
+    assert np.array_equal(poisoned_ids[[0, 2]], ids[[0, 2]]) and np.array_equal(poisoned[[0, 2]], log_probs[[0, 2]])

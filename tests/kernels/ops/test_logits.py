@@ -22,8 +22,18 @@ def test_argmax_takes_the_lowest_of_equals(size: int) -> None:
     for _ in range(50):
         x = rng.integers(0, 4, size).astype(np.float32)
         assert argmax_of(x) == np.argmax(x)
-    assert argmax_of(np.full(size, -np.inf, np.float32)) == 0
-    assert argmax_of(np.full(size, np.nan, np.float32)) == 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
+def test_nothing_is_chosen_beside_what_is_no_number(size: int, value: float) -> None:
+    for place in range(size):
+        x = np.linspace(-1, 1, size, dtype=np.float32)
+        x[place] = value
+        assert argmax_of(x) == -1
+        x[place] = -np.inf
+        assert argmax_of(x) == (np.argmax(x) if size > 1 else -1)
+    assert argmax_of(np.full(size, -np.inf, np.float32)) == -1
 
 
 def test_argmax_by_row() -> None:

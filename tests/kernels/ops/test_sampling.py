@@ -107,3 +107,16 @@ def test_other_dtypes_are_refused() -> None:
 
 def test_no_rows() -> None:
     assert sample(np.empty((0, VOCAB), np.float32), SamplingRows.plain([])).shape == (0,)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_with_what_is_no_number_decides_nothing(value: float, filters: dict, temperature: float) -> None:
+    """Its neighbours decide what they would without it."""
+    logits = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
+    rows = SamplingRows.plain(np.arange(4), temperature=temperature, seed=3, **filters)
+    expected = sample(logits, rows)
+    logits[1, 77], logits[2] = value, -np.inf
+    assert sample(logits, rows).tolist() == [expected[0], -1, -1, expected[3]]
+    assert sample_reference(logits, rows).tolist() == [expected[0], -1, -1, expected[3]]

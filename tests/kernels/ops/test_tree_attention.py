@@ -96,3 +96,20 @@ def test_extreme_scores_stay_finite() -> None:
         "num_ancestors": np.zeros(1, np.int32),
     }
     np.testing.assert_allclose(tree_attention(q, keys, values, **plan)[0], values[:, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_what_is_no_number_is_passed_on(where: str) -> None:
+    q, keys, values = random(2, 2, 16, seed=0), random(2, 3, 16, seed=1), random(2, 3, 16, seed=2)
+    plan = {
+        "page_size": 1,
+        "page_table": np.array([[0, 1], [2, 0]], np.int32),
+        "page_lines": np.array([0, 1], np.int32),
+        "prefix_lengths": np.array([2, 1], np.int32),
+        "ancestor_slots": np.zeros((2, 1), np.int32),
+        "num_ancestors": np.zeros(2, np.int32),
+    }
+    expected = tree_attention(q, keys, values, **plan)
+    {"query": q[0], "key": keys[:, 1], "value": values[:, 1]}[where][:, 3] = np.nan
+    got = tree_attention(q, keys, values, **plan)
+    assert np.isnan(got[0]).any(axis=-1).all() and np.array_equal(got[1], expected[1])

@@ -1,7 +1,7 @@
 """What is done to a row of logits before sampling: bias, penalties, forbidden tokens, temperature, in this order.
 
 The arithmetic is that of `ops/logits.py`: float32, correctly rounded quotients, nothing contracted. NaN becomes minus
-infinity, so that it is never the best and never passes a filter.
+infinity, so that it never passes a filter; what a target samples from keeps it, so that it is seen.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def float_field(parameters: tl.tensor, line: tl.tensor, FIELD: tl.constexpr) -> 
 
 @triton.jit
 def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """`processed_as_they_are` with minus infinity for NaN."""
+    x = processed_as_they_are(request_row, start, BLOCK)
+    return tl.where(x == x, x, _MINUS_INFINITY)
+
+
+@triton.jit
+def processed_as_they_are(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
     """Processed logits float32 [BLOCK] of tokens start, start + 1, ...; minus infinity beyond the vocabulary.
 
     `request_row`: a pointer to the row's logits, vocabulary size, row of the pass, line, position that is decided,
@@ -65,7 +72,7 @@ def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> t
     temperature = float_field(parameters, line, _TEMPERATURE)
     if temperature > 0:
         x = tl.div_rn(x, temperature)
-    return tl.where(x == x, x, _MINUS_INFINITY)
+    return x
 
 
 @triton.jit
@@ -202,6 +209,14 @@ def process_row_reference(
     logits: torch.Tensor, line: int, position: int, path: torch.Tensor, tensors: SamplingTensors
 ) -> torch.Tensor:
     """A row's processed logits [vocab]: `path` int32 [depth] are the drafted tokens that lead to it."""
+    x = row_as_it_is_reference(logits, line, position, path, tensors)
+    return torch.where(x.isnan(), float("-inf"), x)
+
+
+def row_as_it_is_reference(
+    logits: torch.Tensor, line: int, position: int, path: torch.Tensor, tensors: SamplingTensors
+) -> torch.Tensor:
+    """`process_row_reference` that keeps NaN."""
     words = tensors.params[line]
     floats = words.view(torch.float32)
     flags, x = int(words[table.FLAGS]), logits
@@ -219,4 +234,4 @@ def process_row_reference(
         x = x.masked_fill(tensors.token_flags[line] & table.ENDS_OUTPUT > 0, float("-inf"))
     if floats[table.TEMPERATURE] > 0:
         x = x / floats[table.TEMPERATURE].expand_as(x)
-    return torch.where(x.isnan(), float("-inf"), x)
+    return x

@@ -15,7 +15,12 @@ import triton.language as tl
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.gpu.filters import BINS, filter_rows, filter_rows_reference, is_filtered, is_kept
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.logits import float_field, process_reference, processed, row_arguments
+from slipstream_kernels.ops.gpu.logits import (
+    float_field,
+    processed_as_they_are,
+    row_arguments,
+    row_as_it_is_reference,
+)
 from slipstream_kernels.ops.gpu.philox import gumbel_reference, noise_bits, noise_bound, noise_of
 from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
 from slipstream_kernels.ops.gpu.sort_keys import sort_key_reference
@@ -25,7 +30,8 @@ _BLOCKS = ((4, 1), (32, 4))
 """How many blocks a program takes up to a number of rows of logits: few rows are spread over the device."""
 _MOST_BLOCKS = 16
 _TEMPERATURE = tl.constexpr(table.TEMPERATURE)
-_MINUS_INFINITY, _NO_ID = tl.constexpr(float("-inf")), tl.constexpr(2**31 - 1)
+_MINUS_INFINITY, _INFINITY = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))
+_NO_ID = tl.constexpr(2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def _score(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """Best score and its lowest id among BLOCKS * BLOCK tokens of a row.
+    """Best score and its lowest id among BLOCKS * BLOCK tokens of a row; NaN counts as infinity.
 
     Exact noise is drawn for blocks of which a token may beat those before it, few of many.
     """
@@ -97,7 +103,8 @@ def _score(
         first = split * (BLOCK * BLOCKS)
         best_id = first + tl.arange(0, BLOCK)
         for start in range(first, tl.minimum(first + BLOCK * BLOCKS, vocab_size), BLOCK):
-            x = processed(request_row, start, BLOCK)
+            x = processed_as_they_are(request_row, start, BLOCK)
+            x = tl.where(x == x, x, _INFINITY)
             ids = start + tl.arange(0, BLOCK)
             if filtered:
                 x = tl.where(is_kept(x, ids, thresholds, index), x, _MINUS_INFINITY)
@@ -124,7 +131,7 @@ def _choose(
     splits: int,
     SPLITS: tl.constexpr,
 ) -> None:
-    """The best of a row's splits; SPLITS is a power of two of at least `splits`."""
+    """The best of a row's splits, -1 unless it is finite; SPLITS is a power of two of at least `splits`."""
     release_next()
     wait_for_previous()
     index = tl.program_id(0)
@@ -133,8 +140,9 @@ def _choose(
     inside = (split < splits) & (row >= 0)
     score = tl.load(scores + index * splits + split, mask=inside, other=_MINUS_INFINITY)
     ids = tl.load(best_ids + index * splits + split, mask=inside, other=_NO_ID)
-    token = tl.min(tl.where(score == tl.max(score, 0), ids, _NO_ID), 0)
-    tl.store(out + index, tl.where(row >= 0, token, -1))
+    best = tl.max(score, 0)
+    token = tl.min(tl.where(score == best, ids, _NO_ID), 0)
+    tl.store(out + index, tl.where((row >= 0) & (tl.abs(best) < _INFINITY), token, -1))
 
 
 def sample(
@@ -152,7 +160,8 @@ def sample(
     """The token of each row of logits: int32 out [n], -1 for padding. Inputs as for `process`; logits are left alone.
 
     In this order: bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax, the lowest id
-    of equals. T = 0 takes the argmax of the processed logits. A row without any number gets some id of the vocabulary.
+    of equals. T = 0 takes the argmax of the processed logits. A row gets -1, too, whose processed logits hold a NaN or
+    infinity, or minus infinity alone: nothing is decided by what is no number.
     """
     n, vocab_size = logits.shape
     arguments = row_arguments(logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors)
@@ -181,8 +190,6 @@ def sample_reference(
 ) -> None:
     """Twin of `sample`."""
     inputs = logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors
-    x = torch.full_like(logits, float("-inf"))
-    process_reference(*inputs, x)
     filter_rows_reference(*inputs, workspace.histograms, workspace.thresholds)
     ids = torch.arange(logits.shape[1], device=logits.device)
     for index, row in enumerate(logit_rows.tolist()):
@@ -191,7 +198,11 @@ def sample_reference(
             continue
         line = lines[row]
         floats = tensors.params[line].view(torch.float32)
-        score = x[index]
+        path = resolved_ids[paths[row, : int(depths[row])].long()]
+        score = row_as_it_is_reference(logits[index], int(line), int(positions[row]) + 1, path, tensors)
+        if not bool(score.max().isfinite()):
+            out[index] = -1
+            continue
         if floats[table.TEMPERATURE] > 0:
             if tensors.params[line, table.TOP_K] > 0 or floats[table.TOP_P] < 1 or floats[table.MIN_P] > 0:
                 keys = sort_key_reference(score)

@@ -64,7 +64,7 @@ def _tree_walk(
     tl.store(result + 2 + WIDTH + places, committed)
     tl.store(last_tokens + line, token, mask=count > 0)
     flags = tl.load(parameters + line * PARAMS_WIDTH + FLAGS_WORD, mask=count > 0, other=0)
-    counted = (places <= accepted) & ((flags & PENALTIES) != 0)
+    counted = (places <= accepted) & (committed >= 0) & ((flags & PENALTIES) != 0)
     tl.atomic_add(output_counts + line.to(tl.int64) * VOCAB + committed, 1, mask=counted, sem="relaxed")
 
 
@@ -84,7 +84,8 @@ def tree_walk(
     item's first logit index, number of rows (root included, 0 for a padding item), line and base length; parents and
     resolved_ids [rows]. Outputs: int32 result [items, 130], the number accepted, the line, from column 2 the accepted
     nodes' indices and from column 66 the committed tokens, one more than accepted; what is not used is 0. The last
-    committed token goes to last_tokens[line]; of lines with penalties all are added to `tensors.output_counts`.
+    committed token goes to last_tokens[line]; of lines with penalties all are added to `tensors.output_counts`. It is
+    -1 where that was sampled, as nothing could be decided.
     """
     launch(
         _tree_walk,
@@ -130,5 +131,5 @@ def tree_walk_reference(
         result[item, : len(filled)] = torch.tensor(filled, dtype=result.dtype)
         last_tokens[line] = committed[-1]
         if int(tensors.params[line, FLAGS]) & HAS_PENALTIES:
-            for token in committed:
+            for token in (token for token in committed if token >= 0):
                 tensors.output_counts[line, token] += 1

@@ -56,14 +56,26 @@ def test_temperature_zero_takes_the_lowest_of_the_best(rows: int, device: torch.
     case.logits.fill_(-1.0)
     case.logits[:, [4400, 900, 2300]] = 0.0
     case.logits[:, 2300] = -0.0
-    case.logits[:, 7] = torch.nan
     assert sampled(case).tolist() == [900] * rows
     case.logits[:, :3000] = -torch.inf
     assert sampled(case).tolist() == [4400] * rows
 
 
-def test_rows_without_numbers_get_some_token(device: torch.device) -> None:
-    for temperature, top_k in ((0.0, 0), (0.9, 0), (0.9, 5)):
-        case = plain_case(2, VOCAB, device, temperature=temperature, top_k=top_k)
-        case.logits[0], case.logits[1] = torch.nan, -torch.inf
-        assert all(0 <= token < VOCAB for token in sampled(case).tolist())
+@pytest.mark.parametrize(
+    ("temperature", "filters"),
+    [(0.0, {}), (0.9, {}), (0.9, {"top_k": 5}), (0.9, {"top_p": 0.9}), (0.9, {"min_p": 0.1})],
+)
+def test_a_row_with_what_is_no_number_decides_nothing(
+    temperature: float, filters: dict[str, float], device: torch.device
+) -> None:
+    """Its neighbours decide what they would without it, and so does the CPU."""
+    case = plain_case(7, VOCAB, device, temperature=temperature, seed=5, **filters)
+    expected = sampled(case).tolist()
+    case.logits[0], case.logits[1] = torch.nan, -torch.inf
+    case.logits[2, 4400], case.logits[3, 3], case.logits[4, 900] = torch.nan, -torch.nan, torch.inf
+    expected[:5] = [-1] * 5
+    kept, logits, cpu = cpu_rows(case)
+    with np.errstate(invalid="ignore"):  # the interpreter computes with numpy, which warns of infinities
+        assert sampled(case).tolist() == expected
+    assert sampled(case, sample_reference).tolist() == expected
+    assert sample_on_cpu(logits, cpu).tolist() == [expected[index] for index in kept]

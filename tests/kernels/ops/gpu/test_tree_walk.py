@@ -79,7 +79,7 @@ def check(batch: list[Item | None]) -> None:
         row[2 : 2 + len(accepted)] = accepted
         row[66 : 66 + len(committed)] = committed
         last[item.line] = committed[-1]
-        for token in committed:
+        for token in (token for token in committed if token >= 0):
             counts[item.line][token] += item.line in PENALTIES
     for op in (tree_walk, tree_walk_reference):
         assert run(op, batch) == (rows, last, counts)
@@ -94,6 +94,11 @@ def test_walks_as_token_trees_do(batch: list[Item | None]) -> None:
 def test_follows_the_longest_chain() -> None:
     chain = Item(TokenTree.chain([1] * 63), (1,) * 63 + (2,), 2)
     check([None, chain])
+
+
+def test_nothing_follows_what_could_not_be_decided() -> None:
+    tree = TokenTree((1, 0, 2), (-1, 0, 1))
+    check([Item(tree, (-1, 2, 2, 0), 0), Item(tree, (1, -1, 2, 0), 2), Item(tree, (1, 0, 2, -1), 1)])
 
 
 def test_of_equal_siblings_the_first_is_followed() -> None:
