@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 
 from slipstream.rpc.experiments import leave_out_event_engine
+from slipstream.standard_streams import open_standard_streams
 
 
 def main() -> int:
     """Run until terminated. Exit status 1 for a proposer or an address that will not do."""
+    open_standard_streams()
     leave_out_event_engine()
     from draft_service.serving import run  # gRPC reads its environment when it is imported
 

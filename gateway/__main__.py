@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slipstream.rpc.experiments import leave_out_event_engine
+from slipstream.standard_streams import open_standard_streams
 
 
 def main() -> None:
     """Run the gateway."""
+    open_standard_streams()
     leave_out_event_engine()
     from gateway.server import main as serve  # gRPC reads its environment when it is imported
 

@@ -249,6 +249,9 @@ def train(
 
 def main() -> None:
     """Entry point of the console script."""
+    from slipstream.standard_streams import open_standard_streams
+
+    open_standard_streams()
     app()
 
 

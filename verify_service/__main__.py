@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slipstream.rpc.experiments import leave_out_event_engine
+from slipstream.standard_streams import open_standard_streams
 
 
 def main() -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
+    open_standard_streams()
     leave_out_event_engine()
     from verify_service.command import run  # gRPC reads its environment when it is imported
 

@@ -1,0 +1,79 @@
+"""Processes that were started without standard streams serve, and lend those streams' numbers to nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.commands import free_ports
+from launcher.readiness import answers, is_serving
+from slipstream import Client
+
+SECONDS = 180
+
+
+@contextmanager
+def without_streams(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        preexec_fn=lambda: os.closerange(0, 3),  # noqa: PLW1509 (the child does nothing but close)
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait(process: subprocess.Popen[bytes], condition) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.returncode
+        time.sleep(0.1)
+
+
+def streams(process: subprocess.Popen[bytes]) -> list[str]:
+    return [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+
+
+@pytest.mark.parametrize("service", ["gateway", "verify_service", "draft_service"])
+def test_each_service_alone(service: str, tiny_model: Path) -> None:
+    port, other = free_ports(2)
+    arguments = {
+        "gateway": (
+            "--model",
+            str(tiny_model),
+            "--verify",
+            f"127.0.0.1:{other}",
+            f"--grpc-port={port}",
+            "--http-port=0",
+        ),
+        "verify_service": ("--model", str(tiny_model), "--threads=1", f"--port={port}"),
+        "draft_service": ("--verify", f"127.0.0.1:{other}", f"--port={port}", "--proposers=ngram"),
+    }[service]
+    ready = answers if service == "gateway" else is_serving  # a gateway serves once it has a verify service
+    with without_streams(service, *arguments) as process:
+        wait(process, lambda: ready(f"127.0.0.1:{port}", 1.0))
+        assert streams(process) == ["/dev/null"] * 3
+
+
+def test_all_of_them(tiny_model: Path) -> None:
+    http, grpc, verify, draft = free_ports(4)
+    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--verify-port={verify}", f"--draft-port={draft}")
+    command = ("launcher", "serve", "--model", str(tiny_model), "--draft", "ngram", *ports)
+    with without_streams(*command) as process:
+        wait(process, lambda: is_serving(f"127.0.0.1:{grpc}"))
+        assert streams(process) == ["/dev/null"] * 3
+        with Client(f"127.0.0.1:{grpc}") as client:
+            assert client.generate("a", max_tokens=3).token_ids
