@@ -21,6 +21,7 @@ from draft_service.placement import settle
 from draft_service.proposers.registry import load_proposers
 from draft_service.service import DraftAdmin, make_server
 from draft_service.worker import Worker
+from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
@@ -86,6 +87,7 @@ def run() -> int:
     """Serve as the command line says until terminated; the exit status."""
     settings = load_settings()
     set_up_logging("draft", settings.log_level)
+    raise_limit()
     try:
         uvloop.run(serve(settings))
     except SlipstreamError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from launcher.process import ServiceProcess
-from launcher.readiness import answers
+from launcher.readiness import HealthConnection
 
 PULSE_SECONDS = 5.0
 """Between two looks, and the longest wait for an answer."""
@@ -16,10 +16,11 @@ LEAST_MISSES = 3
 class Pulse:
     """Of one process, from its start on."""
 
-    __slots__ = ("_alive", "_misses", "_silent_since", "process")
+    __slots__ = ("_alive", "_connection", "_misses", "_silent_since", "process")
 
     def __init__(self, process: ServiceProcess) -> None:
         self.process = process
+        self._connection = HealthConnection(process.command.address)
         self._alive = False
         self._misses = 0
         self._silent_since = time.monotonic()
@@ -32,7 +33,7 @@ class Pulse:
         asked = time.monotonic()
         if not self.process.running:
             return False
-        if answers(self.process.command.address, min(PULSE_SECONDS, seconds / 4)):
+        if self._connection.answers(min(PULSE_SECONDS, seconds / 4)):
             self._alive, self._misses = True, 0
             return False
         if self._alive and not self._misses:
@@ -40,3 +41,7 @@ class Pulse:
         self._misses += 1
         limit = seconds if self._alive else seconds + start_seconds
         return self._misses >= LEAST_MISSES and time.monotonic() - self._silent_since >= limit
+
+    def close(self) -> None:
+        """Look no more."""
+        self._connection.close()

@@ -29,18 +29,42 @@ def is_serving(address: str, timeout: float = PROBE_SECONDS) -> bool:
     return _health(address, timeout) == health_pb2.HealthCheckResponse.SERVING
 
 
-def answers(address: str, timeout: float) -> bool:
-    """Whether the server at `address` reports its health, be it that it does not serve."""
-    return _health(address, timeout) is not None
+class HealthConnection:
+    """Asks one server for its health again and again, over a connection that stays.
+
+    A server that is full of connections takes no new ones, and is not to count as one that does not answer.
+    """
+
+    __slots__ = ("_address", "_channel")
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel: grpc.Channel | None = None
+
+    def answers(self, timeout: float) -> bool:
+        """Whether the server reports its health, be it that it does not serve."""
+        if self._channel is None:
+            self._channel = open_sync_channel(self._address)
+        return _check_health(self._channel, timeout) is not None
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 def _health(address: str, timeout: float) -> int | None:
     with open_sync_channel(address) as channel:
-        try:
-            check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # missing in its types
-            return int(check(health_pb2.HealthCheckRequest(), timeout=timeout).status)
-        except grpc.RpcError:
-            return None
+        return _check_health(channel, timeout)
+
+
+def _check_health(channel: grpc.Channel, timeout: float) -> int | None:
+    try:
+        check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # missing in its types
+        return int(check(health_pb2.HealthCheckRequest(), timeout=timeout).status)
+    except grpc.RpcError:
+        return None
 
 
 def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> frozenset[str]:

@@ -136,13 +136,17 @@ class Supervisor:
     def _listen(self) -> None:
         """Kill what hangs; the watcher sees to it that it is started again."""
         limit = self._policy.hang_seconds
-        while not self._stopping.wait(min(PULSE_SECONDS, limit / 4)):
+        while not self._stopping.is_set():
             for watched in self._watched:
                 if watched.pulse.process is not watched.process:
+                    watched.pulse.close()
                     watched.pulse = Pulse(watched.process)
                 if watched.pulse.lost(limit, self._start_seconds) and not self._stopping.is_set():
                     self._sink(watched.command.name, "does not answer and is killed")
                     watched.pulse.process.signal(signal.SIGKILL)
+            self._stopping.wait(min(PULSE_SECONDS, limit / 4))
+        for watched in self._watched:
+            watched.pulse.close()
 
     def _tend(self, watched: _Watched) -> None:
         now = time.monotonic()

@@ -7,6 +7,7 @@ import sys
 
 import uvloop
 
+from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.logs import set_up_logging
 from slipstream.settings import load
@@ -19,6 +20,7 @@ def run(argv: list[str] | None = None) -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
     settings = load(VerifySettings, "verify_service", argv)
     set_up_logging("verify", settings.log_level)
+    raise_limit()
     # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
     from slipstream_kernels.models.config import CheckpointError
     from verify_service.serving import serve

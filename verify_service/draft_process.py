@@ -42,7 +42,9 @@ class DraftProcess:
     def gone(self) -> bool:
         """Whether it has ended, and with it all that it had mapped."""
         if self._descriptor is not None:
-            return bool(select.select([self._descriptor], [], [], 0)[0])
+            ended = select.poll()  # which takes descriptors of any number
+            ended.register(self._descriptor, select.POLLIN)
+            return bool(ended.poll(0))
         with suppress(OSError, ValueError, IndexError):
             return self._started_at() != self._identity[1]
         return True

@@ -19,11 +19,14 @@ class Service:
     def __init__(self, monkeypatch):
         self.now, self.answering, self.running = 1000.0, True, True
         self.command = SimpleNamespace(address="nowhere:1")
-        monkeypatch.setattr(pulse, "answers", self.answers)
+        monkeypatch.setattr(pulse, "HealthConnection", self.connection)
         monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def answers(self, address, timeout):
+    def connection(self, address):
         assert address == "nowhere:1"
+        return SimpleNamespace(answers=self.answers)
+
+    def answers(self, timeout):
         self.now += 0 if self.answering else timeout
         return self.answering
 

@@ -5,6 +5,7 @@ Services raise these; only the RPC and HTTP edges translate them.
     SlipstreamError
       InvalidArgumentError      a field is out of range or malformed; `field` names it
         PayloadTooLargeError
+        UnsupportedMediaTypeError
       NotFoundError
       UnauthenticatedError
       PermissionDeniedError
@@ -43,6 +44,10 @@ class InvalidArgumentError(SlipstreamError):
 
 class PayloadTooLargeError(InvalidArgumentError):
     """A request body or message beyond the stated size."""
+
+
+class UnsupportedMediaTypeError(InvalidArgumentError):
+    """A request body that is not declared as what the API reads."""
 
 
 class NotFoundError(SlipstreamError):
@@ -92,6 +97,7 @@ class ErrorCodes:
 
 _CODES: dict[type[SlipstreamError], ErrorCodes] = {
     PayloadTooLargeError: ErrorCodes(grpc.StatusCode.INVALID_ARGUMENT, 413, "invalid_request_error"),
+    UnsupportedMediaTypeError: ErrorCodes(grpc.StatusCode.INVALID_ARGUMENT, 415, "invalid_request_error"),
     InvalidArgumentError: ErrorCodes(grpc.StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
     NotFoundError: ErrorCodes(grpc.StatusCode.NOT_FOUND, 404, "not_found_error"),
     UnauthenticatedError: ErrorCodes(grpc.StatusCode.UNAUTHENTICATED, 401, "authentication_error"),

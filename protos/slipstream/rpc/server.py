@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.rpc.channel import ERROR_FIELD_KEY, KEEPALIVE_OPTIONS, LIMIT_OPTIONS, RETRY_AFTER_KEY
+from slipstream.rpc.descriptors import connection_limit
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError, codes_of
 
 _log = logging.getLogger(__name__)
@@ -21,23 +22,38 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *LIMIT_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
+    # A connection that says nothing, or has had no call for long, is closed; clients connect anew by themselves.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
+
+MOST_CONNECTIONS = 4096
+"""Of one server by default; each takes some 50 KB of memory beside its descriptor."""
 
 
 class GrpcServer:
     """An asyncio gRPC server. Health starts as NOT_SERVING; once drained it never serves again.
 
     `services` are full names ("slipstream.v1.VerifyService"), reported by health and reflection beside the whole
-    server (""); `register` adds the servicers.
+    server (""); `register` adds the servicers. Beyond `max_connections` a new connection is closed as it comes; None
+    allows as many as there are descriptors for, `MOST_CONNECTIONS` at most.
     """
 
-    __slots__ = ("_draining", "_health", "_host", "_port", "_register", "_server", "_services", "_serving")
+    __slots__ = ("_draining", "_health", "_host", "_max_connections", "_port", "_register", "_server", "_services",
+                 "_serving")  # fmt: skip
 
     def __init__(
-        self, *, host: str, port: int, services: Sequence[str], register: Callable[[grpc.aio.Server], None]
+        self,
+        *,
+        host: str,
+        port: int,
+        services: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+        max_connections: int | None = None,
     ) -> None:
         self._host = host
         self._port = port
+        self._max_connections = max_connections or connection_limit(1.0, MOST_CONNECTIONS)
         self._services = tuple(services)
         self._register = register
         self._health = health.aio.HealthServicer()
@@ -52,7 +68,9 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Bind and accept calls; returns the bound port. UnavailableError if the address cannot be bound."""
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(
+            options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections))
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._register(server)
         reflection.enable_server_reflection((*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
