@@ -175,7 +175,8 @@ def sse_client(port: int) -> Client:
              "max_tokens": tokens, "ignore_eos": True}
         ).encode()  # fmt: skip
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         start, first, received = time.perf_counter(), 0.0, b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slipstream.rpc.errors import InvalidArgumentError, UnauthenticatedError
@@ -34,14 +34,17 @@ class ApiKeys:
         """Whether callers need a key."""
         return bool(self._tenants)
 
-    def tenant_of(self, authorization: str | None) -> str | None:
-        """The tenant of an "authorization: Bearer KEY" header; None where no keys are configured.
+    def tenant_of(self, authorization: Sequence[str]) -> str | None:
+        """The tenant of a request's "authorization: Bearer KEY" entries; None where no keys are configured.
 
-        Compares with every key in constant time. UnauthenticatedError without a known key.
+        Compares with every key in constant time. UnauthenticatedError without a known key, and for several entries:
+        a proxy and this server could each go by another one.
         """
+        if len(authorization) > 1:
+            raise UnauthenticatedError("authorization is given twice: send one key")
         if not self._tenants:
             return None
-        scheme, _, key = (authorization or "").partition(" ")
+        scheme, _, key = (authorization[0] if authorization else "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise UnauthenticatedError("an API key is needed: send it as `Authorization: Bearer KEY`")
         given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()

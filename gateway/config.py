@@ -37,6 +37,30 @@ class GatewaySettings(ServiceSettings):
     api_keys_file: Path | None = None
     """TOML file with a [keys] table from API key to tenant. Without one every caller is let in."""
 
+    allowed_hosts: Names = ()
+    """Host names that clients may call this server by while no keys are required, beside localhost, any IP address,
+    `--host` and, beyond loopback, this machine's name; `*` allows all. Other names are refused, as are requests of web
+    pages from elsewhere: a page must not be able to use a server that only its visitor's browser can reach."""
+
+    max_connections: Annotated[int, Ge(0)] = 0
+    """Most HTTP connections open at a time; 0 derives it from the limit of file descriptors, at most 16384. Beyond it
+    new ones take the places of those that keep the server waiting longest, or get 503."""
+
+    max_grpc_connections: Annotated[int, Ge(0)] = 0
+    """Most gRPC connections open at a time; 0 derives it from the limit of file descriptors, at most 4096."""
+
+    head_seconds: Annotated[float, Gt(0)] = 10.0
+    """How long the head of an HTTP request may take, on a new connection from its first moment on."""
+
+    body_seconds: Annotated[float, Gt(0)] = 60.0
+    """How long the body of an HTTP request may take from the end of its head on."""
+
+    keep_alive_seconds: Annotated[int, Ge(1)] = 60
+    """How long an HTTP connection may wait for another request; more than a proxy in front keeps idle ones for."""
+
+    reader_seconds: Annotated[float, Gt(0)] = 60.0
+    """How long an HTTP client may read nothing of an answer that is waiting for it before its connection is closed."""
+
     max_body_bytes: Annotated[int, Ge(1024)] = 4 * 1024 * 1024
     """Largest HTTP request body, and largest gRPC request as long as that is below 16 MiB."""
 

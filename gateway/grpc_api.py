@@ -107,9 +107,8 @@ class GatewayServicer:
         raise InvalidArgumentError("one of the prompt's fields must be set", field="prompt")
 
     def _authenticate(self, context: Context) -> str | None:
-        metadata = dict(context.invocation_metadata() or ())
-        header = metadata.get("authorization")
-        return self._gateway.keys.tenant_of(header if isinstance(header, str) else None)
+        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        return self._gateway.keys.tenant_of([value if isinstance(value, str) else "" for value in given])
 
 
 async def _stream(generation: Generation, context: Context) -> None:

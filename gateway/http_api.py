@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway.http_errors import error_response, from_validation, plain_error
@@ -23,7 +24,7 @@ from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, Gene
 from gateway.openai_types import ModelEntry, ModelList
 from gateway.request import Order, VerifyInfo
 from gateway.service import Gateway, UnknownModelError
-from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, SlipstreamError
+from slipstream.rpc.errors import CancelledError, InvalidArgumentError, PayloadTooLargeError, SlipstreamError
 
 _DISCARDED_BODIES: Final = 16
 """A body too large is read up to this many times the limit, so that its sender sees the answer."""
@@ -44,6 +45,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
     app.add_exception_handler(SlipstreamError, api.on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, api.on_cut_off)
     app.add_exception_handler(Exception, api.on_error)
     describe(app, secured=gateway.keys.required)
     return app
@@ -118,8 +120,12 @@ class OpenAiApi:
         self._gateway.metrics.answered("http", str(response.status_code))
         return response
 
+    async def on_cut_off(self, request: Request, error: Exception) -> Response:
+        """A client that went away, or was given up, before its body had arrived: nobody reads the answer."""
+        return await self.on_error(request, CancelledError("the client went away before its body had arrived"))
+
     def _authenticate(self, request: Request) -> str | None:
-        return self._gateway.keys.tenant_of(request.headers.get("authorization"))
+        return self._gateway.keys.tenant_of(request.headers.getlist("authorization"))
 
     def _model(self, body: GenerationBody) -> VerifyInfo:
         self._gateway.check_draining()

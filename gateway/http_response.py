@@ -15,6 +15,7 @@ from gateway.generation import Generation
 from gateway.http_errors import error_body, error_response
 from gateway.metrics import Metrics
 from gateway.openai_output import Collected, OutputWriter
+from gateway.peer_probe import FILLER
 from gateway.request import Delta
 from slipstream.rpc.errors import CancelledError, SlipstreamError, codes_of
 
@@ -23,6 +24,9 @@ _EVENT_STREAM: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+_COMMENT: Final = b":\n\n"
+"""A comment of an event stream, which clients pass over."""
 
 
 class GenerationResponse(Response):
@@ -72,6 +76,7 @@ class EventStreamResponse(GenerationResponse):
     """The answer as server-sent events. An error in mid-stream is an event of its own, after which no [DONE] comes."""
 
     async def _answer(self, first: list[Delta], scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("extensions", {})[FILLER] = _COMMENT
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
         generation, chunk = self._generation, self._writer.chunk
         body, deltas = self._writer.opening(), first

@@ -25,9 +25,11 @@ Responses = dict[int | str, dict[str, Any]]
 _REASONS: Final = {
     400: "A field is malformed, out of range or not supported; `param` names it.",
     401: "The API key is missing or unknown.",
+    403: "No keys are required, and the Host header or the page's origin is none that this server is known by.",
     404: "The model is unknown.",
     409: "Gateway and verify service do not fit together.",
     413: "The body is too large.",
+    415: "The body is not declared as JSON.",
     429: "The queue is full, or the client reads too slowly; retry later.",
     500: "A bug of the server.",
     503: "No verify service is ready, or the gateway is shutting down; retry later.",
@@ -56,8 +58,8 @@ def _responses(model: Any, *errors: int, events: bool = False) -> Responses:
 
 
 API_RESPONSES: Final[dict[str, Responses]] = {
-    "models": _responses(ModelList, 401, 500, 503, 504),
-    "model": _responses(ModelEntry, 401, 404, 500, 503, 504),
+    "models": _responses(ModelList, 400, 401, 403, 500, 503, 504),
+    "model": _responses(ModelEntry, 400, 401, 403, 404, 500, 503, 504),
     "completions": _responses(Completion, *_REASONS, events=True),
     "chat": _responses(ChatCompletion, *_REASONS, events=True),
 }

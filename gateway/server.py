@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import sys
@@ -12,12 +13,18 @@ from typing import Final
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from prometheus_client import Gauge
+from starlette.types import ASGIApp
 
 from gateway.config import GatewaySettings
+from gateway.connections import REFUSED_AT_ONCE, ConnectionLimits, ConnectionTable
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
 from gateway.http_api import create_app
+from gateway.http_protocol import BoundedHttpProtocol
+from gateway.known_hosts import KnownHosts
+from gateway.request_guard import RequestGuard
 from gateway.service import Gateway
+from slipstream.rpc.descriptors import connection_limit, raise_limit
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
@@ -35,12 +42,19 @@ _LAST_SECONDS: Final = 0.5
 _BACKLOG: Final = 2048
 """Connections that may wait to be accepted; uvicorn's own default."""
 
+_HTTP_SHARE: Final = 0.75
+"""Of the descriptors; gRPC has the rest, so that neither API can starve the other one or the health checks."""
+
+_MOST_HTTP_CONNECTIONS: Final = 16384
+_MOST_GRPC_CONNECTIONS: Final = 4096
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run until told to stop; exits with status 1 if the gateway cannot start."""
     settings = load(GatewaySettings, "gateway", argv)
     set_up_logging("gateway", settings.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    raise_limit()
     try:
         uvloop.run(serve(settings))
     except (SlipstreamError, OSError) as error:
@@ -53,11 +67,18 @@ async def serve(settings: GatewaySettings) -> None:
     gateway = Gateway(settings)
     servicer = GatewayServicer(gateway)
     grpc_server = GrpcServer(
-        host=settings.host, port=settings.grpc_port, services=[SERVICE_NAME], register=servicer.register
+        host=settings.host,
+        port=settings.grpc_port,
+        services=[SERVICE_NAME],
+        register=servicer.register,
+        max_connections=settings.max_grpc_connections or connection_limit(1 - _HTTP_SHARE, _MOST_GRPC_CONNECTIONS),
     )
     listener = _listen(settings.host, settings.http_port)
     grpc_port = await grpc_server.start()
-    http_server = _HttpServer(_http_config(create_app(gateway)))
+    connections = _connections(gateway)
+    http_server = _HttpServer(
+        _http_config(_application(gateway), connections, settings.keep_alive_seconds), connections
+    )
     http = asyncio.create_task(http_server.serve(sockets=[listener]))
     health = asyncio.create_task(_report_health(gateway, grpc_server))
 
@@ -76,23 +97,66 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Leaves signals to the process's own handlers."""
+    """Leaves signals to the process's own handlers, and looks after the connections."""
+
+    def __init__(self, config: uvicorn.Config, connections: ConnectionTable) -> None:
+        super().__init__(config)
+        self._connections = connections
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn, which calls this ten times a second."""
+        self._connections.sweep()
+        return await super().on_tick(counter)
 
-def _http_config(app: FastAPI) -> uvicorn.Config:
+
+def _application(gateway: Gateway) -> ASGIApp:
+    """The OpenAI API, with requests refused that their headers speak against."""
+    app = create_app(gateway)
+    settings = gateway.settings
+    return RequestGuard(
+        app,
+        json_paths=[path for path, methods in app.openapi()["paths"].items() if "post" in methods],
+        known_hosts=None if gateway.keys.required else KnownHosts(settings.host, settings.allowed_hosts),
+        count=functools.partial(_count, gateway),
+    )
+
+
+def _connections(gateway: Gateway) -> ConnectionTable:
+    settings = gateway.settings
+    limits = ConnectionLimits(
+        connections=settings.max_connections
+        or connection_limit(_HTTP_SHARE, _MOST_HTTP_CONNECTIONS + REFUSED_AT_ONCE) - REFUSED_AT_ONCE,
+        head_seconds=settings.head_seconds,
+        body_seconds=settings.body_seconds,
+        reader_seconds=settings.reader_seconds,
+    )
+    table = ConnectionTable(limits, functools.partial(_count, gateway))
+    gauge = Gauge(
+        "slipstream_gateway_http_connections", "HTTP connections that are open", registry=gateway.metrics.registry
+    )
+    gauge.set_function(lambda: len(table))
+    return table
+
+
+def _count(gateway: Gateway, status: int) -> None:
+    gateway.metrics.answered("http", str(status))
+
+
+def _http_config(app: ASGIApp, connections: ConnectionTable, keep_alive_seconds: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(BoundedHttpProtocol, table=connections),  # type: ignore[arg-type]  # called as a class is
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=keep_alive_seconds,
         timeout_graceful_shutdown=1,
     )
 

@@ -9,7 +9,7 @@ from slipstream.rpc.errors import InvalidArgumentError, UnauthenticatedError
 
 
 def test_without_keys_everyone_is_let_in() -> None:
-    assert ApiKeys.from_file(None).tenant_of(None) is None
+    assert ApiKeys.from_file(None).tenant_of([]) is None
 
 
 def test_a_key_stands_for_its_tenant(tmp_path: Path) -> None:
@@ -17,14 +17,20 @@ def test_a_key_stands_for_its_tenant(tmp_path: Path) -> None:
     file.write_text('[keys]\n"sk-1" = "red"\n"sk-2" = "blue"\n', "utf-8")
     keys = ApiKeys.from_file(file)
     assert keys.required
-    assert keys.tenant_of("Bearer sk-1") == "red"
-    assert keys.tenant_of("bearer sk-2") == "blue"
+    assert keys.tenant_of(["Bearer sk-1"]) == "red"
+    assert keys.tenant_of(["bearer sk-2"]) == "blue"
 
 
 @pytest.mark.parametrize("header", [None, "", "sk-1", "Basic sk-1", "Bearer", "Bearer sk-3", "Bearer sk-\udc80"])
 def test_anything_else_is_refused(header: str | None) -> None:
     with pytest.raises(UnauthenticatedError):
-        ApiKeys({"sk-1": "red"}).tenant_of(header)
+        ApiKeys({"sk-1": "red"}).tenant_of([] if header is None else [header])
+
+
+@pytest.mark.parametrize("keys", [{}, {"sk-1": "red"}])
+def test_two_entries_are_refused_with_and_without_keys(keys: dict[str, str]) -> None:
+    with pytest.raises(UnauthenticatedError, match="authorization is given twice"):
+        ApiKeys(keys).tenant_of(["Bearer sk-1", "Bearer sk-1"])
 
 
 @pytest.mark.parametrize("text", ["", "[keys]", "keys = 3", "[keys]\na = 1"])

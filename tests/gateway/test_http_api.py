@@ -26,7 +26,8 @@ def client(gateway: GatewayProcess) -> openai.OpenAI:
 
 def post(gateway: GatewayProcess, path: str, body: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{gateway.http_url}/v1/{path}", content=content, timeout=60)
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{gateway.http_url}/v1/{path}", content=content, headers=headers, timeout=60)
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -219,6 +220,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 129}, "n", "128"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x", "pattern"),
+    ({"logit_bias": {"07": 1}}, "logit_bias.07", "pattern"),
     ({"logit_bias": {"600": 1}}, "logit_bias", "below 512, got 600"),
     ({"logit_bias": {"6": 101}}, "logit_bias.6", "less than or equal to 100"),
     ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "at most 1024"),
@@ -365,7 +367,8 @@ def test_a_client_that_goes_away_cancels_its_request(gateway: GatewayProcess, ve
         host, port = gateway.http_url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
-                f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n{body}".encode()
             )
             verify.wait_for(lambda seen: len(seen.submits) == 2)
         verify.wait_for(lambda seen: len(seen.cancels) == 2)

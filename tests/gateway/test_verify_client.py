@@ -264,7 +264,10 @@ def test_a_reader_too_slow_loses_its_request(tokenizer_folder: Path) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = gateway.http_url.removeprefix("http://").split(":")
         connection.connect((host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
         connection.sendall((head + body).encode())
         verify.wait_for(lambda seen: len(seen.cancels) == 1)
         received = b""
