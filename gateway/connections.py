@@ -12,9 +12,6 @@ from typing import Final, Protocol
 
 _log = logging.getLogger(__name__)
 
-REFUSED_AT_ONCE: Final = 64
-"""Connections beyond the limit that may stay open for the moment that reading their 503 takes."""
-
 EVICTION_SECONDS: Final = 1.0
 """A connection that has waited this long for its client gives way to a new one when the limit is reached."""
 
@@ -27,6 +24,8 @@ class Phase(Enum):
 
     HEAD = "head"
     """The rest of a request's head, or its first byte on a new connection."""
+    EXCESS = "excess"
+    """The head of a request on a connection beyond the limit, which is refused unless it asks for the health."""
     IDLE = "idle"
     """Another request, after an answer. The HTTP server's own keep-alive timer bounds this phase."""
     BODY = "body"
@@ -47,21 +46,26 @@ _WAITING: Final = (Phase.HEAD, Phase.IDLE, Phase.BODY)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be, and the seconds that each may spend in a phase."""
+    """How many connections there may be, and the seconds that each may spend in a phase.
+
+    Beyond `connections` as many as `spare` may be open to learn what they want, and as many again to read a refusal.
+    """
 
     connections: int
+    spare: int
     head_seconds: float
     body_seconds: float
     reader_seconds: float
-    linger_seconds: float = 2.0
+    excess_seconds: float = 2.0
 
     def seconds(self, phase: Phase) -> float | None:
         """Longest stay in a phase; None where there is no such limit."""
         return {
             Phase.HEAD: self.head_seconds,
+            Phase.EXCESS: self.excess_seconds,
             Phase.BODY: self.body_seconds,
             Phase.READER: self.reader_seconds,
-            Phase.LINGER: self.linger_seconds,
+            Phase.LINGER: self.excess_seconds,
             Phase.CLOSE: self.reader_seconds,
         }.get(phase)
 
@@ -74,7 +78,7 @@ class Connection(Protocol):
         ...
 
     def evict(self) -> None:
-        """Close without an answer: a newer connection takes the place."""
+        """Close at once: a newer connection takes the place."""
         ...
 
 
@@ -92,21 +96,17 @@ class ConnectionTable:
         self.count = count
         self._order: dict[Phase, OrderedDict[Connection, float]] = {phase: OrderedDict() for phase in Phase}
         self._phase: dict[Connection, Phase] = {}
-        self._warned = 0.0
+        self._warned = -_WARNING_SECONDS
 
     def __len__(self) -> int:
         return len(self._phase)
 
     def admit(self, connection: Connection) -> bool:
-        """Let a new connection in, if need be for the one that has waited longest; False if there is no room."""
-        admitted = len(self._phase) < self.limits.connections or self._evict_one()
-        self.enter(connection, Phase.HEAD if admitted else Phase.LINGER)
+        """Let a new connection in; False if it is beyond the limit, and none waits for long enough to give way."""
+        excess = len(self._order[Phase.EXCESS]) + len(self._order[Phase.LINGER])
+        admitted = len(self._phase) - excess < self.limits.connections or self._evict_longest()
+        self.enter(connection, Phase.HEAD if admitted else Phase.EXCESS)
         return admitted
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a refused connection has to be closed at once."""
-        return len(self._phase) > self.limits.connections + REFUSED_AT_ONCE
 
     def enter(self, connection: Connection, phase: Phase) -> None:
         """A connection begins to wait for something else; without effect if it is in this phase."""
@@ -114,8 +114,11 @@ class ConnectionTable:
         if before is not phase:
             if before is not None:
                 del self._order[before][connection]
+            order = self._order[phase]
+            if phase in (Phase.EXCESS, Phase.LINGER) and len(order) >= self.limits.spare:
+                self._evict(next(iter(order)))
             self._phase[connection] = phase
-            self._order[phase][connection] = time.monotonic()
+            order[connection] = time.monotonic()
 
     def leave(self, connection: Connection) -> None:
         """A connection is closed."""
@@ -138,20 +141,21 @@ class ConnectionTable:
             for connection in expired:
                 connection.expire(phase)
 
-    def _evict_one(self) -> bool:
+    def _evict_longest(self) -> bool:
+        """Evict the connection that has kept the server waiting longest, if that is long enough."""
         now = time.monotonic()
-        self._warn(now)
+        if now >= self._warned + _WARNING_SECONDS:
+            self._warned = now
+            _log.warning("%d HTTP connections are open, which is the limit", self.limits.connections)
         oldest = [next(iter(order.items())) for phase in _WAITING if (order := self._order[phase])]
         if not oldest:
             return False
         connection, since = min(oldest, key=lambda entry: entry[1])
         if now < since + EVICTION_SECONDS:
             return False
-        self.enter(connection, Phase.CLOSE)
-        connection.evict()
+        self._evict(connection)
         return True
 
-    def _warn(self, now: float) -> None:
-        if now >= self._warned + _WARNING_SECONDS:
-            self._warned = now
-            _log.warning("%d HTTP connections are open, which is the limit", self.limits.connections)
+    def _evict(self, connection: Connection) -> None:
+        self.enter(connection, Phase.CLOSE)
+        connection.evict()

@@ -27,6 +27,10 @@ MAX_PIPELINED: Final = 16
 CHUNK_OVERHEAD: Final = 8
 """Bytes of chunk headers allowed for each byte of a chunked body: chunks of one byte have five."""
 
+HEALTH_TARGETS: Final = frozenset({b"/health", b"/ready"})
+"""Answered on connections beyond the limit too: a server that is full is not to be taken for one that hangs."""
+
+_TOO_MANY: Final = "too many connections are open; retry later"
 _LINE_BYTES: Final = len(": \r\n")
 _DISCARDED_BYTES: Final = 16 * 1024 * 1024
 """Read of a refused client, so that it sees the answer and not a reset connection."""
@@ -51,6 +55,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(**arguments)
         self._table = table
         self._probe = PeerProbe(self)
+        self._excess = False  # of the limit of connections
         self._fresh = True  # bytes of a request are awaited, or have come, but its head has not begun
         self._in_head = False
         self._in_body = False
@@ -66,12 +71,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Take the connection, or refuse it with 503."""
+        """Take the connection."""
         super().connection_made(transport)
-        if not self._table.admit(self):
-            self._refuse(503, "too many connections are open; retry later", "retry-after: 1\r\n")
-            if self._table.crowded:
-                transport.close()
+        self._excess = not self._table.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -152,7 +154,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A head ends."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _RefusedError(400, f"more than {MAX_PIPELINED} requests wait on this connection")
+        if self._excess and self.url not in HEALTH_TARGETS:
+            raise _RefusedError(503, _TOO_MANY)
         super().on_headers_complete()
+        self.cycle.keep_alive &= not self._excess
         self._in_head, self._in_body = False, True
         self._framing_bytes = 0
 
@@ -187,6 +192,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         limits = self._table.limits
         if phase is Phase.BODY and not self.cycle.response_started:
             self._refuse(408, f"the request's body did not arrive within {limits.body_seconds:g} s")
+        elif phase is Phase.EXCESS:
+            self._refuse(503, _TOO_MANY)
         elif phase is Phase.HEAD and not self._fresh:
             self._refuse(408, f"the request's head did not arrive within {limits.head_seconds:g} s")
         elif phase in (Phase.READER, Phase.CLOSE):
@@ -197,7 +204,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def evict(self) -> None:
         """See Connection."""
-        self.transport.abort()
+        if self._excess and not self._refusing:
+            self._refuse(503, _TOO_MANY)
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     # the rest
 
@@ -220,7 +231,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._answering:
             phase = Phase.ANSWER
         elif self._in_head or self._fresh:
-            phase = Phase.HEAD
+            phase = Phase.EXCESS if self._excess else Phase.HEAD
         else:
             phase = Phase.IDLE
         self._table.enter(self, phase)
@@ -231,7 +242,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_body and self._framing_bytes > MAX_HEAD_BYTES:
             raise _RefusedError(431, f"a body's chunk extensions and trailers have more than {MAX_HEAD_BYTES} bytes")
 
-    def _refuse(self, status: int, message: str, headers: str = "") -> None:
+    def _refuse(self, status: int, message: str) -> None:
         """Take no more requests. The answer is the error, unless earlier requests are being answered."""
         self._refusing = True
         if self._in_body and self._answering and (self.pipeline or self.cycle.response_started):
@@ -244,13 +255,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.cycle.message_event.set()
             else:
                 self._table.count(status)
-            self._write_error(status, message, headers)
+            self._write_error(status, message)
 
-    def _write_error(self, status: int, message: str, headers: str) -> None:
+    def _write_error(self, status: int, message: str) -> None:
         body = bytes(plain_error(status, message).body)
         lines = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
-        fixed = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{headers}\r\n"
-        self.transport.write(STATUS_LINE[status] + lines + fixed.encode("ascii") + body)
+        fixed = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+        retry = "retry-after: 1\r\n" if status == 503 else ""
+        self.transport.write(STATUS_LINE[status] + lines + f"{fixed}{retry}\r\n".encode("ascii") + body)
         self.transport.write_eof()
         self.flow.resume_reading()
 

@@ -17,7 +17,7 @@ from prometheus_client import Gauge
 from starlette.types import ASGIApp
 
 from gateway.config import GatewaySettings
-from gateway.connections import REFUSED_AT_ONCE, ConnectionLimits, ConnectionTable
+from gateway.connections import ConnectionLimits, ConnectionTable
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
 from gateway.http_api import create_app
 from gateway.http_protocol import BoundedHttpProtocol
@@ -46,6 +46,7 @@ _HTTP_SHARE: Final = 0.75
 """Of the descriptors; gRPC has the rest, so that neither API can starve the other one or the health checks."""
 
 _MOST_HTTP_CONNECTIONS: Final = 16384
+_MOST_SPARE_CONNECTIONS: Final = 256
 _MOST_GRPC_CONNECTIONS: Final = 4096
 
 
@@ -128,9 +129,11 @@ def _application(gateway: Gateway) -> ASGIApp:
 
 def _connections(gateway: Gateway) -> ConnectionTable:
     settings = gateway.settings
+    most = settings.max_connections or connection_limit(_HTTP_SHARE, _MOST_HTTP_CONNECTIONS)
+    spare = min(_MOST_SPARE_CONNECTIONS, most // 8)
     limits = ConnectionLimits(
-        connections=settings.max_connections
-        or connection_limit(_HTTP_SHARE, _MOST_HTTP_CONNECTIONS + REFUSED_AT_ONCE) - REFUSED_AT_ONCE,
+        connections=settings.max_connections or most - 2 * spare,
+        spare=max(1, spare),
         head_seconds=settings.head_seconds,
         body_seconds=settings.body_seconds,
         reader_seconds=settings.reader_seconds,

@@ -215,9 +215,10 @@ def test_beyond_the_limit_the_one_that_waits_longest_gives_way_to_a_new_one(toke
             time.sleep(1.2)  # from which time on a connection that says nothing may be closed
             assert httpx.get(f"{gateway.http_url}/health", timeout=60).status_code == 200
             late = [raw_http.connect(gateway.http_url) for _ in range(7)]
-            refused = exchange(gateway.http_url, [PROBE])
+            refused = exchange(gateway.http_url, [request("GET", "/v1/models")])
             assert statuses(refused) == [503]
             assert b"retry-after: 1\r\n" in refused
+            assert statuses(exchange(gateway.http_url, [PROBE])) == [200]
             assert [connection.recv(1) for connection in idle] == [b""] * 7
             assert "".join(stream.iter_text()).endswith("data: [DONE]\n\n")
         for connection in (*idle, *late):

@@ -39,13 +39,15 @@ class Served:
         return facts
 
 
-def start(model: Path, draft: tuple[str, ...], log: Path, *arguments: str) -> Served:
-    """Run the launcher until it greets; its log goes to a file."""
+def start(model: Path, draft: tuple[str, ...], log: Path, *arguments: str, descriptors: int = 0) -> Served:
+    """Run the launcher until it greets; its log goes to a file. `descriptors`: the limit of open files, if not 0."""
     ports = dict(zip(("http", "grpc", "verify", "draft"), free_ports(4), strict=True))
     command = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--model-name", "tiny"]
     command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     command += [part for spec in draft for part in ("--draft", spec)]
     command += arguments
+    if descriptors:
+        command = ["/bin/sh", "-c", f'ulimit -Sn 200; ulimit -Hn {descriptors}; exec "$@"', "sh", *command]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)
     served = Served(
