@@ -83,6 +83,8 @@ def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int])
         adapter_id=order.adapter_id,
         choice_index=order.choice_index,
     )
+    if order.weight != 1.0:
+        submit.weight = order.weight
     if order.speculation is not None:
         submit.speculation.CopyFrom(_write_speculation(order.speculation))
     return verify_pb2.SessionRequest(submit=submit)

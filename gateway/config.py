@@ -35,7 +35,8 @@ class GatewaySettings(ServiceSettings):
     """Port of the public gRPC API; 0 binds a free one."""
 
     api_keys_file: Path | None = None
-    """TOML file with a [keys] table from API key to tenant. Without one every caller is let in."""
+    """TOML file with a [keys] table from API key to tenant, and [tenants.NAME] tables with weights, if any. Without a
+    file every caller is let in."""
 
     allowed_hosts: Names = ()
     """Host names that clients may call this server by while no keys are required, beside localhost, any IP address,

@@ -52,7 +52,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows."""
+    """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows.
+
+    `weight` is the tenant's, by which it shares the service with others.
+    """
 
     prompt_token_ids: Sequence[int]
     sampling: Sampling
@@ -61,6 +64,7 @@ class Order:
     tenant: str = ""
     adapter_id: str = ""
     choice_index: int = 0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

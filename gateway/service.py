@@ -137,7 +137,8 @@ class Gateway:
             check_token_ids(prompt_field, order.prompt_token_ids, info)
         seed = secrets.randbits(_SEED_BITS) if first.sampling.seed is None else first.sampling.seed
         sampling = replace(first.sampling, seed=seed)
-        orders = [replace(order, sampling=sampling) for order in orders]
+        weight = self.keys.weight_of(first.tenant)
+        orders = [replace(order, sampling=sampling, weight=weight) for order in orders]
         return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))
 
 

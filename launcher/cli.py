@@ -73,7 +73,8 @@ def serve(
         float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
     ] = None,
     api_keys_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file with a [keys] table from API key to tenant.")
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file: [keys] from API key to tenant, [tenants.NAME] with weights."),
     ] = None,
     verify_arg: Annotated[
         list[str] | None,

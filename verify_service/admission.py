@@ -14,6 +14,7 @@ from verify_service.sampling import check_range, check_tokens, validate_sampling
 from verify_service.tree_source import TreeSource
 
 MAX_NAME_BYTES = 256
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0
 
 
 class Admission:
@@ -63,6 +64,7 @@ class Admission:
             max_depth=max_depth,
             adaptive=self._config.adaptive and request.speculation == SpeculationParams(),
             tokens=[*request.prompt_token_ids, *request.output_token_ids],
+            tenant=request.tenant if self._config.fair else "",
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:
@@ -82,6 +84,10 @@ class Admission:
                 f"adapter_id is {request.adapter_id[:80]!r}, but no adapters are loaded", field="adapter_id"
             )
         check_range("choice_index", request.choice_index, 0, 2**32 - 1)
+        if not LEAST_WEIGHT <= request.weight <= MOST_WEIGHT:
+            raise InvalidArgumentError(
+                f"weight is {request.weight:g}, must be from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}", field="weight"
+            )
 
     def _limit(self, request: GenerationRequest) -> int:
         """Prompt and output tokens together at which the request ends.

@@ -69,6 +69,7 @@ def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: flo
         tenant=submit.tenant,
         adapter_id=submit.adapter_id,
         choice_index=submit.choice_index,
+        weight=submit.weight if submit.HasField("weight") else 1.0,
         arrival=arrival,
     )
 

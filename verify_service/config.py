@@ -59,6 +59,11 @@ class VerifySettings(ServiceSettings):
         le=2**16,
         description=f"Prompt rows of one step, over all requests; 0: {CPU_CHUNK} on cpu, {CUDA_CHUNK} on cuda",
     )
+    scheduling: Literal["fair", "fcfs"] = Field(
+        default="fair",
+        description="fair: tenants share places, rows, pages and drafted nodes by their weights; fcfs: requests are "
+        "served in order of arrival, whosesoever they are",
+    )
     prefix_cache: bool = Field(default=True, description="Share the KV of equal prompt beginnings")
     proposers: Names = Field(default=(), description="Proposers that may be asked for before one is attached")
     default_proposer: str = Field(
@@ -248,6 +253,7 @@ class VerifySettings(ServiceSettings):
             max_context=self.max_context,
             feature_bytes=self.feature_bytes,
             feature_boundaries=self.feature_boundaries,
+            fair=self.scheduling == "fair",
         )
 
     @property

@@ -16,12 +16,14 @@ from verify_service.kv_memory import KVMemory
 from verify_service.late_trees import read_late, take_all, unread
 from verify_service.node_budget import NodeBudget
 from verify_service.node_choice import NodeChoice
+from verify_service.pass_share import PassShare
 from verify_service.path_chances import Drafted
 from verify_service.prepared_choices import fitting
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, Outcome
+from verify_service.tree_share import allowed_nodes, cut_trees, observe_wait
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.tree_waits import TreeWaits
 from verify_service.tree_wishes import TreeWishes
@@ -45,8 +47,13 @@ class Drafting:
         budget: NodeBudget,
         foresight: ForesightSource | None = None,
         follower: Follower | None = None,
+        passes: PassShare | None = None,
     ) -> None:
-        """`foresight` is what the source knows of steps to come; `follower` has trees begun behind steps."""
+        """`foresight` is what the source knows of steps to come; `follower` has trees begun behind steps.
+
+        `passes` bounds what trees of one tenant add to passes of others.
+        """
+        self._passes = passes or PassShare(budget.costs, config.prefill_chunk)
         self._trees = trees
         self._foresight = foresight
         self._follower = follower
@@ -130,9 +137,12 @@ class Drafting:
         self._foreseen = set(asking)
         prepared = dict(zip(asking, self._take_prepared(asking), strict=True))
         room = self._step_nodes
-        for item in following:
+        largest = [max((len(each.tree) for each in prepared.get(item.state.key, ())), default=0) for item in following]
+        allowed = allowed_nodes(self._passes, following, largest, items, room)
+        for index, item in enumerate(following):
             item.unsettled = True
-            item.choices = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), room)
+            most = room if allowed is None else min(room, allowed[index])
+            item.choices = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), most)
             room -= item.room - 1
 
     def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
@@ -208,7 +218,14 @@ class Drafting:
         asked, running = len(awaiting), len(items)
         waited = self._waits.end(asked=asked, arrived=len(arrived), levels=levels, running=running, unread=late)
         self._slow = waited > _NOTICEABLE
+        observe_wait(self._passes, waited, items, {item.state.tenant for item in awaiting})
         self._choose(arrived, items, self._waits.price)
+
+    def leave_out(self, states: Iterable[RequestState]) -> None:
+        """These have no row in the next step. Trees of theirs that only a device knows do not outlast that step."""
+        if self._follower is not None:
+            for state in states:
+                state.wants_tree = False
 
     def read(self, items: Sequence[ScheduledRows], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
@@ -250,11 +267,11 @@ class Drafting:
     ) -> None:
         """Give items the nodes that pay and fit; those with a fixed budget all that fit, and first."""
         room = self._step_nodes
+        fixed: list[tuple[ScheduledRows, TokenTree]] = []
         free: list[tuple[ScheduledRows, TokenTree]] = []
-        for item, tree in arrived:
-            if item.state.adaptive and not isinstance(tree, DeviceTree):
-                free.append((item, tree))
-                continue
+        for each in arrived:
+            (free if each[0].state.adaptive and not isinstance(each[1], DeviceTree) else fixed).append(each)
+        for item, tree in cut_trees(self._passes, fixed, items, room):
             item.tree = self._fitted(item, tree, room)
             room -= item.num_rows - 1
         if not free:
@@ -262,9 +279,10 @@ class Drafting:
         drafted = [_drafted(item.state, tree) for item, tree in free]
         rows = sum(item.count for item in items) + self._step_nodes - room
         tokens = sum(item.decides for item in items)
-        chosen = self._choice.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
-        for (item, _), part in zip(free, chosen, strict=True):
-            item.tree = None if part is None else self._fitted(item, part, room)
+        parts = self._choice.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
+        chosen = [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
+        for item, part in cut_trees(self._passes, chosen, items, room):
+            item.tree = self._fitted(item, part, room)
             room -= item.num_rows - 1
 
     def _fitted(self, item: ScheduledRows, tree: TokenTree, room: int) -> TokenTree | None:

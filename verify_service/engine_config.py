@@ -19,7 +19,8 @@ class EngineConfig:
     many of these nodes as pay off by measured time, down to none; requests that name a proposer, a budget or
     enable speculation get what they ask for. `max_context` bounds prompt and output of a request together; 0 leaves
     that to the model. `feature_bytes` of hidden states are kept beside the KV pages at most, those of
-    `feature_boundaries` always, others while a drafter asks for them.
+    `feature_boundaries` always, others while a drafter asks for them. With `fair`, tenants share the engine by their
+    weights; else requests are served in order of arrival, whosesoever they are.
     """
 
     num_pages: int
@@ -34,6 +35,7 @@ class EngineConfig:
     max_context: int = 0
     feature_bytes: int = 0
     feature_boundaries: tuple[int, ...] = ()
+    fair: bool = True
 
     def __post_init__(self) -> None:
         self._check("num_pages", 1, 2**31 // (MAX_PAGE_SIZE * 2))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from slipstream.rpc.errors import (
     InternalError,
     InvalidArgumentError,
-    ResourceExhaustedError,
     SlipstreamError,
     UnavailableError,
 )
@@ -30,6 +29,7 @@ from verify_service.loop_state import LoopState
 from verify_service.node_budget import NodeBudget
 from verify_service.outputs import cut_output, end_output, refusal
 from verify_service.pass_costs import PassCosts
+from verify_service.pass_share import PassShare
 from verify_service.pipeline import Pipeline, Step
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, StepOutput
 from verify_service.request_state import RequestState
@@ -77,11 +77,12 @@ class VerifyLoop:
         self._sink = sink
         self._inbox = Inbox()
         self._memory = KVMemory(config, max_context, model.config.hidden_size)
-        self._scheduler = Scheduler(config, self._memory)
         self._engine = new_engine(model, config, self._memory.page_table)
         self._engine.warm_up()
-        budget = NodeBudget(PassCosts(self._engine.pass_costs()))
-        self._drafting = Drafting(trees, self._memory, config, budget, foresight, follower)
+        costs = PassCosts(self._engine.pass_costs())
+        self._passes = PassShare(costs, config.prefill_chunk)
+        self._scheduler = Scheduler(config, self._memory, self._passes)
+        self._drafting = Drafting(trees, self._memory, config, NodeBudget(costs), foresight, follower, self._passes)
         self._pipeline = Pipeline(self._engine, self._drafting)
         self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(
@@ -197,6 +198,7 @@ class VerifyLoop:
                 self._features.prepare()
                 self._drafting.attach_trees(items)
                 self._features.direct(items)
+                self._scheduler.charge(items)
                 self._pipeline.launch(items, meanwhile=self._deliver)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
@@ -221,6 +223,7 @@ class VerifyLoop:
             items = self._schedule()
             if items:
                 self._drafting.attach_choices(items, under_way)
+                self._scheduler.charge(items)
                 self._pipeline.launch(items, begun)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
@@ -233,6 +236,7 @@ class VerifyLoop:
             return []
         now = time.monotonic()
         self._counters.preemptions += len(plan.preempted)
+        self._drafting.leave_out(plan.left_out)
         for state in plan.started:
             self._counters.prefix_hit_tokens += state.computed
             self._engine.begin(state)
@@ -312,18 +316,16 @@ class VerifyLoop:
                 raise InvalidArgumentError(
                     f"request_id {request.key.request_id} is in use in this session", field="request_id"
                 )
-            if self._scheduler.full:
-                raise ResourceExhaustedError(
-                    f"{self._scheduler.num_running} requests run and {self._scheduler.num_waiting} wait, "
-                    f"which is the limit"
-                )
             state = self._admission.admit(request)
+            displaced = self._scheduler.places.displace(state) if state.over is None else None
         except SlipstreamError as error:
             self._epilogue.append(refusal(request, error))
             return
         if state.over is not None:
             self._epilogue.append(end_output(state, state.over, time.monotonic()))
             return
+        if displaced is not None:
+            self._leave([displaced.key], FinishReason.ERROR, self._scheduler.places.refusal())
         self._states[state.key] = state
         self._scheduler.add(state)
 
@@ -397,4 +399,7 @@ class VerifyLoop:
             feature_boundaries=len(self._memory.features.boundaries),
             feature_pages=self._memory.features.pages,
             prepared=counters.prepared,
+            tenants=self._scheduler.num_tenants,
+            displaced=self._scheduler.places.displaced,
+            cut_nodes=self._passes.cut_nodes,
         )

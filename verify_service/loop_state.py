@@ -31,3 +31,9 @@ class LoopState:
     """KV pages beside which some are kept."""
     prepared: int = 0
     """Pieces of work done ahead while there was no request."""
+    tenants: int = 0
+    """Tenants with requests."""
+    displaced: int = 0
+    """Queued requests that were refused for the sake of another tenant's share of the places."""
+    cut_nodes: int = 0
+    """Drafted nodes left out of passes for the sake of another tenant's share."""

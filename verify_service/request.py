@@ -67,7 +67,8 @@ class GenerationRequest:
     """One request as it arrives.
 
     `output_token_ids` were output before, by this service or another: they count as output for penalties,
-    positions and limits, and are not sent again. `arrival` is time.monotonic() in seconds.
+    positions and limits, and are not sent again. `arrival` is time.monotonic() in seconds. `weight` is the tenant's,
+    by which it shares the service with others.
     """
 
     key: RequestKey
@@ -79,6 +80,7 @@ class GenerationRequest:
     tenant: str = ""
     adapter_id: str = ""
     choice_index: int = 0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ class RequestState:
     the number of tokens at which the output ends for length. `line` is the row of the page table and of the sampling
     table while the request runs, else -1. `adaptive` leaves the size of trees to the node budget. While a request
     `rests` its drafter is told nothing of it. One whose drafter is `behind` gets no tree before that has caught up.
-    `gone` says that the loop has let go of it.
+    `gone` says that the loop has let go of it. `tenant` is whose share of the service the request counts to, "" where
+    requests of all tenants are served in order of arrival. `most_rows` bounds the next tree, root included, where the
+    last one was cut for another tenant's share; else 0.
     """
 
     request: GenerationRequest
@@ -58,6 +60,8 @@ class RequestState:
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
     gone: bool = False
+    tenant: str = ""
+    most_rows: int = 0
 
     @property
     def key(self) -> RequestKey:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
+from verify_service.fair_share import FairShare, Tenant, gives_way
 from verify_service.kv_memory import KVMemory
+from verify_service.pass_costs import PassCosts
+from verify_service.pass_share import ALL, Demand, PassShare
+from verify_service.prompt_chunks import PromptChunks, shares_of_chunk
+from verify_service.queue_places import QueuePlaces
 from verify_service.request_state import RequestState
 from verify_service.verifier import Walk
 
@@ -91,27 +97,46 @@ class ScheduledRows:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward pass: requests in the order of their arrival within each of decode and prefill."""
+    """One forward pass: requests in the order of their arrival within each of decode and prefill.
+
+    Those `left_out` decode, but take turns with others of their tenant, or are held back while they await trees.
+    """
 
     rows: list[ScheduledRows] = field(default_factory=list)
     started: list[RequestState] = field(default_factory=list)
     preempted: list[RequestState] = field(default_factory=list)
+    left_out: frozenset[RequestState] = frozenset()
 
 
 class Scheduler:
-    """First come, first served.
+    """First come, first served within a tenant; tenants by their weighted shares.
 
-    Every running request that decodes gets its row in every step; what is left of `prefill_chunk` goes to prompts in
-    order of arrival. A request starts once all its tokens find pages. One that decodes and finds no page takes those
-    of the latest arrival, which waits and later computes its KV again; prompts and trees never do.
+    Every running request that decodes gets its row in every step, as far as its tenant's rows do not slow others more
+    than `PassShare` allows; what is left of `prefill_chunk` goes to prompts. A request starts once all its tokens find
+    pages. One that decodes and finds no page takes those of the latest arrival of the tenant that holds most for its
+    weight, which waits and later computes its KV again; so it is where a request finds no line or no pages to start
+    with, and its tenant holds less than its share. Trees take nobody's pages. The oldest request never makes way.
     """
 
-    def __init__(self, config: EngineConfig, memory: KVMemory) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: KVMemory,
+        passes: PassShare | None = None,
+    ) -> None:
+        """Without `passes` all passes cost the same. `places` says who may be added."""
         self._config = config
         self._memory = memory
-        self._waiting: deque[RequestState] = deque()
+        self._tenants = FairShare()
+        self.places = QueuePlaces(config.max_running + config.max_queued, self._tenants)
+        self._passes = passes or PassShare(PassCosts([(1, 1, 1e-3)]), config.prefill_chunk)
         self._running: list[RequestState] = []
         self._lines = list(range(config.max_running))[::-1]
+        self._turns = ALL
+        self._next: Tenant | None = None
+        """Whose request others have made way for, and which starts before any other."""
+        self._blocked = False
+        """Whether the next one to start in this step finds no pages, so that nobody starts."""
 
     @property
     def running(self) -> tuple[RequestState, ...]:
@@ -124,29 +149,38 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._tenants.num_waiting
 
     @property
-    def full(self) -> bool:
-        """Whether another request would be one too many."""
-        return self.num_running + self.num_waiting >= self._config.max_running + self._config.max_queued
+    def num_tenants(self) -> int:
+        """Tenants whose requests run or wait."""
+        return len(self._tenants)
 
     @property
     def only_decodes(self) -> bool:
-        """Whether the next step has rows of requests that decode, and no others."""
-        starts = bool(self._lines and self._waiting) and self._may_start(self._waiting[0])
-        return not starts and all(state.remaining <= 1 for state in self._running)
+        """Whether the next step has the rows of all requests that decode, and no others."""
+        if self._turns is not ALL:
+            return False
+        heads = (tenant.waiting[0] for tenant in self._tenants if tenant.waiting) if self._lines else ()
+        return not any(map(self._may_start, heads)) and all(state.remaining <= 1 for state in self._running)
 
     def add(self, state: RequestState) -> None:
-        """Queue a request behind all others."""
-        self._waiting.append(state)
+        """Queue a request behind all others of its tenant."""
+        self._tenants.enter(state)
 
     def remove(self, state: RequestState, *, keep: bool) -> None:
         """Let go of a request, whether it waits or runs; its full pages stay in the prefix cache if `keep` is set."""
-        if state.line < 0:
-            self._waiting.remove(state)
-        else:
+        waiting = state.line < 0
+        if not waiting:
             self._stop(state, keep=keep)
+        self._tenants.leave(state, waiting=waiting)
+        self.places.freed()
+
+    def charge(self, rows: Sequence[ScheduledRows]) -> None:
+        """A step is launched with these rows and their trees, which count to the tenants' shares."""
+        if len(self._tenants) > 1:
+            for item in rows:
+                self._tenants.charge(self._tenants.of(item.state), item.count + item.room - 1)
 
     def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
         """Plan a step, beside those under way. None where that takes a preemption and `may_preempt` forbids it.
@@ -155,12 +189,33 @@ class Scheduler:
         Nobody may be preempted before these are decided: what a request has to come back with is not known yet.
         """
         plan = StepPlan()
+        self._blocked = False
+        several = len(self._tenants) > 1
+        if several and self.num_waiting and not self._make_way(plan, may_preempt=may_preempt):
+            return None
+        self._turns = self._passes.turns(self._demands()) if several else ALL
+        plan.left_out = self._turns.left_out
         if not self._schedule_decodes(plan, may_preempt=may_preempt):
             return None
-        budget = self._schedule_prefills(plan, self._config.prefill_chunk)
-        if not plan.preempted:
-            self._start_waiting(plan, budget)
+        self._schedule_prompts(plan)
         return plan
+
+    def _demands(self) -> list[Demand]:
+        """What each tenant has for the next pass, prompts up to a chunk."""
+        demands = {tenant.name: Demand(tenant) for tenant in self._tenants}
+        most = self._config.prefill_chunk
+        for state in self._running:
+            demand, remaining = demands[state.tenant], state.remaining
+            if remaining > 1:
+                demand.prompt_rows = min(most, demand.prompt_rows + remaining)
+            elif remaining == 1 and state.length < state.limit:
+                demand.decoding.append(state)
+        for demand in demands.values():
+            for state in islice(demand.tenant.waiting, len(self._lines)):
+                if demand.prompt_rows >= most:
+                    break
+                demand.prompt_rows = min(most, demand.prompt_rows + len(state.tokens))
+        return [demand for demand in demands.values() if demand.decoding or demand.prompt_rows]
 
     def _schedule_decodes(self, plan: StepPlan, *, may_preempt: bool) -> bool:
         """Plan the rows of all that decode; False where one finds no page and nobody may make way."""
@@ -168,10 +223,12 @@ class Scheduler:
             length = state.length
             if length - state.computed != 1 or length >= state.limit:  # or decided to the end by steps under way
                 continue
+            if state in plan.left_out:
+                continue
             while state.line >= 0 and not self._hold_last(state):
                 if not may_preempt:
                     return False
-                self._preempt(self._running[-1], plan)
+                self._preempt(self._heaviest(), plan)
             if state.line >= 0:
                 plan.rows.append(ScheduledRows(state, 1))
         return True
@@ -181,38 +238,135 @@ class Scheduler:
         memory, length = self._memory, state.length + state.spread
         return memory.grow(state, length) or (memory.reclaim(self._running) > 0 and memory.grow(state, length))
 
-    def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
-        """Send a request back to the head of the queue."""
-        self._stop(victim, keep=True)
-        self._waiting.appendleft(victim)
-        plan.preempted.append(victim)
+    def _heaviest(self) -> RequestState:
+        """Who makes way where pages lack: the latest arrival of the tenant with most pages for its weight.
 
-    def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
+        Never the oldest request of all, unless it is alone: so somebody always comes to an end.
+        """
+        if len(self._tenants) <= 1:
+            return self._running[-1]
+        pages = self._pages()
+        return max(
+            self._running[1:] or self._running,
+            key=lambda state: (pages[state.tenant] / self._tenants.of(state).weight, state.ticket),
+        )
+
+    def _pages(self) -> dict[str, int]:
+        """Pages of each tenant's running requests; those that several share count for each."""
+        pages = {tenant.name: 0 for tenant in self._tenants}
         for state in self._running:
-            if budget and state.remaining > 1:
-                budget -= self._schedule_chunk(state, plan, budget)
-        return budget
+            pages[state.tenant] += len(state.pages)
+        return pages
 
-    def _start_waiting(self, plan: StepPlan, budget: int) -> None:
-        while budget and self._lines and self._waiting and self._may_start(self._waiting[0]):
-            state = self._waiting.popleft()
-            state.line = self._lines.pop()
-            insort(self._running, state, key=lambda running: running.ticket)
-            self._memory.begin(state)
-            plan.started.append(state)
-            budget -= self._schedule_chunk(state, plan, budget)
+    def _make_way(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+        """Have requests of tenants that hold more than their share make way for one that cannot start without.
+
+        False where that would be so, but nobody may be preempted now. At most one request starts by it a step.
+        """
+        for tenant in self._tenants.by_service():
+            if not tenant.waiting:
+                continue
+            state = tenant.waiting[0]
+            fits = self._memory.fits(state)
+            if fits and self._lines:
+                continue
+            victims = self._givers_of_pages(tenant, state) if not fits else self._givers_of_a_line(tenant)
+            if not victims:
+                continue
+            if not may_preempt:
+                return False
+            for victim in victims:
+                self._preempt(victim, plan)
+            self._next = tenant
+            if self._lines and self._may_start(state):
+                self._start(tenant, plan)
+            return True
+        return True
+
+    def _givers_of_a_line(self, tenant: Tenant) -> list[RequestState]:
+        over = max(self._tenants, key=lambda each: each.running / each.weight)
+        if over is tenant or not gives_way(over.running - 1, over.weight, tenant.running + 1, tenant.weight):
+            return []
+        return [state for state in self._running[1:] if state.tenant == over.name][-1:]
+
+    def _givers_of_pages(self, tenant: Tenant, state: RequestState) -> list[RequestState]:
+        """The latest arrivals of the tenant with most pages for its weight, as many as it takes; none if too many."""
+        pages = self._pages()
+        over = max(self._tenants, key=lambda each: pages[each.name] / each.weight)
+        needed = -(-len(state.tokens) // self._config.page_size)
+        missing, givers = needed - self._memory.available, list[RequestState]()
+        for victim in reversed(self._running[1:]):
+            if over is tenant or victim.tenant != over.name:
+                continue
+            missing -= len(victim.pages)
+            pages[over.name] -= len(victim.pages)
+            givers.append(victim)
+            if missing <= 0:
+                break
+        fair = gives_way(pages[over.name], over.weight, pages[tenant.name] + needed, tenant.weight)
+        return givers if missing <= 0 and fair else []
+
+    def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
+        """Send a request back to the head of its tenant's queue, also if it has rows in the plan already."""
+        self._stop(victim, keep=True)
+        self._tenants.requeue(victim)
+        plan.preempted.append(victim)
+        plan.rows = [item for item in plan.rows if item.state is not victim]
+
+    def _schedule_prompts(self, plan: StepPlan) -> None:
+        """Share the chunk among tenants, then each one's part among its prompts; what one leaves goes to the others."""
+        chunks = PromptChunks(self._config.prefill_chunk)
+        for state in self._running:
+            if state.remaining > 1:
+                chunks.prompts.setdefault(state.tenant, []).append(state)
+        if len(self._tenants) <= 1:
+            for tenant in self._tenants:
+                self._fill(tenant, chunks.left, chunks, plan)
+        elif chunks.prompts or self.num_waiting:
+            limits = self._turns.prompt_rows
+            demands = [demand for demand in self._demands() if demand.prompt_rows]
+            demands.sort(key=lambda demand: demand.tenant.served)
+            for demand, rows in zip(demands, shares_of_chunk(demands, chunks.left, limits), strict=True):
+                self._fill(demand.tenant, rows, chunks, plan)
+            for demand in demands:
+                if demand.tenant.name not in limits:
+                    self._fill(demand.tenant, chunks.left, chunks, plan)
+        for state, count in chunks.counts.items():
+            if state not in plan.started:
+                plan.rows.append(ScheduledRows(state, count))
+        plan.rows += [ScheduledRows(state, chunks.counts[state]) for state in plan.started if state in chunks.counts]
+
+    def _fill(self, tenant: Tenant, rows: int, chunks: PromptChunks, plan: StepPlan) -> None:
+        """Give a tenant's prompts so many rows, those that wait included."""
+        before, after = chunks.order(tenant.name, rows)
+        rows = chunks.give(before, rows)
+        while rows and tenant.waiting and not plan.preempted and self._starts_next(tenant):
+            rows = chunks.give([(self._start(tenant, plan), rows)], rows)
+        chunks.give(after, rows)
+
+    def _starts_next(self, tenant: Tenant) -> bool:
+        """Whether the head of a tenant's queue may start; nobody overtakes one that waits for pages."""
+        if self._next is not None and not self._next.waiting:
+            self._next = None
+        if self._blocked or not self._lines or self._next not in (None, tenant):
+            return False
+        self._blocked = not self._memory.fits(tenant.waiting[0])
+        return not self._blocked and self._may_start(tenant.waiting[0])
+
+    def _start(self, tenant: Tenant, plan: StepPlan) -> RequestState:
+        state = self._tenants.start(tenant)
+        state.line = self._lines.pop()
+        insort(self._running, state, key=lambda running: running.ticket)
+        self._memory.begin(state)
+        plan.started.append(state)
+        self._next = None
+        return state
 
     def _may_start(self, state: RequestState) -> bool:
         """Whether all tokens of a waiting request fit, and nobody is about to share a page of its prompt with it."""
         return self._memory.fits(state) and not any(
             not running.prefilled and self._memory.would_share(running, state) for running in self._running
         )
-
-    def _schedule_chunk(self, state: RequestState, plan: StepPlan, budget: int) -> int:
-        """Plan the next rows of a prompt as far as the budget reaches; returns how many."""
-        count = min(state.remaining, budget)
-        plan.rows.append(ScheduledRows(state, count))
-        return count
 
     def _stop(self, state: RequestState, *, keep: bool) -> None:
         self._memory.end(state, keep=keep)

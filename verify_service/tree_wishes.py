@@ -69,7 +69,7 @@ class TreeWishes:
         """
         if depth <= 0:
             return 1
-        most = min(state.max_nodes, 1 + self._step_nodes // max(1, running))
+        most = min(state.max_nodes, state.most_rows or state.max_nodes, 1 + self._step_nodes // max(1, running))
         if not state.adaptive:
             return most
         nodes = self._budget.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))

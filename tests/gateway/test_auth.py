@@ -39,3 +39,31 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text, "utf-8")
     with pytest.raises(InvalidArgumentError, match="needs a"):
         ApiKeys.from_file(file)
+
+
+def keys_of(folder: Path, tables: str) -> ApiKeys:
+    file = folder / "keys.toml"
+    file.write_text(f'[keys]\n"sk-1" = "red"\n"sk-2" = "blue"\n{tables}', "utf-8")
+    return ApiKeys.from_file(file)
+
+
+def test_tenants_have_weights_beside_their_keys(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "[tenants.red]\nweight = 2.5\n[tenants.blue]\n")
+    assert [keys.weight_of(tenant) for tenant in ("red", "blue", "unknown")] == [2.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ("[tenants.red]\nweight = 0", r"\[tenants.red\]: weight must be a number from 0.01 to 100, got 0"),
+        ("[tenants.red]\nweight = nan", r"\[tenants.red\]: weight must be"),
+        ("[tenants.red]\nweight = true", r"\[tenants.red\]: weight must be"),
+        ('[tenants.red]\nweight = "2"', r"\[tenants.red\]: weight must be"),
+        ("[tenants.red]\nwieght = 2", r"\[tenants.red\] has wieght"),
+        ("[tenants.green]\nweight = 2", r"\[tenants.green\]: no key belongs"),
+        ("[tenants]\nred = 2", r"\[tenants.red\] is no table"),
+    ],
+)
+def test_a_wrong_weight_is_refused_by_name(tmp_path: Path, tables: str, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        keys_of(tmp_path, tables)

@@ -63,9 +63,9 @@ def test_at_most_max_running_run() -> None:
     bench = Bench(max_running=2, max_queued=1)
     states = [bench.add(request_id, 3, first=100 * request_id) for request_id in range(3)]
     assert rows(bench.step()) == [(0, 3), (1, 3)]
-    assert bench.scheduler.full
+    assert bench.scheduler.places.full
     bench.scheduler.remove(states[0], keep=True)
-    assert not bench.scheduler.full
+    assert not bench.scheduler.places.full
     assert rows(bench.step()) == [(1, 1), (2, 3)]
 
 
