@@ -194,11 +194,22 @@ class Scheduler:
         if several and self.num_waiting and not self._make_way(plan, may_preempt=may_preempt):
             return None
         self._turns = self._passes.turns(self._demands()) if several else ALL
+        if not self._schedule_rows(plan, may_preempt=may_preempt):
+            return None
+        if not plan.rows and self._turns is not ALL:
+            # Those for whose sake others take turns cannot use their rows: they wait for pages.
+            self._turns = ALL
+            if not self._schedule_rows(plan, may_preempt=may_preempt):
+                return None
+        return plan
+
+    def _schedule_rows(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+        """Plan decodes, then prompts; False where that takes a preemption which is forbidden."""
         plan.left_out = self._turns.left_out
         if not self._schedule_decodes(plan, may_preempt=may_preempt):
-            return None
+            return False
         self._schedule_prompts(plan)
-        return plan
+        return True
 
     def _demands(self) -> list[Demand]:
         """What each tenant has for the next pass, prompts up to a chunk."""
@@ -326,11 +337,14 @@ class Scheduler:
             limits = self._turns.prompt_rows
             demands = [demand for demand in self._demands() if demand.prompt_rows]
             demands.sort(key=lambda demand: demand.tenant.served)
+            used: list[int] = []
             for demand, rows in zip(demands, shares_of_chunk(demands, chunks.left, limits), strict=True):
+                left = chunks.left
                 self._fill(demand.tenant, rows, chunks, plan)
-            for demand in demands:
-                if demand.tenant.name not in limits:
-                    self._fill(demand.tenant, chunks.left, chunks, plan)
+                used.append(left - chunks.left)
+            for demand, rows in zip(demands, used, strict=True):
+                most = limits.get(demand.tenant.name, self._config.prefill_chunk) - rows
+                self._fill(demand.tenant, min(chunks.left, most), chunks, plan)
         for state, count in chunks.counts.items():
             if state not in plan.started:
                 plan.rows.append(ScheduledRows(state, count))

@@ -255,6 +255,7 @@ def admitted(
     output: Sequence[int] = (),
     sampling: SamplingParams = SamplingParams(seed=0),  # noqa: B008 - frozen
     tenant: str = "",
+    weight: float = 1.0,
     trees: TreeSource | None = None,
 ) -> RequestState:
     """The state of a request as admission leaves it, in a vocabulary of 512 and a context of 512."""
@@ -267,6 +268,7 @@ def admitted(
             output_token_ids=tuple(output),
             sampling=sampling,
             tenant=tenant,
+            weight=weight,
         )
     )
     state.ticket = request_id
