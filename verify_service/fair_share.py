@@ -21,7 +21,7 @@ class Tenant:
     """A tenant that has requests here: `waiting` ones in order, and how many `running`.
 
     `served` counts rows computed for it over its weight. `turn`, `decode_credit` and `prompt_credit` belong to
-    `pass_share`: the ticket served last and rows saved up, of a tenant that takes turns.
+    `pass_share`: the ticket served last and rows saved up, None for as many as may be.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Tenant:
     running: int = 0
     turn: int = -1
     decode_credit: float = 0.0
-    prompt_credit: float = 0.0
+    prompt_credit: float | None = None
 
     @property
     def places(self) -> int:

@@ -20,8 +20,10 @@ from verify_service.request_state import RequestState
 
 SLOWDOWN = 1.5
 """Times the pass of fair shares that a pass of several tenants may take."""
+BURST_CHUNKS = 2
+"""Prefill chunks of prompts that a tenant may have saved up, as one that comes has: short bursts are for free."""
 PROMPT_SLICES = 8
-"""Of a prefill chunk, that a tenant which takes turns saves up for one of."""
+"""Of a prefill chunk, that a tenant which has used its savings saves up for one of."""
 MOST_HELD_BACK = 8
 """Passes in a row for which requests that await trees may be held back."""
 _DETAIL = 1e-6
@@ -66,6 +68,7 @@ class PassShare:
         """chunk: prompt rows of a pass, over all requests."""
         self._costs = costs
         self._slice = max(1, chunk // PROMPT_SLICES)
+        self._burst = float(BURST_CHUNKS * chunk)
         self._debt = 0.0
         """Seconds of waits for trees by which passes of late were longer than they may be."""
         self._held_back = 0
@@ -75,7 +78,7 @@ class PassShare:
     def turns(self, demands: Sequence[Demand]) -> Turns:
         """Whose rows the next pass has, of several tenants'. To be called once a pass."""
         loads = [demand.load for demand in demands]
-        allowed = self._allowed(loads)
+        allowed = self._allowed(loads, drafted=False)
         left_out = self._hold_back(demands)
         if left_out:
             loads = [
@@ -85,16 +88,20 @@ class PassShare:
         requests, rows = sum(load.requests for load in loads), sum(load.rows for load in loads)
         seconds = self._seconds(requests, rows)
         self._debt = max(0.0, self._debt - max(0.0, allowed - seconds))
-        if seconds <= allowed * (1 + _DETAIL):
-            return Turns(frozenset(left_out)) if left_out else ALL
-        most = self._most_rows(requests, requests + rows, allowed)
-        shares = split(most, [float(load.requests + load.rows) for load in loads], [load.weight for load in loads])
+        most = self._most_rows(requests, 2 * (requests + rows), allowed)
+        wanted = [float(load.requests + load.rows) for load in loads]
+        weights = [load.weight for load in loads]
+        shares = split(most, wanted, weights)
         prompt_rows: dict[str, int] = {}
         for demand, load, share in zip(demands, loads, shares, strict=True):
+            tenant = demand.tenant
             if share < load.requests + load.rows - _DETAIL:
-                left_out |= self._take_turns(demand, share, left_out)
-                prompt_rows[demand.tenant.name] = self._save_up(demand, load, share)
-        return Turns(frozenset(left_out), prompt_rows)
+                prompt_rows[tenant.name] = self._save_up(tenant, load, share)
+                left_out |= self._take_turns(demand, load, share, left_out)
+            else:
+                unused = most * load.weight / sum(weights) - share
+                tenant.prompt_credit = min(self._burst, self._credit(tenant) + max(0.0, unused))
+        return Turns(frozenset(left_out), prompt_rows) if left_out or prompt_rows else ALL
 
     def nodes(self, present: Sequence[Load], wanted: Sequence[int], room: int) -> list[int] | None:
         """Drafted nodes that each tenant may have in a pass, beside what is `present`; None where all that they want.
@@ -104,7 +111,8 @@ class PassShare:
         weights = [load.weight for load in present]
         whole = sum(wanted)
         allowed = self._allowed(
-            [Load(load.weight, load.requests, load.rows + more) for load, more in zip(present, wanted, strict=True)]
+            [Load(load.weight, load.requests, load.rows + more) for load, more in zip(present, wanted, strict=True)],
+            drafted=True,
         )
         requests, rows = sum(load.requests for load in present), sum(load.rows for load in present)
         if whole <= room and self._seconds(requests, rows + whole) <= allowed * (1 + _DETAIL):
@@ -128,11 +136,11 @@ class PassShare:
         self._held_back += 1
         return {state for demand in demands for state in demand.decoding if state.wants_tree}
 
-    def _take_turns(self, demand: Demand, share: float, left_out: set[RequestState]) -> set[RequestState]:
+    def _take_turns(self, demand: Demand, load: Load, share: float, left_out: set[RequestState]) -> set[RequestState]:
         """The requests of a tenant that decode in a later pass: those after the ones whose turn it is."""
         tenant = demand.tenant
         decoding = [state for state in demand.decoding if state not in left_out]
-        tenant.decode_credit += self._decode_share(len(decoding), demand.prompt_rows, share)
+        tenant.decode_credit += self._decode_share(load, share)
         count = min(len(decoding), int(tenant.decode_credit + _DETAIL))
         tenant.decode_credit = min(1.0, tenant.decode_credit - count)
         if count == len(decoding):
@@ -143,32 +151,37 @@ class PassShare:
             tenant.turn = order[count - 1].ticket
         return set(order[count:])
 
-    def _save_up(self, demand: Demand, load: Load, share: float) -> int:
-        """Prompt rows of a tenant that does not get all: none until they are worth a slice."""
-        tenant = demand.tenant
-        if not load.rows:
-            return 0
-        tenant.prompt_credit += share - self._decode_share(load.requests, load.rows, share)
-        if tenant.prompt_credit + _DETAIL < min(self._slice, load.rows):
-            return 0
-        rows = min(load.rows, int(tenant.prompt_credit + _DETAIL))
-        tenant.prompt_credit -= rows
+    def _save_up(self, tenant: Tenant, load: Load, share: float) -> int:
+        """Prompt rows of a tenant that has no share of the pass for all: its savings, none until they are a slice."""
+        credit = self._credit(tenant) + share - self._decode_share(load, share)
+        rows = min(load.rows, int(credit + _DETAIL))
+        if rows < min(self._slice, load.rows):
+            rows = 0
+        tenant.prompt_credit = min(self._burst, credit - rows)
         return rows
 
-    def _decode_share(self, requests: int, prompt_rows: int, share: float) -> float:
-        """Of a tenant's share, what goes to requests that decode: half, or what prompts leave."""
-        return min(float(requests), max(share / 2, share - prompt_rows))
+    def _credit(self, tenant: Tenant) -> float:
+        return self._burst if tenant.prompt_credit is None else tenant.prompt_credit
 
-    def _allowed(self, loads: Sequence[Load]) -> float:
-        """Seconds that a pass may take."""
+    def _decode_share(self, load: Load, share: float) -> float:
+        """Of a tenant's share, what goes to requests that decode: half, or what prompts leave."""
+        return min(float(load.requests), max(share / 2, share - load.rows))
+
+    def _allowed(self, loads: Sequence[Load], *, drafted: bool) -> float:
+        """Seconds that a pass may take.
+
+        A tenant's own prompt is its own time: of rows besides those that decode, only `drafted` ones count for what
+        others may have.
+        """
         weight = sum(load.weight for load in loads)
         requests, rows = sum(load.requests for load in loads), sum(load.rows for load in loads)
         fair = float("inf")
         for load in loads:
             if load.requests or load.rows:
                 times = weight / load.weight
-                whole = min(requests + rows, ceil((load.requests + load.rows) * times - _DETAIL))
                 decoding = min(requests, ceil(load.requests * times - _DETAIL))
+                scaled = (load.requests + load.rows) * times if drafted else load.requests * times + load.rows
+                whole = min(requests + rows, ceil(scaled - _DETAIL))
                 fair = min(fair, self._seconds(decoding, whole - decoding))
         return SLOWDOWN * fair
 

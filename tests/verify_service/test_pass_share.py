@@ -9,7 +9,7 @@ from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.fair_share import Tenant
 from verify_service.pass_costs import PassCosts
-from verify_service.pass_share import ALL, MOST_HELD_BACK, SLOWDOWN, Demand, Load, PassShare
+from verify_service.pass_share import ALL, BURST_CHUNKS, MOST_HELD_BACK, SLOWDOWN, Demand, Load, PassShare
 from verify_service.request_state import RequestState
 
 CONFIG = EngineConfig(num_pages=64)
@@ -23,7 +23,7 @@ def passes(base: float = 0.0) -> PassShare:
 
 def decoding(name: str, count: int, first: int = 0, weight: float = 1.0, prompt_rows: int = 0) -> Demand:
     states = [admitted(CONFIG, [3, 4], request_id=first + i, tenant=name) for i in range(count)]
-    return Demand(Tenant(name, weight, 0.0), states, prompt_rows)
+    return Demand(Tenant(name, weight, 0.0, prompt_credit=0.0), states, prompt_rows)
 
 
 def rows_of(share: PassShare, demands: list[Demand]) -> dict[str, int]:
@@ -67,6 +67,20 @@ def test_prompts_are_saved_up_for_in_slices() -> None:
     rows = [rows_of(share, demands)["heavy"] for _ in range(80)]
     assert set(rows) == {0, CHUNK // 8}
     assert 100 <= sum(rows) <= 80 * SLOWDOWN * 2
+
+
+def test_a_burst_of_prompts_is_for_free_once() -> None:
+    share = passes()
+    demands = [decoding("light", 1), decoding("heavy", 0, first=10, prompt_rows=CHUNK)]
+    demands[1].tenant.prompt_credit = None
+    rows = [rows_of(share, demands)["heavy"] for _ in range(12)]
+    assert rows[:BURST_CHUNKS] == [CHUNK] * BURST_CHUNKS
+    assert set(rows[BURST_CHUNKS:]) == {0, CHUNK // 8}
+    for _ in range(3 * CHUNK):
+        share.turns([demands[0], decoding("other", 1)])
+        share.turns([demands[0], Demand(demands[1].tenant, decoding("heavy", 1, first=20).decoding)])
+    assert demands[1].tenant.prompt_credit is not None
+    assert CHUNK < demands[1].tenant.prompt_credit <= BURST_CHUNKS * CHUNK
 
 
 def test_decodes_and_prompts_of_one_tenant_go_halves() -> None:
