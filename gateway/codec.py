@@ -133,6 +133,8 @@ def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
             output.timings = Timings(timings.queued, timings.first_token, timings.total)
         if message.HasField("error"):
             output.error = error_of(message.error.code, message.error.message, message.error.field)
+            if message.error.HasField("retry_after"):
+                output.error.retry_after = message.error.retry_after
     return output
 
 

@@ -172,7 +172,7 @@ def _usage(usage: Usage) -> sampling_pb2.Usage:
 
 def _error(error: SlipstreamError) -> sampling_pb2.Error:
     code: int = codes_of(error).status.value[0]
-    return sampling_pb2.Error(code=code, message=error.message, field=error.field)
+    return sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after)
 
 
 def _position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:

@@ -78,6 +78,8 @@ class PassShare:
     def turns(self, demands: Sequence[Demand]) -> Turns:
         """Whose rows the next pass has, of several tenants'. To be called once a pass."""
         loads = [demand.load for demand in demands]
+        if self._debt <= 0.0 and len(set(loads)) <= 1 and all(each.tenant.prompt_credit is None for each in demands):
+            return ALL
         allowed = self._allowed(loads, drafted=False)
         left_out = self._hold_back(demands)
         if left_out:
@@ -91,7 +93,7 @@ class PassShare:
         most = self._most_rows(requests, 2 * (requests + rows), allowed)
         wanted = [float(load.requests + load.rows) for load in loads]
         weights = [load.weight for load in loads]
-        shares = split(most, wanted, weights)
+        shares, whole_weight = split(most, wanted, weights), sum(weights)
         prompt_rows: dict[str, int] = {}
         for demand, load, share in zip(demands, loads, shares, strict=True):
             tenant = demand.tenant
@@ -99,8 +101,9 @@ class PassShare:
                 prompt_rows[tenant.name] = self._save_up(tenant, load, share)
                 left_out |= self._take_turns(demand, load, share, left_out)
             else:
-                unused = most * load.weight / sum(weights) - share
-                tenant.prompt_credit = min(self._burst, self._credit(tenant) + max(0.0, unused))
+                if tenant.prompt_credit is not None:
+                    unused = most * load.weight / whole_weight - share
+                    tenant.prompt_credit = min(self._burst, tenant.prompt_credit + max(0.0, unused))
         return Turns(frozenset(left_out), prompt_rows) if left_out or prompt_rows else ALL
 
     def nodes(self, present: Sequence[Load], wanted: Sequence[int], room: int) -> list[int] | None:
@@ -176,7 +179,7 @@ class PassShare:
         weight = sum(load.weight for load in loads)
         requests, rows = sum(load.requests for load in loads), sum(load.rows for load in loads)
         fair = float("inf")
-        for load in loads:
+        for load in set(loads):
             if load.requests or load.rows:
                 times = weight / load.weight
                 decoding = min(requests, ceil(load.requests * times - _DETAIL))

@@ -326,14 +326,16 @@ class Scheduler:
 
     def _schedule_prompts(self, plan: StepPlan) -> None:
         """Share the chunk among tenants, then each one's part among its prompts; what one leaves goes to the others."""
+        prompts = [state for state in self._running if state.remaining > 1]
+        if not (prompts or self.num_waiting):
+            return
         chunks = PromptChunks(self._config.prefill_chunk)
-        for state in self._running:
-            if state.remaining > 1:
-                chunks.prompts.setdefault(state.tenant, []).append(state)
+        for state in prompts:
+            chunks.prompts.setdefault(state.tenant, []).append(state)
         if len(self._tenants) <= 1:
             for tenant in self._tenants:
                 self._fill(tenant, chunks.left, chunks, plan)
-        elif chunks.prompts or self.num_waiting:
+        else:
             limits = self._turns.prompt_rows
             demands = [demand for demand in self._demands() if demand.prompt_rows]
             demands.sort(key=lambda demand: demand.tenant.served)

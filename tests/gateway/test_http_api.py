@@ -309,6 +309,8 @@ def test_what_verify_refuses_has_its_own_status(gateway: GatewayProcess, verify:
         response = post(gateway, "chat/completions", CHAT | {"stream": stream})
         assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
         assert response.headers["retry-after"] == "1"
+    verify.reset(error=ResourceExhaustedError("the queue is full", retry_after=17.0))
+    assert post(gateway, "chat/completions", CHAT).headers["retry-after"] == "17"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_drain_that_takes_too_long_ends_streams_as_unavailable(tokenizer_folde
 
 def test_api_keys_are_needed_and_stand_for_tenants(tokenizer_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text('[keys]\nsk-good = "red"\n', "utf-8")
+    file.write_text('[keys]\nsk-good = "red"\nsk-other = "blue"\n[tenants.red]\nweight = 2.5\n', "utf-8")
     with (
         FakeVerify() as verify,
         GatewayProcess(tokenizer_folder, verify.address, "--api-keys-file", str(file)) as gateway,
@@ -75,7 +75,9 @@ def test_api_keys_are_needed_and_stand_for_tenants(tokenizer_folder: Path, tmp_p
             client.generate("x", tenant="blue", max_tokens=1)
         good = openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="sk-good")
         good.completions.create(model="tiny", prompt="x", max_tokens=1, user="blue")
-        assert [submit.tenant for submit in verify.seen.submits] == ["red", "red"]
+        good.with_options(api_key="sk-other").completions.create(model="tiny", prompt="x", max_tokens=1)
+        asked = [(submit.tenant, submit.weight or 1.0) for submit in verify.seen.submits]
+        assert asked == [("red", 2.5), ("red", 2.5), ("blue", 1.0)]
         with pytest.raises(openai.AuthenticationError):
             good.with_options(api_key="sk-bad", max_retries=0).models.list()
         document = httpx.get(f"{gateway.http_url}/openapi.json", timeout=60).json()

@@ -260,7 +260,7 @@ def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutpu
     return verify_pb2.RequestOutput(
         request_id=request_id,
         finish_reason=sampling_pb2.FINISH_REASON_ERROR,
-        error=sampling_pb2.Error(code=code, message=error.message, field=error.field),
+        error=sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after),
     )
 
 

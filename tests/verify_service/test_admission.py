@@ -55,6 +55,8 @@ def test_ignore_eos_keeps_stop_tokens() -> None:
         ({"sampling": SamplingParams(min_tokens=254)}, "min_tokens", ["254", "253"]),
         ({"sampling": SamplingParams(top_p=3.0)}, "top_p", ["3.0", "1.0"]),
         ({"tenant": "é" * 129}, "tenant", ["258", "256"]),
+        ({"weight": 0.0}, "weight", ["0", "0.01", "100"]),
+        ({"weight": float("nan")}, "weight", ["nan", "0.01"]),
         ({"adapter_id": "a"}, "adapter_id", ["'a'", "no adapters are loaded"]),
         ({"choice_index": -1}, "choice_index", ["-1", "0"]),
         ({"speculation": SpeculationParams(proposer="nobody")}, "speculation.proposer", ["'nobody'"]),

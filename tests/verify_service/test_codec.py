@@ -73,6 +73,7 @@ def test_a_submit_arrives_whole() -> None:
         tenant="t",
         adapter_id="a",
         choice_index=5,
+        weight=2.5,
     )
     assert decode_session_request(data, 8, 1.5) == GenerationRequest(
         key=RequestKey(8, 2**64 - 1),
@@ -83,6 +84,7 @@ def test_a_submit_arrives_whole() -> None:
         tenant="t",
         adapter_id="a",
         choice_index=5,
+        weight=2.5,
         arrival=1.5,
     )
 
@@ -92,6 +94,7 @@ def test_unset_fields_take_the_defaults() -> None:
     assert isinstance(request, GenerationRequest)
     assert request.sampling == SamplingParams()
     assert request.speculation == SpeculationParams()
+    assert request.weight == 1.0
 
 
 def test_zero_is_not_unset() -> None:
@@ -139,7 +142,9 @@ def test_outputs_are_written_whole() -> None:
         seed=0,
     )
     refused = StepOutput(
-        RequestKey(8, 9), finish_reason=FinishReason.ERROR, error=ResourceExhaustedError("full", field="f")
+        RequestKey(8, 9),
+        finish_reason=FinishReason.ERROR,
+        error=ResourceExhaustedError("full", field="f", retry_after=2.5),
     )
     begun = StepOutput(RequestKey(8, 6), token_ids=(1,), usage=Usage(8, 1, 4, 1, 0, 0))
     data = encode_outputs([last, StepOutput(RequestKey(8, 8)), refused, begun])
@@ -155,6 +160,7 @@ def test_outputs_are_written_whole() -> None:
     assert (first.timings.queued, first.timings.first_token, first.timings.total) == (0.25, 0.5, 1.0)
     assert (empty.HasField("seed"), empty.HasField("step"), empty.HasField("usage")) == (False, False, False)
     assert (error.error.code, error.error.message, error.error.field) == (8, "full", "f")
+    assert error.error.retry_after == 2.5
 
 
 def test_info_and_state_carry_every_figure() -> None:
