@@ -129,9 +129,9 @@ def decode_speculation(message: sampling_pb2.Speculation) -> SpeculationParams:
     )
 
 
-def encode_outputs(outputs: Sequence[StepOutput]) -> bytes:
-    """A SessionResponse."""
-    return verify_pb2.SessionResponse(outputs=map(_output, outputs)).SerializeToString()
+def encode_outputs(outputs: Sequence[StepOutput], started: Sequence[int] = ()) -> bytes:
+    """A SessionResponse; `started` are ids of requests."""
+    return verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started).SerializeToString()
 
 
 def _output(output: StepOutput) -> verify_pb2.RequestOutput:

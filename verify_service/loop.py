@@ -71,10 +71,15 @@ class VerifyLoop:
         taker: FeatureTaker | None = None,
         foresight: ForesightSource | None = None,
         follower: Follower | None = None,
+        tell_started: Callable[[list[RequestKey]], None] = lambda keys: None,
     ) -> None:
-        """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything."""
+        """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything.
+
+        `tell_started` is called on the loop's thread with requests of which a step computes the first rows, before it.
+        """
         max_context = config.max_context or model.config.max_context
         self._sink = sink
+        self._tell_started = tell_started
         self._inbox = Inbox()
         self._memory = KVMemory(config, max_context, model.config.hidden_size)
         self._engine = new_engine(model, config, self._memory.page_table)
@@ -237,6 +242,8 @@ class VerifyLoop:
         now = time.monotonic()
         self._counters.preemptions += len(plan.preempted)
         self._drafting.leave_out(plan.left_out)
+        if started := [state.key for state in plan.started if not state.begun]:
+            self._tell_started(started)
         for state in plan.started:
             self._counters.prefix_hit_tokens += state.computed
             self._engine.begin(state)

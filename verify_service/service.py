@@ -21,7 +21,7 @@ from verify_service.draft_link import DraftLink
 from verify_service.facts import VerifyFacts
 from verify_service.loop import VerifyLoop
 from verify_service.metrics import VerifyMetrics
-from verify_service.request import StepOutput
+from verify_service.request import RequestKey, StepOutput
 from verify_service.sessions import Session
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,10 @@ class Backend:
 
 
 class VerifyServicer:
-    """Belongs to the event loop it is made in, except for `sink`. Answers UNAVAILABLE until `backend` is set."""
+    """Belongs to the event loop it is made in, except for `sink` and `tell_started`.
+
+    Answers UNAVAILABLE until `backend` is set.
+    """
 
     def __init__(self, metrics: VerifyMetrics) -> None:
         self.backend: Backend | None = None
@@ -65,6 +68,10 @@ class VerifyServicer:
     def sink(self, outputs: list[StepOutput]) -> None:
         """Take one step's outputs on the verify loop's thread."""
         self._events.call_soon_threadsafe(self._deliver, outputs)
+
+    def tell_started(self, keys: list[RequestKey]) -> None:
+        """Take requests that the next step begins on the verify loop's thread."""
+        self._events.call_soon_threadsafe(self._start, keys)
 
     async def get_info(self, _request: bytes, context: Context) -> bytes:
         """Facts and limits; UNAVAILABLE while loading or draining."""
@@ -140,8 +147,8 @@ class VerifyServicer:
             session.half_close()
 
         async def send() -> None:
-            while outputs := await session.take():
-                await context.write(encode_outputs(outputs))
+            while any(taken := await session.take()):
+                await context.write(encode_outputs(*taken))
 
         tasks = (asyncio.create_task(receive()), asyncio.create_task(send()))
         try:
@@ -153,6 +160,13 @@ class VerifyServicer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, SlipstreamError, grpc.aio.BaseError):
                     await task
+
+    def _start(self, keys: list[RequestKey]) -> None:
+        """Sort requests that begin by session."""
+        for key in keys:
+            session = self._sessions.get(key.session_id)
+            if session is not None:
+                session.start((key.request_id,))
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         """Sort one step's outputs by session; those of a session that has gone are dropped."""

@@ -129,7 +129,7 @@ def _start(
     for host in hosts:
         attach_host(link, host, device=settings.numbered_device, step_rows=settings.step_rows)
     trees, engine = HeldBack(link), settings.engine_config(loaded.num_pages)
-    loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link)
+    loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link, verify.tell_started)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()

@@ -25,6 +25,7 @@ class Session:
     session_id: int
     active: set[int] = field(default_factory=set)
     waiting: deque[StepOutput] = field(default_factory=deque)
+    started: list[int] = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     sent: asyncio.Event = field(default_factory=asyncio.Event)
     half_closed: bool = False
@@ -35,6 +36,12 @@ class Session:
         if request_id in self.active:
             raise InvalidArgumentError(f"request_id {request_id} is in use in this session", field="request_id")
         self.active.add(request_id)
+
+    def start(self, request_ids: Iterable[int]) -> None:
+        """Requests begin to run. The stream is told even if no output waits."""
+        self.started.extend(request_ids)
+        self.sent.clear()
+        self.filled.set()
 
     def put(self, outputs: Iterable[StepOutput]) -> None:
         """Add one step's outputs."""
@@ -55,17 +62,18 @@ class Session:
         self.half_closed = True
         self.filled.set()
 
-    async def take(self) -> list[StepOutput]:
-        """Wait for outputs; empty when the client has half-closed and all is answered.
+    async def take(self) -> tuple[list[StepOutput], list[int]]:
+        """Wait for outputs and for requests that start; neither when the client has half-closed and all is answered.
 
-        Raises the reason of the end when no outputs are left.
+        Raises the reason of the end when nothing is left.
         """
-        while not self.waiting:
+        while not (self.waiting or self.started):
             self.sent.set()
             if self.ended is not None:
                 raise self.ended
             if self.half_closed and not self.active:
-                return []
+                return [], []
             self.filled.clear()
             await self.filled.wait()
-        return [self.waiting.popleft() for _ in range(min(MAX_OUTPUTS, len(self.waiting)))]
+        started, self.started = self.started, []
+        return [self.waiting.popleft() for _ in range(min(MAX_OUTPUTS, len(self.waiting)))], started

@@ -45,7 +45,9 @@ class Served:
             len(boundaries),
         )  # fmt: skip
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(model, engine, self.link, self.verify.sink, self.link, self.link)
+        self.loop = VerifyLoop(
+            model, engine, self.link, self.verify.sink, self.link, self.link, tell_started=self.verify.tell_started
+        )
         metrics.watch(self.loop.state, self.link.state)
         self.facts = VerifyFacts(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
@@ -94,6 +96,7 @@ class Client:
         self.stub = verify_pb2_grpc.VerifyServiceStub(channel)
         self.call = self.stub.Session()
         self.outputs: dict[int, list[verify_pb2.RequestOutput]] = {}
+        self.started: list[int] = []
         self.messages = 0
 
     async def submit(self, request_id: int, *, prompt: list[int] | None = None, **sampling: Any) -> None:
@@ -119,6 +122,7 @@ class Client:
         if message is grpc.aio.EOF:
             return False
         self.messages += 1
+        self.started += message.started
         for output in message.outputs:
             self.outputs.setdefault(output.request_id, []).append(output)
         return True

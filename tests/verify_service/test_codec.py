@@ -147,8 +147,10 @@ def test_outputs_are_written_whole() -> None:
         error=ResourceExhaustedError("full", field="f", retry_after=2.5),
     )
     begun = StepOutput(RequestKey(8, 6), token_ids=(1,), usage=Usage(8, 1, 4, 1, 0, 0))
-    data = encode_outputs([last, StepOutput(RequestKey(8, 8)), refused, begun])
-    first, empty, error, running = verify_pb2.SessionResponse.FromString(data).outputs
+    data = encode_outputs([last, StepOutput(RequestKey(8, 8)), refused, begun], [6, 5])
+    response = verify_pb2.SessionResponse.FromString(data)
+    first, empty, error, running = response.outputs
+    assert list(response.started) == [6, 5]
     assert (running.usage.cached_tokens, running.finish_reason) == (4, 0)
     assert (first.request_id, list(first.token_ids), first.seed, first.HasField("seed")) == (7, [5], 0, True)
     assert (first.logprobs[0].chosen.token_id, first.logprobs[0].top[1].logprob) == (5, -1.0)

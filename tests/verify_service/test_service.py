@@ -53,6 +53,22 @@ def test_many_requests_share_one_stream(model: CausalLM) -> None:
     run(scenario())
 
 
+def test_each_request_is_told_of_once_when_it_starts_and_not_while_it_is_queued(model: CausalLM) -> None:
+    async def scenario() -> None:
+        async with served(model, max_running=1) as one, open_channel(one.address) as channel:
+            client = Client(channel)
+            for request_id in range(3):
+                await client.submit(request_id, max_tokens=400 if request_id == 0 else 2)
+            await client.begun(1)
+            assert client.started == [0]
+            assert sorted(client.outputs) == [0]
+            await client.cancel(0)
+            await client.finish(1, 2)
+            assert client.started == [0, 1, 2]
+
+    run(scenario())
+
+
 def test_a_half_closed_stream_ends_when_all_is_answered(model: CausalLM) -> None:
     async def scenario() -> None:
         async with served(model) as one, open_channel(one.address) as channel:

@@ -21,10 +21,26 @@ def test_outputs_gather_while_the_stream_is_busy() -> None:
         waiting = asyncio.create_task(session.take())
         await asyncio.sleep(0)
         session.put([output(1)])
-        assert [one.key.request_id for one in await waiting] == [1]
+        assert [one.key.request_id for one in (await waiting)[0]] == [1]
         session.put([output(1), output(2)])
         session.put([output(1)])
-        assert [one.key.request_id for one in await session.take()] == [1, 2, 1]
+        assert [one.key.request_id for one in (await session.take())[0]] == [1, 2, 1]
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_start_are_told_without_an_output() -> None:
+    async def scenario() -> None:
+        session = Session(1)
+        waiting = asyncio.create_task(session.take())
+        await asyncio.sleep(0)
+        session.start([4])
+        assert await waiting == ([], [4])
+        session.start([5])
+        session.put([output(4)])
+        session.start([6])
+        outputs, started = await session.take()
+        assert (len(outputs), started) == (1, [5, 6])
 
     asyncio.run(scenario())
 
@@ -33,8 +49,8 @@ def test_a_message_holds_a_bounded_number_of_outputs() -> None:
     async def scenario() -> None:
         session = Session(1)
         session.put([output(i) for i in range(MAX_OUTPUTS + 3)])
-        assert len(await session.take()) == MAX_OUTPUTS
-        assert len(await session.take()) == 3
+        assert len((await session.take())[0]) == MAX_OUTPUTS
+        assert len((await session.take())[0]) == 3
 
     asyncio.run(scenario())
 
@@ -60,8 +76,8 @@ def test_a_half_closed_session_ends_after_its_last_answer() -> None:
         await asyncio.sleep(0.01)
         assert not waiting.done()
         session.put([output(7, last=True)])
-        assert len(await waiting) == 1
-        assert await session.take() == []
+        assert len((await waiting)[0]) == 1
+        assert await session.take() == ([], [])
 
     asyncio.run(scenario())
 
@@ -72,7 +88,7 @@ def test_the_end_comes_after_what_waits() -> None:
         session.put([output(7)])
         session.end(UnavailableError("stop"))
         assert not session.sent.is_set()
-        assert len(await session.take()) == 1
+        assert len((await session.take())[0]) == 1
         with pytest.raises(UnavailableError):
             await session.take()
         assert session.sent.is_set()
