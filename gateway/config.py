@@ -72,9 +72,10 @@ class GatewaySettings(ServiceSettings):
     """Outputs a client may leave unread before its request is cancelled."""
 
     resume_seconds: Annotated[float, Ge(0)] = 60.0
-    """How long streams, and requests that arrive meanwhile, wait for a verify service that has gone before they fail
-    as unavailable; set it above the time that loading the model takes. With another replica at hand streams go on
-    there at once. 0: nobody waits."""
+    """How long a request may go without a token from the loss of its verify service on, or from its arrival while the
+    service is away, before it fails as unavailable; set it above the time that loading the model and computing the
+    longest prompt take. Nothing restarts it but a token. With another replica at hand streams go on there at once.
+    0: nobody waits."""
 
     drain_seconds: Annotated[float, Ge(0)] = 30.0
     """How long running streams may take to finish after SIGTERM."""

@@ -30,8 +30,8 @@ class Owner(Protocol):
         """A replica can be sent tickets."""
         ...
 
-    def on_lost(self, tickets: list[Ticket]) -> None:
-        """A replica's session has broken under these tickets."""
+    def on_lost(self, tickets: list[Ticket], *, yielded: bool) -> None:
+        """A replica's session has broken under these tickets; `yielded`: it had carried a token of any ticket."""
         ...
 
     def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
@@ -39,7 +39,7 @@ class Owner(Protocol):
         ...
 
     def on_progress(self, ticket: Ticket) -> None:
-        """An output has come for a ticket that had been waiting."""
+        """The first output of a ticket since it was sent has come."""
         ...
 
 
@@ -50,13 +50,14 @@ class Replica:
     a session still delivers for a cancelled ticket are dropped.
     """
 
-    __slots__ = ("_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout", "address",
-                 "info")  # fmt: skip
+    __slots__ = ("_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout", "_yielded",
+                 "address", "info")  # fmt: skip
 
     def __init__(self, address: str, owner: Owner, *, timeout: float) -> None:
         self.address = address
         self.info: VerifyInfo | None = None  # set while the session is open
         self._refusing = False
+        self._yielded = False  # whether the session has carried a token
         self._timeout = timeout
         self._owner = owner
         self._tickets: dict[int, Ticket] = {}
@@ -74,6 +75,11 @@ class Replica:
     def load(self) -> int:
         """Choices under way."""
         return len(self._tickets)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Choices under way, in the order in which they were sent."""
+        return list(self._tickets.values())
 
     def start(self) -> None:
         """Connect, and stay connected until closed."""
@@ -142,7 +148,7 @@ class Replica:
             try:
                 await self._await_acceptance(call)
                 # Facts asked for later are those of the process behind the session: without it the session breaks.
-                self.info, self._refusing = await self.fetch_info(), False
+                self.info, self._refusing, self._yielded = await self.fetch_info(), False, False
                 _log.info("verify service %s serves %s", self.address, self.info.model_name)
                 self._owner.on_ready(self)
                 await self._read(call)
@@ -164,22 +170,31 @@ class Replica:
                 await call.write(message)
 
     async def _read(self, call: Any) -> None:
-        """Hand each output to its ticket."""
-        read, tickets = call.read, self._tickets
+        read = call.read
         while (response := await read()) is not grpc.aio.EOF:
-            for message in response.outputs:
-                ticket = tickets.get(message.request_id)
-                if ticket is None:
+            self.take(response)
+
+    def take(self, response: verify_pb2.SessionResponse) -> None:
+        """Hand each output of a message to its ticket."""
+        tickets = self._tickets
+        for request_id in response.started:
+            if (ticket := tickets.get(request_id)) is not None:
+                ticket.begun = True
+        for message in response.outputs:
+            ticket = tickets.get(message.request_id)
+            if ticket is None:
+                continue
+            output = codec.read_output(message)
+            if output.finish_reason is not None:
+                del tickets[message.request_id]
+                if output.error is not None and self._returns(ticket, output.error):
                     continue
-                output = codec.read_output(message)
-                if output.finish_reason is not None:
-                    del tickets[message.request_id]
-                    if output.error is not None and self._returns(ticket, output.error):
-                        continue
-                ticket.receive(output)
-                if ticket.paused_at:
-                    self._owner.on_progress(ticket)
-                ticket.deliver(output)
+            ticket.receive(output)
+            if not ticket.yielded:
+                ticket.yielded = True
+                self._yielded |= bool(output.token_ids)
+                self._owner.on_progress(ticket)
+            ticket.deliver(output)
 
     def _returns(self, ticket: Ticket, error: SlipstreamError) -> bool:
         """Offer the owner a ticket that the service will not go on with; whether it has another use for it."""
@@ -192,4 +207,4 @@ class Replica:
         self._tickets.clear()
         self._stub, was_open, self.info = None, self.info is not None, None
         if was_open:
-            self._owner.on_lost(lost)
+            self._owner.on_lost(lost, yielded=self._yielded)

@@ -22,9 +22,8 @@ class Ticket:
     without which another service could go on differently. All times are time.monotonic() in seconds.
     """
 
-    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "_sent", "deliver", "fruitless",
-                 "full_since", "losses", "order", "origin", "paused_at", "received", "replica",
-                 "request_id")  # fmt: skip
+    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "begun", "deliver", "losses", "order", "origin",
+                 "paused_at", "reason", "received", "replica", "request_id", "sent_at", "yielded")  # fmt: skip
 
     def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
         assert order.sampling.seed is not None
@@ -33,14 +32,16 @@ class Ticket:
         self.received: list[int] = []  # token ids so far
         self.origin: VerifyInfo | None = None  # of the service that its tokens came from, or are to come from
         self.losses = 0  # services that went away, or gave it back, when they had taken it
-        self.fruitless = 0  # sessions lost in a row without a token between
-        self.paused_at = 0.0  # when it was lost, or began to wait for a service; 0.0 while outputs come
-        self.full_since = 0.0  # since when services that should go on with it have had no room; 0.0 if they have
+        self.paused_at = 0.0  # when it was lost first, or began to wait, since its last output; 0.0 while outputs come
+        self.reason: SlipstreamError | None = None  # why it was lost, or waits
         self.replica: Replica | None = None
         self.request_id = 0
+        self.sent_at = 0.0  # when it was submitted last
+        self.begun = False  # whether the service has said that it runs since then
+        self.yielded = False  # whether a token of it has come since then
         self._kept = 0  # tokens received when it was lost last
         self._cached_tokens: int | None = None
-        self._began = self._sent = self._first_token = 0.0
+        self._began = self._first_token = 0.0
 
     @property
     def proposer(self) -> str:
@@ -58,8 +59,9 @@ class Ticket:
         self.replica, self.request_id = replica, request_id
         if not self.received:
             self.origin = replica.info
-        self._sent = time.monotonic()
-        self._began = self._began or self._sent
+        self.begun = self.yielded = False
+        self.sent_at = time.monotonic()
+        self._began = self._began or self.sent_at
 
     def receive(self, output: StepOutput) -> None:
         """Take note of an output and make it a continuation of those before."""
@@ -73,20 +75,20 @@ class Ticket:
         if output.timings is not None and self.losses:
             output.timings = self._continued(output.timings)
 
-    def lose(self, *, blamed: bool) -> None:
-        """The service that had it has gone; `blamed`: it may have been the cause."""
+    def lose(self, reason: SlipstreamError) -> None:
+        """The service that had it has gone, or has given it back."""
         self.losses += 1
-        self.paused_at = self.paused_at or time.monotonic()
-        self.full_since = 0.0
-        if len(self.received) > self._kept:
-            self.fruitless = 0
-        elif blamed:
-            self.fruitless += 1
         self._kept = len(self.received)
+        self.wait(reason)
 
-    def progress(self) -> None:
+    def wait(self, reason: SlipstreamError) -> None:
+        """No service has it."""
+        self.reason = reason
+        self.paused_at = self.paused_at or time.monotonic()
+
+    def resume(self) -> None:
         """Outputs come again."""
-        self.fruitless, self.paused_at, self.full_since = 0, 0.0, 0.0
+        self.paused_at, self.reason = 0.0, None
 
     def forget_proposer(self) -> None:
         """Speculate as the operator's default says. Proposers change speed and no token."""
@@ -99,7 +101,7 @@ class Ticket:
 
     def _continued(self, timings: Timings) -> Timings:
         """Times since the first submission; how long a choice queued is not known of a service that has gone."""
-        earlier = self._sent - self._began
+        earlier = self.sent_at - self._began
         if self._kept:
             return Timings(0.0, self._first_token - self._began, earlier + timings.total)
         return Timings(earlier + timings.queued, earlier + timings.first_token, earlier + timings.total)

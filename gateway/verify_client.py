@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from gateway.crash_suspects import CrashSuspects, Entry
 from gateway.metrics import Metrics
 from gateway.replica import Replica
 from gateway.request import VerifyInfo
+from gateway.resume_deadlines import ResumeDeadlines
 from gateway.ticket import Ticket
 from gateway.waiting_room import WaitingRoom
 from slipstream.rpc.errors import (
@@ -23,41 +25,52 @@ from slipstream.rpc.errors import (
 
 _log = logging.getLogger(__name__)
 
-MAX_FRUITLESS_LOSSES: Final = 3
-"""Sessions in a row that a request may lose without a token before it is taken for the cause and fails."""
+TRIAL_SHARE: Final = 1 / 6
+"""Part of `resume_seconds` for which the trial of a suspect may hold up others."""
 
-SUSPECT_LOSSES: Final = MAX_FRUITLESS_LOSSES - 1
-"""Sessions so lost from which on a request goes on only while no other suspect is on trial."""
+AGAIN_SECONDS: Final = 0.25
+"""Between attempts to go on at services that are full, or where suspects are tried."""
 
-FULL_RETRY_SECONDS: Final = 0.25
-"""Between attempts to go on at services that are full."""
+RETRY_SECONDS: Final = 5.0
+"""What clients are told to wait before they repeat a request that a loss has ended: about a restart."""
+
+_GONE: Final = "the verify service went away"
+_RECOVERS: Final = "the verify service recovers from a loss"
 
 
 class VerifyClient:
     """All replicas of one model. Requests go to the least loaded one that is ready.
 
     When a replica goes away its requests go on at another one of the same model from the tokens already received, as
-    tokens are a function of model, request and position alone. Where there is none they wait `resume_seconds` for one
-    and then fail as unavailable. New requests go to one model: the first one ready, until no replica serves it; while
-    it is away no longer than `resume_seconds`, they wait for it too.
+    tokens are a function of model, request and position alone. New requests go to one model: the first one ready,
+    until no replica serves it; while it is away no longer than `resume_seconds`, they wait for it.
 
-    Of several requests under which sessions were lost again and again only the cause is to fail: those suspected go
-    on one at a time, each on trial until it yields a token.
+    A request that was lost, or waits, fails as unavailable unless a token of it comes within `resume_seconds`, wherever
+    it is then. The one that makes services end is looked for among those that ran when they went, and fails as internal
+    when it is found; see CrashSuspects. Suspects wait while others of them are tried, and so does what comes meanwhile.
     """
 
-    __slots__ = ("_away_since", "_full", "_metrics", "_replicas", "_resume_seconds", "_served", "_trial", "_waiting")
+    __slots__ = ("_again", "_away_since", "_deadlines", "_metrics", "_replicas", "_resume_seconds", "_served",
+                 "_suspects", "_waiting")  # fmt: skip
 
     def __init__(
-        self, addresses: Sequence[str], *, timeout: float, resume_seconds: float, metrics: Metrics | None = None
+        self,
+        addresses: Sequence[str],
+        *,
+        timeout: float,
+        resume_seconds: float,
+        metrics: Metrics | None = None,
+        connect: Callable[..., Replica] = Replica,
     ) -> None:
         self._resume_seconds = resume_seconds
         self._metrics = metrics or Metrics()
-        self._waiting = WaitingRoom(self._give_up)  # for a service of their model, or for the end of a trial
-        self._full = WaitingRoom(self._retry)  # for a service that had no room for them
-        self._trial: Ticket | None = None
+        self._waiting = WaitingRoom()
+        self._deadlines = ResumeDeadlines(resume_seconds, self._expire)
+        self._suspects = CrashSuspects(resume_seconds * TRIAL_SHARE)
+        self._again: asyncio.TimerHandle | None = None
         self._served: VerifyInfo | None = None
         self._away_since = -math.inf  # when a session was lost last
-        self._replicas = [Replica(address, self, timeout=timeout) for address in addresses]
+        self._replicas = [connect(address, self, timeout=timeout) for address in addresses]
 
     async def start(self) -> None:
         """Connect to all replicas in the background."""
@@ -67,13 +80,14 @@ class VerifyClient:
     async def close(self) -> None:
         """End all sessions."""
         await asyncio.gather(*(replica.close() for replica in self._replicas))
-        for room in (self._waiting, self._full):
-            for ticket, _ in room:
-                self.cancel(ticket)
+        for ticket in self._waiting:
+            self.cancel(ticket)
+        if self._again is not None:
+            self._again.cancel()
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be sent on at once."""
+        """Whether a service takes requests."""
         return bool(self._usable())
 
     @property
@@ -96,19 +110,20 @@ class VerifyClient:
 
         UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait.
         """
+        self._suspects.recall(tickets, time.monotonic())
         usable = self._usable()
-        if usable:
-            replica = _least_loaded(usable)
+        replica = _least_loaded(usable) if usable else None
+        if replica is not None and self._is_open(replica, tickets):
             for ticket in tickets:
                 replica.submit(ticket)
-        elif self._served is not None and self._awaited():
+        elif self._served is not None and (replica is not None or self._awaited()):
             self._let_wait(tickets, self._served)
         else:
             raise _unreachable()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a choice that nobody reads any more. Finished ones are left alone."""
-        if not (self._waiting.discard(ticket) or self._full.discard(ticket)) and ticket.replica is not None:
+        if not self._waiting.discard(ticket) and ticket.replica is not None:
             ticket.replica.cancel(ticket)
         self._settle(ticket)
 
@@ -116,41 +131,46 @@ class VerifyClient:
         """See Owner: what waited for the replica goes on."""
         if replica not in self._usable():
             _log.warning("verify service %s serves another model and is not used", replica.address)
+        self._waiting.sort(self._suspects.order)
         self._dispatch()
 
-    def on_lost(self, tickets: list[Ticket]) -> None:
+    def on_lost(self, tickets: list[Ticket], *, yielded: bool) -> None:
         """See Owner: the tickets go on elsewhere, wait, or fail."""
-        self._away_since = time.monotonic()
+        now = self._away_since = time.monotonic()
+        self._suspects.lost(tickets, yielded=yielded, now=now)
         for ticket in tickets:
-            self._pause(ticket, UnavailableError("the verify service went away"), blamed=True)
+            if self._suspects.convicts(ticket, now):
+                self._convict(ticket)
+            else:
+                self._pause(ticket, UnavailableError(_GONE))
+        self._waiting.sort(self._suspects.order)
         self._dispatch()
 
     def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
         """See Owner. What has been taken once is not refused later for a reason that passes."""
         taken = bool(ticket.losses or ticket.received)
         if isinstance(error, UnavailableError) and taken:
-            self._pause(ticket, error, blamed=False)
+            self._pause(ticket, error)
         elif isinstance(error, UnavailableError) and self._ready(ticket.fits):
-            self._waiting.add(ticket, error)
-        elif isinstance(error, ResourceExhaustedError) and taken and self._may_retry(ticket):
-            self._full.add(ticket, error)
-            self._full.start_clock(ticket, FULL_RETRY_SECONDS)
+            self._wait(ticket, error)
+        elif isinstance(error, ResourceExhaustedError) and taken and self._resume_seconds:
+            self._wait(ticket, error, not_before=time.monotonic() + AGAIN_SECONDS)
         elif error.field == "speculation.proposer" and taken and ticket.proposer:
             ticket.forget_proposer()
-            self._waiting.add(ticket, error)
+            self._wait(ticket, error)
         else:
             self._settle(ticket)
             return False
-        if self._trial is ticket:
-            self._trial = None
         self._dispatch()
         return True
 
     def on_progress(self, ticket: Ticket) -> None:
         """See Owner."""
-        if ticket.losses:
+        if ticket.losses and ticket.paused_at:
             self._metrics.resumed(time.monotonic() - ticket.paused_at)
         self._settle(ticket)
+        if len(self._waiting):
+            self._dispatch()
 
     def _usable(self) -> list[Replica]:
         """Where new requests may go."""
@@ -174,66 +194,94 @@ class VerifyClient:
         draining = any(replica.info is not None for replica in self._replicas)
         return not draining and time.monotonic() < self._away_since + self._resume_seconds
 
+    def _is_open(self, replica: Replica, tickets: Sequence[Ticket]) -> bool:
+        """Whether new tickets may be sent at once: not while a suspect is tried there, or waits for its trial."""
+        if not len(self._suspects):
+            return True
+        entry = self._suspects.entry(tickets[0], replica.tickets, time.monotonic(), len(tickets))
+        return not len(self._waiting) and entry is Entry.OPEN
+
     def _let_wait(self, tickets: Sequence[Ticket], served: VerifyInfo) -> None:
         if len(self._waiting) + len(tickets) > served.max_requests:
             raise ResourceExhaustedError(
                 f"{len(self._waiting)} choices wait for a verify service, the limit is {served.max_requests}"
             )
         for ticket in tickets:
-            ticket.origin, ticket.paused_at = served, time.monotonic()
-            self._metrics.paused.inc()
-            self._waiting.add(ticket, UnavailableError("the verify service went away"))
+            ticket.origin = served
+            self._wait(ticket, UnavailableError(_RECOVERS if self._usable() else _GONE))
         self._dispatch()
 
-    def _pause(self, ticket: Ticket, reason: SlipstreamError, *, blamed: bool) -> None:
+    def _pause(self, ticket: Ticket, reason: SlipstreamError) -> None:
         """A ticket has lost its service."""
-        if self._trial is ticket:
-            self._trial = None
+        self._wait(ticket, reason)
+        ticket.lose(reason)
+
+    def _wait(self, ticket: Ticket, reason: SlipstreamError, *, not_before: float = 0.0) -> None:
+        """A ticket waits for a service, against its deadline."""
         if not ticket.paused_at:
             self._metrics.paused.inc()
-        ticket.lose(blamed=blamed)
-        self._waiting.add(ticket, reason)
+        ticket.wait(reason)
+        self._deadlines.start(ticket)
+        self._waiting.add(ticket, not_before=not_before)
 
     def _dispatch(self) -> None:
-        """Send on what waits where its model is served; the rest waits against the clock, or fails."""
-        for ticket, reason in self._waiting:
-            suspect = ticket.fruitless >= SUSPECT_LOSSES
-            if ticket.fruitless >= MAX_FRUITLESS_LOSSES:
-                message = f"{reason.message} {ticket.fruitless} times before a token of it came"
-                self._fail(ticket, InternalError(message))
-            elif not (replicas := self._ready(ticket.fits)):
-                self._hold(ticket, reason)
-            elif suspect and self._trial is not None:
-                self._waiting.stop_clock(ticket)
-            else:
-                self._waiting.discard(ticket)
-                self._trial = ticket if suspect else self._trial
-                _least_loaded(replicas).submit(ticket)
+        """Send on what waits, in order, where its model is served and its place is free; the rest waits, or fails."""
+        closed: set[Replica] = set()
+        for ticket in self._waiting:
+            if not (replicas := self._ready(ticket.fits)):
+                self._hold(ticket)
+            elif self._waiting.is_due(ticket, time.monotonic()):
+                self._enter(ticket, replicas, closed)
+        if len(self._waiting) and self._again is None and self._ready(lambda info: True):
+            self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._dispatch_again)
 
-    def _hold(self, ticket: Ticket, reason: SlipstreamError) -> None:
+    def _dispatch_again(self) -> None:
+        self._again = None
+        self._dispatch()
+
+    def _enter(self, ticket: Ticket, replicas: Sequence[Replica], closed: set[Replica]) -> None:
+        """Send a ticket to the first replica that it may go to; where there is none, nobody behind it goes there."""
+        now = time.monotonic()
+        for replica in sorted(replicas, key=lambda replica: replica.load):
+            entry = Entry.LATER if replica in closed else self._suspects.entry(ticket, replica.tickets, now)
+            if entry is not Entry.LATER:
+                self._waiting.discard(ticket)
+                if entry is Entry.ALONE:
+                    self._withdraw(replica)
+                replica.submit(ticket)
+                return
+        closed.update(replicas)
+
+    def _withdraw(self, replica: Replica) -> None:
+        """Let everything at a replica wait, for a trial that has to have it alone."""
+        for ticket in replica.tickets:
+            replica.cancel(ticket)
+            self._pause(ticket, UnavailableError(_RECOVERS))
+
+    def _hold(self, ticket: Ticket) -> None:
         """Let a ticket wait for a service of its model, if one can still come."""
+        reason = ticket.reason or _unreachable()
         others = [replica.info for replica in self._replicas if replica.info is not None]
         if len(others) == len(self._replicas) and not any(map(ticket.fits, others)):
             self._fail(
                 ticket, UnavailableError(f"{reason.message}, and came back with another model or build: start again")
             )
-        elif self._resume_seconds > 0:
-            self._waiting.start_clock(ticket, self._resume_seconds)
-        else:
+        elif not self._resume_seconds:
             self._fail(ticket, reason)
 
-    def _give_up(self, ticket: Ticket, reason: SlipstreamError) -> None:
-        waited = f"{reason.message}, and was not back within {self._resume_seconds:g} s"
-        self._fail(ticket, UnavailableError(waited))
+    def _expire(self, ticket: Ticket) -> None:
+        """A deadline has passed: the ticket ends wherever it is."""
+        if ticket.replica is not None:
+            ticket.replica.cancel(ticket)
+        reason = ticket.reason or _unreachable()
+        message = f"{reason.message}, and the request did not go on within {self._resume_seconds:g} s"
+        self._fail(ticket, UnavailableError(message, retry_after=RETRY_SECONDS))
 
-    def _may_retry(self, ticket: Ticket) -> bool:
-        """Whether a ticket for which there is no room may ask again."""
-        ticket.full_since = ticket.full_since or time.monotonic()
-        return time.monotonic() < ticket.full_since + self._resume_seconds
-
-    def _retry(self, ticket: Ticket, reason: SlipstreamError) -> None:
-        self._waiting.add(ticket, reason)
-        self._dispatch()
+    def _convict(self, ticket: Ticket) -> None:
+        times = self._suspects.lone_losses(ticket)
+        sizes = len(ticket.order.prompt_token_ids), len(ticket.received)
+        _log.error("the verify service went away %d times while a request of %d + %d tokens ran alone", times, *sizes)
+        self._fail(ticket, InternalError(f"the verify service went away {times} times while this request ran alone"))
 
     def _fail(self, ticket: Ticket, error: SlipstreamError) -> None:
         self._waiting.discard(ticket)
@@ -241,13 +289,12 @@ class VerifyClient:
         ticket.fail(error)
 
     def _settle(self, ticket: Ticket) -> None:
-        """A ticket that may have waited does so no longer."""
+        """A ticket goes on, or is over: nothing is held against it any more."""
+        self._suspects.clear(ticket, time.monotonic())
+        self._deadlines.stop(ticket)
         if ticket.paused_at:
             self._metrics.paused.dec()
-            ticket.progress()
-        if self._trial is ticket:
-            self._trial = None
-            self._dispatch()
+            ticket.resume()
 
 
 def _least_loaded(replicas: Iterable[Replica]) -> Replica:
@@ -255,4 +302,4 @@ def _least_loaded(replicas: Iterable[Replica]) -> Replica:
 
 
 def _unreachable() -> UnavailableError:
-    return UnavailableError("no verify service is ready; retry later")
+    return UnavailableError("no verify service is ready; retry later", retry_after=RETRY_SECONDS)

@@ -125,10 +125,10 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
                 for failure in failures:
                     assert isinstance(failure, grpc.RpcError)
                     assert failure.code() is grpc.StatusCode.UNAVAILABLE
-                    assert "was not back within 2 s" in failure.details()
+                    assert "did not go on within 2 s" in failure.details()
                 reply = await whole
                 assert reply.status_code == 503, "asked for whole, it may still learn of it by its status"
-                assert "was not back within 2 s" in reply.json()["error"]["message"]
+                assert "did not go on within 2 s" in reply.json()["error"]["message"]
                 with pytest.raises(grpc.RpcError) as raised:
                     await runner.generate(request)
                 assert raised.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -13,6 +13,7 @@ from gateway.request import Order, Sampling, StepOutput, Timings
 from gateway.ticket import Ticket
 from gateway.verify_client import VerifyClient
 from slipstream import Client, Completion
+from slipstream.rpc.errors import UnavailableError
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
@@ -114,7 +115,7 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
     started.receive(StepOutput([6]))
     now = 110.0
     for ticket in (started, waiting):
-        ticket.lose(blamed=True)
+        ticket.lose(UnavailableError("gone"))
     now = 120.0
     for ticket in (started, waiting):
         ticket.send(replica, 2)
@@ -123,12 +124,15 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
     assert finish(undisturbed) == Timings(0.25, 0.5, 1.0)
 
 
-def test_only_losses_without_a_token_between_count() -> None:
+def test_a_pause_lasts_from_the_first_loss_to_the_next_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("gateway.ticket.time.monotonic", lambda: now)
     ticket = Ticket(Order([1], Sampling(seed=0)), lambda output: None)
-    counts = []
-    for tokens in ([], [], [5], [], []):
-        ticket.receive(StepOutput(list(tokens)))
-        ticket.lose(blamed=True)
-        counts.append(ticket.fruitless)
-    ticket.lose(blamed=False)
-    assert (counts, ticket.fruitless, ticket.losses) == ([1, 2, 0, 1, 2], 2, 6)
+    pauses = []
+    for moment in (110.0, 120.0, 130.0):
+        now = moment
+        ticket.lose(UnavailableError("gone"))
+        pauses.append(ticket.paused_at)
+        if moment == 120.0:
+            ticket.resume()
+    assert (pauses, ticket.losses) == ([110.0, 110.0, 130.0], 3)

@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.crash_suspects import LONE_LOSSES
 from gateway.request import FinishReason, Order, Sampling, StepOutput
 from gateway.ticket import Ticket
-from gateway.verify_client import MAX_FRUITLESS_LOSSES, VerifyClient
+from gateway.verify_client import VerifyClient
 from slipstream import Client, SpeculationOptions
 from slipstream.rpc.errors import (
     InternalError,
@@ -180,10 +181,11 @@ def test_a_request_that_breaks_every_session_fails_alone(gateway: GatewayProcess
         verify.reset(poison=poison[0], first_seconds=0.3)  # none gets a token while the culprit is there
         others = [pool.submit(client.generate, token_ids=prompt, max_tokens=8, timeout=60) for prompt in prompts]
         verify.wait_for(lambda seen: len(seen.submits) == len(prompts))
-        with pytest.raises(InternalError, match="3 times before a token"):
+        with pytest.raises(InternalError, match=r"\d times while this request ran alone"):
             client.generate(token_ids=poison, max_tokens=8, timeout=60)
         answers = [other.result() for other in others]
-    assert sum(list(submit.prompt_token_ids) == poison for submit in verify.seen.submits) == MAX_FRUITLESS_LOSSES
+    losses = sum(list(submit.prompt_token_ids) == poison for submit in verify.seen.submits)
+    assert 1 + LONE_LOSSES <= losses <= 3 + LONE_LOSSES, "losses of other tests count as the service's own"
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == tuple((prompt * 8)[:8])
 
@@ -196,7 +198,7 @@ def test_losses_between_tokens_do_not_add_up(tokenizer_folder: Path) -> None:
     ):
         verify.reset(error_after=1)
         assert client.generate("abc", max_tokens=7, timeout=60).text == "abcabca"
-        assert len(verify.seen.submits) > MAX_FRUITLESS_LOSSES + 1
+        assert len(verify.seen.submits) > LONE_LOSSES + 2
 
 
 @pytest.mark.parametrize(

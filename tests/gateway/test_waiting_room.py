@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,46 +14,37 @@ from gateway.request import Order, Sampling
 from gateway.ticket import Ticket
 from gateway.waiting_room import WaitingRoom
 from slipstream import Client
-from slipstream.rpc.errors import ResourceExhaustedError, SlipstreamError, UnavailableError
+from slipstream.rpc.errors import ResourceExhaustedError, UnavailableError
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
 LONG = {"ignore_eos": True, "max_tokens": 200, "seed": 3, "timeout": 60}
-REASON = UnavailableError("gone")
 
 
 def ticket() -> Ticket:
     return Ticket(Order([1], Sampling(seed=0)), lambda output: None)
 
 
-def test_the_clock_ends_a_wait_once() -> None:
-    async def run() -> tuple[list[tuple[Ticket, SlipstreamError]], list[Ticket]]:
-        rung: list[tuple[Ticket, SlipstreamError]] = []
-        room = WaitingRoom(lambda ticket, reason: rung.append((ticket, reason)))
-        for each in tickets:
-            room.add(each, REASON)
-        for each in tickets[:3]:
-            room.start_clock(each, 0.01)
-            room.start_clock(each, 600.0)
-        room.stop_clock(tickets[1])
-        assert room.discard(tickets[2])
-        assert not room.discard(tickets[2])
-        await asyncio.sleep(0.2)  # timers of one loop go off in order
-        return rung, [each for each, _ in room]
-
+def test_tickets_go_on_in_order_and_not_before_their_time() -> None:
+    room = WaitingRoom()
     tickets = [ticket() for _ in range(4)]
-    rung, left = asyncio.run(run())
-    assert rung == [(tickets[0], REASON)]
-    assert left == [tickets[1], tickets[3]]
+    for index, each in enumerate(tickets):
+        room.add(each, not_before=float(index))
+    room.sort(lambda each: tickets.index(each) < 2)
+    assert list(room) == [tickets[2], tickets[3], tickets[0], tickets[1]]
+    assert [room.is_due(each, 1.5) for each in tickets] == [True, True, False, False]
+    assert room.discard(tickets[2])
+    assert not room.discard(tickets[2])
+    assert len(room) == 3
 
 
 def test_who_leaves_while_the_room_is_gone_through_is_passed_over() -> None:
-    room = WaitingRoom(lambda ticket, reason: None)
+    room = WaitingRoom()
     tickets = [ticket() for _ in range(3)]
     for each in tickets:
-        room.add(each, REASON)
+        room.add(each)
     seen = []
-    for each, _ in room:
+    for each in room:
         seen.append(each)
         room.discard(tickets[1])
     assert seen == [tickets[0], tickets[2]]
@@ -231,7 +221,7 @@ def test_waits_end_in_unavailable(tokenizer_folder: Path) -> None:
             assert "verify service" in late.json()["error"]["message"]
             *_, last = [line for line in lines if line]
         assert "service_unavailable_error" in last
-        with pytest.raises(UnavailableError, match=r"went away, and was not back within 1\.5 s"):
+        with pytest.raises(UnavailableError, match=r"went away, and the request did not go on within 1\.5 s"):
             list(stream)
         with pytest.raises(UnavailableError, match="no verify service is ready"):  # as the time to wait has passed
             client.generate("x", max_tokens=1, timeout=60)

@@ -1,0 +1,45 @@
+"""Clocks of requests that have lost their service."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.request import Order, Sampling
+from gateway.resume_deadlines import ResumeDeadlines
+from gateway.ticket import Ticket
+from support.virtual_verify import run_virtually
+
+
+def ticket() -> Ticket:
+    return Ticket(Order([1], Sampling(seed=0)), lambda output: None)
+
+
+def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rung: list[tuple[Ticket, float]] = []
+        deadlines = ResumeDeadlines(60.0, lambda each: rung.append((each, loop.time() - began)))
+        lost, resumed, lost_again = (ticket() for _ in range(3))
+        began = loop.time()
+        for each in (lost, resumed, lost_again):
+            deadlines.start(each)
+        await asyncio.sleep(50.0)
+        for each in (lost, lost_again):
+            deadlines.start(each)
+        for each in (resumed, lost_again):
+            deadlines.stop(each)
+        deadlines.start(lost_again)
+        await asyncio.sleep(100.0)
+        assert rung == [(lost, pytest.approx(60.0)), (lost_again, pytest.approx(110.0))]
+        assert not len(deadlines)
+
+    with monkeypatch.context() as patches:
+        run_virtually(patches.setattr, main())
+
+
+def test_without_seconds_there_are_no_clocks() -> None:
+    deadlines = ResumeDeadlines(0.0, lambda each: None)
+    deadlines.start(ticket())
+    assert not len(deadlines)
