@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.process_samples import device_bytes
 
 FLAT_BYTES = 32 << 20
 """What the verify service's resident memory may grow by: allocators keep what they once had."""
@@ -46,7 +47,7 @@ class Holdings:
     def of(cls, process: int) -> Holdings:
         sample = Sample.of(process)
         rings = Path(f"/proc/{process}/maps").read_text().count("memfd:slipstream")
-        return cls(sample.resident, sample.descriptors, rings, _device_bytes())
+        return cls(sample.resident, sample.descriptors, rings, device_bytes())
 
     def facts(self) -> dict[str, int]:
         """For JSON."""
@@ -82,15 +83,3 @@ def held(before: Holdings, during: Sequence[Sample], after: Holdings, drafters: 
 
 def _mib(count: int) -> float:
     return round(count / 2**20, 1)
-
-
-def _device_bytes() -> int:
-    """Memory in use on the GPUs that are visible here; 0 where there is none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    which = ("--id", visible) if visible else ()
-    command = ("nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(int(line) for line in said.split() if line.isdigit()) << 20

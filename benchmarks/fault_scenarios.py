@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fault_drafters import hostile_command
 from benchmarks.fault_hang import Section, section, spread_of
 from benchmarks.fault_holdings import Sample, held
 from benchmarks.fault_kills import Kill, Moment, kill_one
@@ -32,8 +32,6 @@ AGAIN_SECONDS = 8.0
 CALM_SECONDS = 2.0
 _WORDS = 300
 """Characters that are kept of what a hostile drafter says that cannot attack."""
-HOSTILE_BOUNDARY = "2"
-"""Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""
 SWAP_STEPS = 50
 """Within which acceptance has to be the new drafter's."""
 
@@ -288,13 +286,9 @@ def failed(result: Result) -> list[str]:
 
 def _hostile(bench: Bench, kind: str) -> tuple[bool, str]:
     """Run a hostile drafter until it is thrown out, or for a while; whether it attacked, and what it said last."""
-    seconds = str(min(3.0, bench.attack_seconds))
-    address = bench.services.cluster.verify_address
-    how = ["--name", bench.proposer, "--transport", bench.transport, "--seconds", seconds]
-    if bench.transport == "cuda_ipc":
-        how += ["--boundaries", HOSTILE_BOUNDARY]
+    seconds = min(3.0, bench.attack_seconds)
     process = subprocess.run(
-        (sys.executable, "-m", "support.hostile_process", address, kind, *how),
+        hostile_command(bench.services.cluster.verify_address, kind, bench.proposer, bench.transport, seconds),
         cwd=ROOT,
         env={**os.environ, **bench.services.cluster.layout.environment},
         capture_output=True,

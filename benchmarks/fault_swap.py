@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -10,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from benchmarks.fault_drafters import guessing_command
 from benchmarks.fault_services import START_SECONDS, Services
-from launcher.commands import free_ports
-from launcher.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.process import ServiceProcess, Spawner
 from launcher.swap import swap
 
 BEFORE_STEPS = 60
@@ -35,16 +34,11 @@ class Sample(NamedTuple):
 @contextmanager
 def random_drafter(services: Services, name: str) -> Iterator[str]:
     """A draft service that guesses at random and has no request yet; yields its address."""
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
-    verify = services.cluster.verify_address
-    arguments = ("--proposers", f"{name}=support.proposers:random_tree", "--share", "0", "--max-depth", "3")
-    command = (sys.executable, "-m", "draft_service", "--verify", verify, "--port", str(port), *arguments)
-    environment = services.cluster.layout.environment
-    process = ServiceProcess(ServiceCommand("guessing", command, address, environment), Spawner())
+    command = guessing_command(services.cluster.verify_address, name, services.cluster.layout.environment)
+    process = ServiceProcess(command, Spawner())
     try:
         services.wait_until(lambda: services.attached(process.pid), "that guesses did not attach", START_SECONDS)
-        yield address
+        yield command.address
     finally:
         process.stop(20.0)
 
