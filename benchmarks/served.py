@@ -92,14 +92,24 @@ def _module(command: Sequence[str]) -> str:
 
 
 def start_server(
-    model: Path, draft: Sequence[str], log: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    model: Path,
+    draft: Sequence[str],
+    log: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    descriptors: int = 0,
 ) -> Server:
-    """Run the launcher until it greets; ServeError if it ends first. The caller stops it."""
+    """Run the launcher until it greets; ServeError if it ends first. The caller stops it.
+
+    `descriptors`: hard limit of open files of every process, if not 0; the soft one is lower, as systems set it.
+    """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     command = [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
     command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     command += [part for spec in draft for part in ("--draft", spec)]
     command += arguments
+    if descriptors:
+        command = ["/bin/sh", "-c", f'ulimit -Sn 200; ulimit -Hn {descriptors}; exec "$@"', "sh", *command]
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
@@ -127,13 +137,14 @@ def served(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     cores: Sequence[int] = (),
+    descriptors: int = 0,
 ) -> Iterator[Server]:
     """A server that is stopped in the end. `cores`: those that its processes may use; empty: as this process."""
     own = os.sched_getaffinity(0)
     try:
         if cores:
             os.sched_setaffinity(0, cores)  # children inherit it
-        server = start_server(model, draft, log, *arguments, environment=environment)
+        server = start_server(model, draft, log, *arguments, environment=environment, descriptors=descriptors)
     finally:
         os.sched_setaffinity(0, own)
     try:

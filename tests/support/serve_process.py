@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.served import ServeError, Server, start_server
 from launcher.info import collect
-from support.cluster import free_ports
 
 START_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Served:
-    """A running `slipstream serve`: URL of its HTTP API, addresses of the others."""
-
-    process: subprocess.Popen[str]
-    http: str
-    grpc: str
-    verify: str
-    ports: dict[str, int]
+class Served(Server):
+    """A running `slipstream serve` of a model named tiny."""
 
     def facts(self):
         """See launcher.info."""
@@ -41,30 +33,9 @@ class Served:
 
 def start(model: Path, draft: tuple[str, ...], log: Path, *arguments: str, descriptors: int = 0) -> Served:
     """Run the launcher until it greets; its log goes to a file. `descriptors`: the limit of open files, if not 0."""
-    ports = dict(zip(("http", "grpc", "verify", "draft"), free_ports(4), strict=True))
-    command = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--model-name", "tiny"]
-    command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
-    command += [part for spec in draft for part in ("--draft", spec)]
-    command += arguments
-    if descriptors:
-        command = ["/bin/sh", "-c", f'ulimit -Sn 200; ulimit -Hn {descriptors}; exec "$@"', "sh", *command]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)
-    served = Served(
-        process,
-        f"http://127.0.0.1:{ports['http']}",
-        f"127.0.0.1:{ports['grpc']}",
-        f"127.0.0.1:{ports['verify']}",
-        ports,
-    )
-    assert process.stdout is not None
-    greeting = []
-    for line in process.stdout:
-        greeting.append(line)
-        if "Ctrl-C" in line:
-            break
-    else:
-        process.wait()
-        pytest.fail(f"serve ended with {process.returncode}:\n{log.read_text()}")
-    assert any(served.http in line for line in greeting)
-    return served
+    try:
+        server = start_server(model, draft, log, "--model-name", "tiny", *arguments, descriptors=descriptors)
+    except ServeError as error:
+        pytest.fail(str(error))
+    assert server.http in server.greeting
+    return Served(server.process, server.ports, server.log, server.greeting)
