@@ -13,28 +13,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from benchmarks.report import write_json
+from benchmarks.served import ROOT, served
 from benchmarks.socket_crowd import Crowd, Group, gathered
-from launcher.commands import free_ports
 
 HTTP_KINDS = ("silent", "head", "body")
 GRPC_KINDS = ("silent", "http2")
 MODEL = "slipstream-demo"
-START_SECONDS = 180.0
+DEMO_MODEL = ROOT / "demo_models" / MODEL
+ARGUMENTS = ("--hang-seconds", "8", "--drain-seconds", "2")
 STREAMS = 4
 TOKENS = 200
 PAUSE_SECONDS = 0.2
@@ -70,9 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where to write the findings")
     options = parser.parse_args(argv)
     seconds = min(options.seconds, 300.0)
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder) / "log", options.descriptors) as (http, grpc):
-        findings = measure(http, grpc, options.sockets, seconds)
-        findings.killed = (Path(folder) / "log").read_text().count("starts again in")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with served(DEMO_MODEL, (), log, *ARGUMENTS, descriptors=options.descriptors) as server:
+            findings = measure(server.http.removeprefix("http://"), server.grpc, options.sockets, seconds)
+        findings.killed = log.read_text().count("starts again in")
     waits = sorted(findings.health_seconds)
     print(f"connections open at most {findings.most_open}, opened {findings.opened}")
     print(f"streams with the tokens of before {sum(map(str.__eq__, findings.across, findings.before))} of {STREAMS}")
@@ -154,31 +154,6 @@ def _stream(http: str, index: int, tokens: int, first: threading.Barrier | None 
     except (httpx.HTTPError, threading.BrokenBarrierError) as error:
         parts.append(repr(error))
     return "".join(parts)
-
-
-@contextmanager
-def served(log: Path, descriptors: int) -> Iterator[tuple[str, str]]:
-    """`slipstream serve` with so many descriptors (0: as it comes); its HTTP and gRPC addresses."""
-    ports = dict(zip(("http", "grpc", "verify", "draft"), free_ports(4), strict=True))
-    command = [sys.executable, "-m", "launcher", "serve", "--hang-seconds", "8", "--drain-seconds", "2"]
-    command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
-    if descriptors:
-        command = ["/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True) as process,
-    ):
-        guard = threading.Timer(START_SECONDS, process.kill)
-        guard.start()
-        assert process.stdout is not None
-        try:
-            if not any("Ctrl-C" in line for line in process.stdout):
-                raise RuntimeError(f"serve did not start:\n{log.read_text()}")
-            guard.cancel()
-            yield f"127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}"
-        finally:
-            guard.cancel()
-            process.send_signal(signal.SIGTERM)
 
 
 if __name__ == "__main__":
