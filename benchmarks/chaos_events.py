@@ -17,7 +17,7 @@ import grpc
 from benchmarks.fault_drafters import guessing_command, hostile_command
 from benchmarks.served import ROOT, Server
 from launcher.process import ServiceProcess, Spawner
-from launcher.readiness import attached_proposers
+from launcher.readiness import attached_proposers, is_serving
 from launcher.swap import SwapError, swap
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.errors import SlipstreamError
@@ -32,6 +32,10 @@ SPREAD = (0.75, 1.25)
 ATTACKS = ("garbage", "stale", "flood", "twice", "silent", "wrong")
 ATTACK_SECONDS, ATTACK_LIMIT = 3.0, 30.0
 """How long an attack lasts, and its process with start and end at most."""
+START_SECONDS = 60.0
+"""How long a service that is started again is waited for before it is killed or stopped."""
+SERVING_SECONDS = 4.0
+"""How long it then serves at most."""
 ATTACH_SECONDS, SWAP_SECONDS = 20.0, 10.0
 SHORTEST_STOP = 0.2
 GATEWAY_STOP = 3.0
@@ -75,34 +79,43 @@ class Storm:
                 group.create_task(self._repeat(self._acts()[kind], mean, Random(f"{self.seed} {kind}"), over))
 
     def _acts(self) -> dict[str, Callable[[Random], Awaitable[Event]]]:
-        kills = {name: lambda _, name=name: self._kill(name) for name in ("verify", "draft", "gateway")}
+        kills = {name: lambda draw, name=name: self._kill(name, draw) for name in ("verify", "draft", "gateway")}
         return {**kills, "stop": self._stop, "hostile": self._attack, "swap": self._swap}
 
     async def _repeat(self, act: Callable[[Random], Awaitable[Event]], mean: float, draw: Random, over: float) -> None:
         at = time.perf_counter()
         while True:
-            at = max(at + mean * draw.uniform(*SPREAD), time.perf_counter())
+            at += mean * draw.uniform(*SPREAD)
             if at >= over:
                 return
             await asyncio.sleep(at - time.perf_counter())
             event = await act(draw)
             event.end = time.perf_counter()
+            at = max(at, event.begin)
 
     def _note(self, kind: str, target: str) -> Event:
         event = Event(kind, target, time.perf_counter())
         self.events.append(event)
         return event
 
-    async def _running(self, name: str) -> int | None:
-        """The process of a service; waited for a while if it is being started again."""
-        for _ in range(int(ATTACH_SECONDS / POLL_SECONDS)):
-            if pid := self.server.pids().get(name):
+    async def _running(self, name: str, draw: Random) -> int | None:
+        """The process of a service; one that is being started is waited for until it serves, and a little longer."""
+        waited = False
+        for _ in range(int(START_SECONDS / POLL_SECONDS)):
+            pid = self.server.pids().get(name)
+            if pid and await asyncio.to_thread(is_serving, self._address(name)):
+                await asyncio.sleep(SERVING_SECONDS * draw.random() if waited else 0.0)
                 return pid
+            waited = True
             await asyncio.sleep(POLL_SECONDS)
-        return None
+        return self.server.pids().get(name)
 
-    async def _kill(self, name: str) -> Event:
-        pid = await self._running(name)
+    def _address(self, name: str) -> str:
+        server = self.server
+        return {"verify": server.verify, "draft": server.draft, "gateway": server.grpc}[name]
+
+    async def _kill(self, name: str, draw: Random) -> Event:
+        pid = await self._running(name, draw)
         event = self._note("kill", name)
         event.what = "killed" if pid and _signal(pid, signal.SIGKILL) else "was not there"
         return event
@@ -112,7 +125,7 @@ class Storm:
         name = draw.choice(targets)
         longest = GATEWAY_STOP if name == "gateway" else 1.5 * self.hang_seconds
         seconds = math.exp(draw.uniform(math.log(SHORTEST_STOP), math.log(longest)))
-        pid = await self._running(name)
+        pid = await self._running(name, draw)
         event = self._note("stop", name)
         if not (pid and _signal(pid, signal.SIGSTOP)):
             event.what = "was not there"

@@ -15,6 +15,7 @@ import psutil
 from launcher.commands import free_ports
 
 ROOT = Path(__file__).parents[1]
+LEASH = ROOT / "launcher" / "leash.py"
 LOOPBACK = "127.0.0.1"
 PORTS = ("http", "grpc", "verify", "draft")
 SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}
@@ -101,10 +102,12 @@ def start_server(
 ) -> Server:
     """Run the launcher until it greets; ServeError if it ends first. The caller stops it.
 
+    It drains, too, when the thread that calls this has ended, however its process died.
     `descriptors`: hard limit of open files of every process, if not 0; the soft one is lower, as systems set it.
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-    command = [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
+    command = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
+    command += [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
     command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     command += [part for spec in draft for part in ("--draft", spec)]
     command += arguments
