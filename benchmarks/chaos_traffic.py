@@ -12,7 +12,7 @@ from benchmarks.served import Server
 
 REFERENCE_SECONDS = 300.0
 """Longest silence of a calm server."""
-AFTER_FAILURE = (0.2, 5.0)
+AFTER_FAILURE = (0.5, 5.0)
 """Seconds that a client waits before it asks again: at least, and at most, whatever Retry-After says."""
 KILLER = Question(
     -1,
