@@ -44,10 +44,10 @@ from benchmarks.process_samples import sample_processes
 from benchmarks.report import machine, write_json
 from benchmarks.request_mix import Manners, Question, questions
 from benchmarks.served import Server, served, with_test_modules
-from launcher.commands import proposer_name
+from launcher.commands import IN_PROCESS, proposer_name
 from launcher.models import resolve_draft, resolve_model
 
-KILLER_DRAFT = "inproc:killer=support.killer_proposer:create"
+KILLER_DRAFT = f"{IN_PROCESS}killer=support.killer_proposer:create"
 GRACE_SECONDS = 5.0
 """Beyond --resume-seconds, within which a request that makes no progress has to end."""
 PATIENCE = 4.0
@@ -189,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     model = resolve_model(options.model)
     draft = resolve_draft(options.draft or (), demo=options.model is None, target=model)
+    if not draft or draft[0].startswith(IN_PROCESS):
+        raise SystemExit("--draft: the first proposer has to be one of a draft service, which is killed and swapped")
     proposers = [proposer_name(spec) for spec in draft]
     killer = (KILLER_DRAFT,) if options.killer else ()
     limits = ("--resume-seconds", options.resume_seconds, "--hang-seconds", options.hang_seconds)

@@ -36,3 +36,9 @@ def test_unknown_events_are_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--events", "verify,flood"])
     assert "unknown flood" in capsys.readouterr().err
+
+
+def test_it_wants_a_draft_service(model):
+    for draft in ("none", "inproc:ngram"):
+        with pytest.raises(SystemExit, match="one of a draft service"):
+            main(["--model", str(model), "--draft", draft])
