@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+MOST_TOKENS = 2**31
+"""Token ids of any target, which proposers keep as int32."""
+
 
 @dataclass(slots=True)
 class Slot:
@@ -67,7 +70,8 @@ class SessionTable:
 
     `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
     `max_ahead` is how many trees ahead verify keeps for one state, 0 in lockstep; `waits` says whether it waits for a
-    tree where none of them was right, and `deadline` for how many seconds at most.
+    tree where none of them was right, and `deadline` for how many seconds at most. Tokens that proposers get are below
+    `vocab_size`: most of them use tokens as indices.
     """
 
     epoch: int
@@ -79,6 +83,7 @@ class SessionTable:
     max_ahead: int = 0
     waits: bool = True
     deadline: float = inf
+    vocab_size: int = MOST_TOKENS
     dropped: Counter[str] = field(default_factory=Counter)
     fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
     """What each proposer's trees ahead have been worth."""
@@ -97,6 +102,9 @@ class SessionTable:
         slot = self._slots.get(stamp.slot)
         if slot is not None and stamp.generation < slot.stamp.generation:
             self.dropped["generation"] += 1
+            return None
+        if slot is None and not isinstance(record, Open) and stamp.slot >= self.num_slots:
+            self.dropped["slot"] += 1
             return None
         match record:
             case Open():
@@ -212,6 +220,8 @@ class SessionTable:
         follows = stamp.base_length == slot.stamp.base_length + len(record.token_ids)
         if not follows or stamp.root_token != record.token_ids[-1]:
             return self._resume(stamp, slot)
+        if fault := self._beyond_vocabulary(record.token_ids):
+            return self.refuse(slot, fault)
         try:
             found = None
             if slot.outlook is None:
@@ -288,7 +298,11 @@ class SessionTable:
             return f"prompt_length {record.opening.prompt_length} does not fit {len(tokens)} tokens"
         if record.stamp.base_length != len(tokens) or record.stamp.root_token != tokens[-1]:
             return "the stamp does not fit the tokens"
-        return ""
+        return self._beyond_vocabulary(tokens)
+
+    def _beyond_vocabulary(self, tokens: Sequence[int]) -> str:
+        largest = max(tokens)
+        return f"token {largest} is outside the vocabulary of {self.vocab_size}" if largest >= self.vocab_size else ""
 
     def _forget(self, slot: Slot) -> None:
         proposer, session = slot.proposer, slot.session

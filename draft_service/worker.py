@@ -26,7 +26,7 @@ from draft_service.feed import Feed
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.question import Question
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
-from draft_service.sessions import SessionTable, Slot
+from draft_service.sessions import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker_items import Attach, Bind, Detach, Item, Say, Send, Stop
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.device_tree import DeviceTree, most_rows
@@ -262,6 +262,7 @@ class Worker:
                     max_ahead=attachment.max_ahead,
                     waits=attachment.waits,
                     deadline=attachment.deadline,
+                    vocab_size=self._vocab_size or MOST_TOKENS,
                 )
                 self._send, self._feed = send, feed
             case Detach(epoch):

@@ -161,3 +161,24 @@ def test_any_bytes_that_parse_are_taken(data) -> None:
     table = table_of(Recorder())
     for record in codec.decode_commands(message):
         table.apply(record)
+
+
+def test_tokens_beyond_the_vocabulary_reach_no_proposer() -> None:
+    recorder = Recorder()
+    table = table_of(recorder)
+    table.vocab_size = 100
+    assert table.apply(opened([1, 100])) == NackReply(at([1, 100]), "token 100 is outside the vocabulary of 100")
+    assert table.apply(opened([1, 99], generation=2)) is None
+    refusal = table.apply(committed([1, 99, 5, 100], 2, generation=2))
+    assert refusal == NackReply(at([1, 99], generation=2), "token 100 is outside the vocabulary of 100")
+    assert recorder.texts == {}
+    assert len(table) == 0
+
+
+def test_records_of_slots_that_verify_does_not_have_take_no_memory() -> None:
+    table = table_of(Recorder())
+    for slot in range(4, 100):
+        assert table.apply(Commit(at([1, 2], slot=slot), [2], 5, 3)) is None
+        assert table.apply(Gap(at([1], slot=slot))) is None
+    assert table.slots == []
+    assert table.dropped["slot"] == 192
