@@ -56,6 +56,7 @@ class WindowDetokenizer:
     __slots__ = ("_ids", "_shown", "_special", "_start", "_tokenizer")
 
     _LONGEST_CHARACTER: Final = 4
+    _REPLACEMENT_BYTES: Final = ["<0xEF>", "<0xBF>", "<0xBD>"]
 
     def __init__(self, tokenizer: HfTokenizer, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +71,7 @@ class WindowDetokenizer:
             return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        incomplete = text.endswith(REPLACEMENT) or len(text) <= len(self._shown)
+        incomplete = (text.endswith(REPLACEMENT) and not self._ends_whole()) or len(text) <= len(self._shown)
         if incomplete and len(self._ids) - self._start <= self._LONGEST_CHARACTER:
             return ""
         return self._release(text)
@@ -78,6 +79,10 @@ class WindowDetokenizer:
     def flush(self) -> str:
         """See Detokenizer."""
         return self._release(self._decode(self._ids)) if self._start < len(self._ids) else ""
+
+    def _ends_whole(self) -> bool:
+        """Whether the last tokens are the bytes of a replacement character that the text itself has."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in self._ids[-3:]] == self._REPLACEMENT_BYTES
 
     def _release(self, text: str) -> str:
         new = text[len(self._shown) :]

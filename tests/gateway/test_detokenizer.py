@@ -65,6 +65,13 @@ def test_bytes_of_a_character_come_out_together(pieces: HfTokenizer) -> None:
     assert run(detokenizer, [256, *"東".encode(), 257]) == ["Hello", "", "", "東", " world", ""]
 
 
+def test_a_replacement_character_of_the_text_itself_is_whole(pieces: HfTokenizer) -> None:
+    detokenizer = WindowDetokenizer(pieces, frozenset())
+    token_ids = [*REPLACEMENT.encode(), *"\U0001f600".encode(), *REPLACEMENT.encode()]
+    shown = ["", "", REPLACEMENT, "", "", "", "\U0001f600", "", "", REPLACEMENT, ""]
+    assert run(detokenizer, token_ids) == shown
+
+
 def test_ill_formed_bytes_do_not_hold_text_back_for_ever(pieces: HfTokenizer) -> None:
     detokenizer = WindowDetokenizer(pieces, frozenset({3}))
     parts = run(detokenizer, [256, *[0xFF] * 12, 3, 257])
