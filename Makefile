@@ -4,6 +4,7 @@
 #   make test       the test suite
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
+#   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
 #   make build      wheel and source distribution in dist/
 #   make clean      removes .venv and what tools left behind
 #
@@ -26,7 +27,7 @@ DEFINITION := pyproject.toml hatch_build.py
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format loadtest build clean
+.PHONY: help serve test check format fuzz loadtest build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -49,6 +50,9 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+fuzz: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
 loadtest: $(VENV)/installed-loadtest
 	$(BIN)/python -m loadtest --host "$(HOST)" --grpc "$(GRPC)" $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
 
@@ -57,7 +61,7 @@ build: $(VENV)/installed-dev
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache loadtest/out
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache fuzz-findings loadtest/out
 	find protos -name '*_pb2*.py*' -delete
 
 # --- Set-up: again only when what is installed from has changed ------------------------------------
