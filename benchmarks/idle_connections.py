@@ -32,7 +32,7 @@ HTTP_KINDS = ("silent", "head", "body")
 GRPC_KINDS = ("silent", "http2")
 MODEL = "slipstream-demo"
 DEMO_MODEL = ROOT / "demo_models" / MODEL
-ARGUMENTS = ("--hang-seconds", "8", "--drain-seconds", "2")
+ARGUMENTS = ("--drain-seconds", "2")
 STREAMS = 4
 TOKENS = 200
 PAUSE_SECONDS = 0.2
@@ -72,13 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         log = Path(folder) / "log"
         with served(DEMO_MODEL, (), log, *ARGUMENTS, descriptors=options.descriptors) as server:
             findings = measure(server.http.removeprefix("http://"), server.grpc, options.sockets, seconds)
-        findings.killed = log.read_text().count("starts again in")
+        events = [line for line in log.read_text().splitlines() if " is killed" in line]
+        findings.killed = len(events)
     waits = sorted(findings.health_seconds)
     print(f"connections open at most {findings.most_open}, opened {findings.opened}")
     print(f"streams with the tokens of before {sum(map(str.__eq__, findings.across, findings.before))} of {STREAMS}")
     print(f"requests {dict(findings.outcomes)}, health {dict(findings.health)}")
     print(f"health answered after {waits[len(waits) // 2]:.3f} s (median), {waits[-1]:.3f} s (longest)")
-    print(f"services started again {findings.killed}")
+    print(f"services killed {findings.killed}", *events, sep="\n    ")
     if options.json is not None:
         write_json(options.json, {name: getattr(findings, name) for name in Findings.__slots__})
     return 0 if findings.passed else 1

@@ -18,8 +18,8 @@ from slipstream.rpc.descriptors import raise_limit
 
 SOCKETS_A_PROCESS: Final = 10_000
 SPARE_DESCRIPTORS: Final = 200
-OPENED_A_SECOND: Final = 2_000
-"""Of one process, so that the machine is not busy with handshakes alone."""
+OPENED_A_SECOND: Final = 500
+"""Of one process by default, so that the machine is not busy with handshakes alone."""
 TICK_SECONDS: Final = 0.05
 DRIBBLE_SECONDS: Final = 2.0
 """Between two bytes of the clients that send slowly."""
