@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Final, Self
 
 from gateway.mailbox import Mailbox
 from gateway.metrics import Metrics
+from gateway.queue_wait import QueueWait
 from gateway.request import Delta, FinishReason, Order, Sampling, StepOutput, Timings, Usage, VerifyInfo
 from gateway.stream import ChoiceStream
 from gateway.ticket import Ticket
@@ -63,6 +64,7 @@ class Backend:
     metrics: Metrics
     running: Running
     max_buffered: int
+    queue: QueueWait = field(default_factory=QueueWait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,12 @@ class Generation:
         self._tickets = [self._ticket(index, order) for index, order in enumerate(orders)]
 
     def __enter__(self) -> Self:
-        self._backend.client.submit(self._tickets)
+        try:
+            self._backend.client.submit(self._tickets)
+        except ResourceExhaustedError as error:
+            error.retry_after = self._backend.queue.seconds(0)
+            raise
+        self._backend.queue.begin(len(self.orders))
         self._backend.running.add(self)
         self._backend.metrics.begin(self.orders)
         return self
@@ -117,6 +124,7 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cancel()
+        self._backend.queue.end(len(self.orders))
         self._backend.running.discard(self)
         self._backend.metrics.end([choice.usage for choice in self.choices], self._first_token, self._elapsed())
 
@@ -165,12 +173,16 @@ class Generation:
         if choice.finished:
             return None
         if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            raise self._names.translate(output.error or InternalError("the verify service gave up the request"))
+            error = self._names.translate(output.error or InternalError("the verify service gave up the request"))
+            if isinstance(error, ResourceExhaustedError) and error.retry_after is None:
+                error.retry_after = self._backend.queue.seconds(len(self.orders))
+            raise error
         if not self._first_token:
             self._first_token = self._elapsed()
         delta = choice.feed(output)
         if delta.finish_reason is not None:
             self._unfinished -= 1
+            self._backend.queue.finish()
             if delta.timings is None:
                 delta.timings = Timings(0.0, self._first_token, self._elapsed())
             if output.finish_reason is None:

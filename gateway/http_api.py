@@ -18,6 +18,7 @@ from starlette.responses import Response
 from gateway.http_errors import error_response, from_validation, plain_error
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import check_message_count
+from gateway.logit_bias import check_repeated_keys
 from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
@@ -134,9 +135,12 @@ class OpenAiApi:
     async def _parse(self, request: Request, kind: type[B]) -> B:
         raw = await _read_body(request, self._gateway.settings.max_body_bytes)
         try:
-            return kind.model_validate_json(raw)
+            body = kind.model_validate_json(raw)
         except ValidationError as error:
             raise from_validation(error, raw) from error
+        if body.logit_bias:
+            check_repeated_keys(raw, len(body.logit_bias))
+        return body
 
     def _answer(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from slipstream import Client, SpeculationOptions
 from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
 from support.fake_verify import EOS_ID, FakeVerify
 from support.gateway_process import GatewayProcess
@@ -251,6 +254,24 @@ def test_a_bad_field_is_named_with_its_limit(
 
 
 @pytest.mark.parametrize(
+    ("bias", "status"),
+    [
+        (b'{"7": 1, "8": 2}', 200),
+        (b'{"7": 1, "7": -1}', 400),
+        (b'{"7": 1, "8": 2, "7": 1}', 400),
+        (b'{"7": 1}, "logit_bias": {"8": 1}', 400),
+    ],
+)
+def test_a_token_that_logit_bias_names_twice_is_refused(gateway: GatewayProcess, bias: bytes, status: int) -> None:
+    text = b'"prompt": "\\"logit_bias\\": {\\"7\\": 1, \\"7\\": 2}", "stop": "logit_bias"'
+    for space in (b"", b" \n"):
+        body = b'{"model": "tiny", "max_tokens": 1, ' + text + b', "logit_bias"' + space + b":" + space + bias + b"}"
+        response = post(gateway, "completions", body)
+        assert response.status_code == status, response.text
+        assert status == 200 or response.json()["error"]["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "EOF"),
@@ -301,6 +322,29 @@ def test_a_body_of_ten_megabytes_is_refused(gateway: GatewayProcess) -> None:
     response = post(gateway, "chat/completions", b"x" * 10_000_000)
     assert response.status_code == 413
     assert "1048576 bytes" in response.json()["error"]["message"]
+
+
+def test_retry_after_says_how_long_the_queue_is(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset(first_seconds=3.0)
+    long, full = CHAT | {"n": 60, "max_tokens": 1}, CHAT | {"speculation": {"proposer": "busy"}}
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(post, gateway, "chat/completions", long)]
+        verify.wait_for(lambda seen: len(seen.submits) == 60)
+        early = post(gateway, "chat/completions", full)
+        time.sleep(2.0)
+        verify.script.first_seconds = 0.0
+        assert post(gateway, "chat/completions", CHAT | {"n": 6, "max_tokens": 1}).status_code == 200
+        late = post(gateway, "chat/completions", full)
+        with Client(gateway.grpc_address) as client, pytest.raises(ResourceExhaustedError) as caught:
+            client.generate("x", speculation=SpeculationOptions(proposer="busy"))
+        assert all(answer.result().status_code == 200 for answer in running)
+    assert (early.status_code, late.status_code) == (429, 429)
+    assert 1 <= int(early.headers["retry-after"]) <= 60
+    # 60 choices ahead at 6 in 2 s or a little more: 20 s and more.
+    assert 20 <= int(late.headers["retry-after"]) <= 60
+    assert 20 <= (caught.value.retry_after or 0) <= 60
+    idle = post(gateway, "chat/completions", full)
+    assert idle.headers["retry-after"] == "1"
 
 
 def test_what_verify_refuses_has_its_own_status(gateway: GatewayProcess, verify: FakeVerify) -> None:
