@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError
 from slipstream_kernels.exchange.byte_ring import RingError
 from support.host_device_memory import HostMemory
@@ -123,3 +124,17 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
     del held
     ring.release(9, written=9)
     assert reserve(8) is None, "a record that names it waits"
+
+
+def test_a_process_is_watched_by_a_descriptor_beyond_a_thousand() -> None:
+    raise_limit()
+    held = [os.dup(0) for _ in range(1100)]
+    try:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            watched = DraftProcess(other.pid)
+            assert not watched.gone
+            other.kill()
+        assert watched.gone
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
