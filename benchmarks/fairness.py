@@ -97,7 +97,7 @@ def _at(values: Sequence[float], part: float) -> float | None:
     return round(1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))], 2) if ordered else None
 
 
-async def _ask(client: AsyncClient, crowd: Crowd, seed: int, seen: Seen, until: float) -> None:
+async def _ask(client: AsyncClient, crowd: Crowd, seed: str, seen: Seen, until: float) -> None:
     """One request; what ends after `until`, time.perf_counter() in seconds, counts for its first token alone."""
     pick = random.Random(seed)
     begun, first, last, tokens, later = time.perf_counter(), 0.0, 0.0, 0, 0
@@ -133,7 +133,7 @@ async def _client(address: str, crowd: Crowd, index: int, seen: Seen, until: flo
     turn = 0
     async with AsyncClient(address, api_key=crowd.key(index)) as client:
         while time.perf_counter() < until:
-            await _ask(client, crowd, hash((crowd.name, index, turn)), seen, until)
+            await _ask(client, crowd, f"{crowd.name} {index} {turn}", seen, until)
             turn += 1
 
 

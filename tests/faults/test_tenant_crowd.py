@@ -36,17 +36,18 @@ async def ask(client, tenant, tokens, seed):
 
 async def crowd(address):
     """What requests of a tenant are told while 40 clients of another one ask again and again; and what these are."""
-    over, heavy = asyncio.Event(), []
+    over, full, heavy = asyncio.Event(), asyncio.Event(), []
 
     async def again(client, seed):
         while not over.is_set():
             heavy.append(await ask(client, "heavy", LONG, seed))
+            if heavy[-1] is not True:
+                full.set()
 
     async with AsyncClient(address) as client:
         clients = [asyncio.create_task(again(client, seed)) for seed in range(CROWD)]
         async with asyncio.timeout(120):
-            while not any(isinstance(answer, ResourceExhaustedError) for answer in heavy):
-                await asyncio.sleep(0.01)
+            await full.wait()
             light = await asyncio.gather(*(ask(client, "light", SHORT, seed) for seed in range(FEW)))
             over.set()
             await asyncio.gather(*clients)
