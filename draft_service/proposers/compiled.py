@@ -14,19 +14,16 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from slipstream_kernels.jit import cache_folder, numba_config
+from slipstream_kernels.jit import keep_on_disk
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
     """Compile `function` at its first call, without the GIL; kept on disk, so only a machine's first start waits."""
-    previous = numba_config.CACHE_DIR
-    numba_config.CACHE_DIR = str(cache_folder() / f"proposers-{_source_digest()}")
-    try:
-        return cast(Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
-    finally:
-        numba_config.CACHE_DIR = previous
+    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+    keep_on_disk(dispatcher, f"proposers-{_source_digest()}")
+    return cast(Function, dispatcher)
 
 
 @functools.cache
