@@ -107,7 +107,7 @@ def _run_child(name: str, seed: int, begin: int, end: int, place: Path) -> int:
         "GRPC_VERBOSITY": "NONE",
     }
     numbers = map(str, (seed, begin, end))
-    command = [sys.executable, "-W", "error::RuntimeWarning:__main__", "-m", "fuzz.child", name, *numbers, str(place)]
+    command = [sys.executable, "-m", "fuzz.child", name, *numbers, str(place)]
     at, moved = begin, time.monotonic()
     with (place / "stderr.txt").open("ab") as log:
         process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
