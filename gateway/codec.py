@@ -146,12 +146,16 @@ def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.rank)
 
 
-def read_request(kind: type[M], data: bytes, *, most: int) -> M:
-    """A public request. PayloadTooLargeError beyond `most` bytes, InvalidArgumentError if `data` is no such message."""
+def check_size(data: bytes, most: int) -> None:
+    """PayloadTooLargeError if a public request has more than `most` bytes."""
     if len(data) > most:
         raise PayloadTooLargeError(f"the request has {len(data)} bytes, the limit is {most} bytes")
+
+
+def read_request(kind: type[M], data: bytes | bytearray) -> M:
+    """A public request. InvalidArgumentError if `data` is no such message."""
     try:
-        return kind.FromString(data)
+        return kind.FromString(memoryview(data))  # type: ignore[arg-type]  # takes any buffer
     except DecodeError as error:
         raise InvalidArgumentError(f"the request is no valid {kind.DESCRIPTOR.name}: {error}") from error
 

@@ -68,6 +68,15 @@ class GatewaySettings(ServiceSettings):
     max_choices: Annotated[int, Ge(1), Le(1024)] = 128
     """Most choices (prompts x n) of one HTTP request."""
 
+    text_workers: Annotated[int, Ge(1), Le(64)] = 2
+    """Processes that read requests, render chat templates and tokenise. Large requests leave one of them free."""
+
+    text_seconds: Annotated[float, Gt(0)] = 10.0
+    """How long a worker may take for one request before it is killed and the request refused."""
+
+    text_memory_mib: Annotated[int, Ge(64)] = 512
+    """Memory that a worker may take beyond what tokenizer and template take, in MiB."""
+
     max_buffered_steps: Annotated[int, Ge(16)] = 8192
     """Outputs a client may leave unread before its request is cancelled."""
 

@@ -8,6 +8,9 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from gateway.panics import is_panic
+from slipstream.rpc.errors import InternalError
+
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -43,6 +46,17 @@ class ByteLevelDetokenizer:
     def flush(self) -> str:
         """See Detokenizer."""
         return self._decode(b"", True)
+
+
+def decode(tokenizer: HfTokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    """Text of `token_ids`. InternalError if the tokenizer fails on them, be it by a panic."""
+    try:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            raise InternalError(f"the tokenizer fails on the tokens: {str(error)[:200]}") from error
+        raise
+    return text
 
 
 class WindowDetokenizer:
@@ -92,4 +106,4 @@ class WindowDetokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return decode(self._tokenizer, ids, skip_special_tokens=False)

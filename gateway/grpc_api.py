@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
 
 from gateway import codec
 from gateway.generation import Generation
-from gateway.limits import check_message_count
-from gateway.request import Order, VerifyInfo
+from gateway.request import Order
 from gateway.service import Gateway
-from slipstream.rpc.errors import InvalidArgumentError, codes_of
+from gateway.text.prepared import Job
+from slipstream.rpc.errors import codes_of
 from slipstream.rpc.server import abort
 from slipstream.v1 import gateway_pb2
 
 _log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "slipstream.v1.GatewayService"
+
+_LIST_MODELS_BYTES: Final = 64 * 1024
+"""Largest request that is decoded on the event loop."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -60,7 +62,8 @@ class GatewayServicer:
         """See the proto."""
         try:
             self._authenticate(context)
-            codec.read_request(gateway_pb2.ListModelsRequest, data, most=self._most)
+            codec.check_size(data, min(self._most, _LIST_MODELS_BYTES))
+            codec.read_request(gateway_pb2.ListModelsRequest, data)
             return codec.write_models([await self._gateway.client.fetch_info()])
         except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
             await abort(context, error)
@@ -69,42 +72,26 @@ class GatewayServicer:
         """See the proto."""
         try:
             self._authenticate(context)
-            request = codec.read_request(gateway_pb2.TokenizeRequest, data, most=self._most)
-            info = self._gateway.model(request.model)
-            return codec.write_token_ids(await self._prompt(request, info))
+            codec.check_size(data, self._most)
+            return codec.write_token_ids(await self._gateway.text.tokenize(data, self._gateway.model()))
         except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
             await abort(context, error)
 
     async def _open(self, data: bytes, context: Context) -> Generation:
         tenant = self._authenticate(context)
-        request = codec.read_request(gateway_pb2.GenerateRequest, data, most=self._most)
-        self._gateway.check_draining()
-        info = self._gateway.model(request.model)
+        codec.check_size(data, self._most)
+        info = self._gateway.model()
+        request = await self._gateway.text.prepare(Job.GENERATE, data, info)
         order = Order(
-            prompt_token_ids=await self._prompt(request, info),
-            sampling=codec.read_sampling(request.sampling),
-            speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
-            stop=tuple(request.stop),
+            prompt_token_ids=request.prompts[0],
+            sampling=request.sampling,
+            speculation=request.speculation,
+            stop=request.stop,
             tenant=request.tenant if tenant is None else tenant,
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
         )
-        field = {"chat": "chat.messages", "token_ids": "token_ids"}.get(request.WhichOneof("prompt") or "", "text")
-        return self._gateway.open([order], info, prompt_field=field, prefix="sampling.")
-
-    async def _prompt(
-        self, request: gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest, info: VerifyInfo
-    ) -> Sequence[int]:
-        kind = request.WhichOneof("prompt")
-        if kind == "chat":
-            check_message_count("chat.messages", len(request.chat.messages), info)
-            messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
-            return await self._gateway.encode_chat(messages, info, field="chat.messages")
-        if kind == "text":
-            return await self._gateway.encode(request.text, info, field="text")
-        if kind == "token_ids" and isinstance(request, gateway_pb2.GenerateRequest):
-            return list(request.token_ids.ids)
-        raise InvalidArgumentError("one of the prompt's fields must be set", field="prompt")
+        return self._gateway.open([order], info, prompt_field=request.prompt_field, prefix="sampling.")
 
     def _authenticate(self, context: Context) -> str | None:
         given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]

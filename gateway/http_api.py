@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway.http_errors import error_response, from_validation, plain_error
+from gateway.http_errors import error_response, plain_error
 from gateway.http_response import EventStreamResponse, WholeResponse
-from gateway.limits import check_message_count
-from gateway.logit_bias import check_repeated_keys
+from gateway.limits import UnknownModelError
 from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
 from gateway.openai_types import ModelEntry, ModelList
 from gateway.request import Order, VerifyInfo
-from gateway.service import Gateway, UnknownModelError
-from slipstream.rpc.errors import CancelledError, InvalidArgumentError, PayloadTooLargeError, SlipstreamError
+from gateway.service import Gateway
+from gateway.text.prepared import Job, Prepared
+from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, SlipstreamError
 
 _DISCARDED_BODIES: Final = 16
 """A body too large is read up to this many times the limit, so that its sender sees the answer."""
-
-B = TypeVar("B", bound=GenerationBody)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -76,29 +71,11 @@ class OpenAiApi:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, written under the model's own chat template."""
-        tenant = self._authenticate(request)
-        body = await self._parse(request, ChatCompletionRequest)
-        info = self._model(body)
-        check_message_count("messages", len(body.messages), info)
-        messages = [message.for_template() for message in body.messages]
-        prompt = await self._gateway.encode_chat(messages, info, field="messages")
-        return self._answer(body, ChatShape(), [prompt], info, tenant)
+        return await self._generate(request, Job.CHAT, ChatShape())
 
     async def complete(self, request: Request) -> Response:
         """Continue a text, or several."""
-        tenant = self._authenticate(request)
-        body = await self._parse(request, CompletionRequest)
-        info = self._model(body)
-        prompts = [
-            await self._gateway.encode(prompt, info, field="prompt") if isinstance(prompt, str) else prompt
-            for prompt in body.prompts
-        ]
-        echoes: list[str] = []
-        if body.echo:
-            echoes = [
-                prompt if isinstance(prompt, str) else self._gateway.tokenizer.decode(prompt) for prompt in body.prompts
-            ]
-        return self._answer(body, CompletionShape(), prompts, info, tenant, echoes)
+        return await self._generate(request, Job.COMPLETION, CompletionShape())
 
     async def health(self) -> Response:
         """Whether the process lives."""
@@ -128,73 +105,54 @@ class OpenAiApi:
     def _authenticate(self, request: Request) -> str | None:
         return self._gateway.keys.tenant_of(request.headers.getlist("authorization"))
 
-    def _model(self, body: GenerationBody) -> VerifyInfo:
-        self._gateway.check_draining()
-        return self._gateway.model(body.model)
-
-    async def _parse(self, request: Request, kind: type[B]) -> B:
+    async def _generate(self, request: Request, job: Job, shape: Shape) -> Response:
+        tenant = self._authenticate(request)
         raw = await _read_body(request, self._gateway.settings.max_body_bytes)
-        try:
-            body = kind.model_validate_json(raw)
-        except ValidationError as error:
-            raise from_validation(error, raw) from error
-        if body.logit_bias:
-            check_repeated_keys(raw, len(body.logit_bias))
-        return body
+        info = self._gateway.model()
+        return self._answer(await self._gateway.text.prepare(job, raw, info), shape, info, tenant)
 
-    def _answer(
-        self,
-        body: GenerationBody,
-        shape: Shape,
-        prompts: Sequence[Sequence[int]],
-        info: VerifyInfo,
-        tenant: str | None,
-        echoes: Sequence[str] = (),
-    ) -> Response:
-        """The answer with `n` choices for each prompt, those of a prompt beside each other."""
-        count = body.choices_per_prompt
-        if (total := len(prompts) * count) > (most := self._gateway.settings.max_choices):
-            raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {total}", field="n")
-        sampling, speculation = body.sampling(), body.speculation_wish()
+    def _answer(self, request: Prepared, shape: Shape, info: VerifyInfo, tenant: str | None) -> Response:
+        """The answer with `choices` choices for each prompt, those of a prompt beside each other."""
+        count = request.choices
         orders = [
             Order(
                 prompt_token_ids=prompt,
-                sampling=sampling,
-                speculation=speculation,
-                stop=body.stop_strings,
-                tenant=(body.user or "") if tenant is None else tenant,
+                sampling=request.sampling,
+                speculation=request.speculation,
+                stop=request.stop,
+                tenant=request.tenant if tenant is None else tenant,
                 choice_index=choice,
             )
-            for prompt in prompts
+            for prompt in request.prompts
             for choice in range(count)
         ]
-        generation = self._gateway.open(orders, info, prompt_field=body.prompt_field)
+        generation = self._gateway.open(orders, info, prompt_field=request.prompt_field)
         options = OutputOptions(
             model=info.model_name,
             fingerprint=info.fingerprint,
-            logprobs=body.top_count is not None,
-            return_token_ids=bool(body.return_token_ids),
-            include_usage=body.include_usage,
-            echoes=[echo for echo in echoes for _ in range(count)],
+            logprobs=request.sampling.logprobs is not None,
+            return_token_ids=request.return_token_ids,
+            include_usage=request.include_usage,
+            echoes=[echo for echo in request.echoes for _ in range(count)],
         )
         writer = OutputWriter(shape, generation, options, self._gateway.tokenizer)
-        kind = EventStreamResponse if body.stream else WholeResponse
+        kind = EventStreamResponse if request.stream else WholeResponse
         return kind(generation, writer, self._gateway.metrics)
 
 
-async def _read_body(request: Request, most: int) -> bytes:
+async def _read_body(request: Request, most: int) -> bytearray:
     """The body. PayloadTooLargeError beyond `most` bytes, after reading on for a while."""
-    chunks: list[bytes] = []
+    body = bytearray()
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > _DISCARDED_BODIES * most:
             break
         if size <= most:
-            chunks.append(chunk)
+            body += chunk
     if size > most:
         raise PayloadTooLargeError(f"the body has more than {most} bytes")
-    return b"".join(chunks)
+    return body
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

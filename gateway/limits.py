@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.request import Sampling, Speculation, VerifyInfo
-from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.rpc.errors import InvalidArgumentError, NotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ MAX_STOP_TOKENS: Final = 128
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 256
 MAX_NAME_BYTES: Final = 256
+_MOST_REPEATED: Final = 200
+"""Characters of a caller's text that an error repeats."""
 
 
 def _check(name: str, value: float | None, allowed: Range) -> None:
@@ -127,6 +129,21 @@ def _check_count(name: str, count: int, most: int) -> None:
         raise InvalidArgumentError(f"{name} may have at most {most} entries, got {count}", field=name)
 
 
+class UnknownModelError(NotFoundError):
+    """The request names a model that is not served."""
+
+
+def check_model(name: str, info: VerifyInfo) -> None:
+    """Raise UnknownModelError unless `name` is that of the model served, or empty: the only one."""
+    if name not in ("", info.model_name):
+        raise UnknownModelError(f"unknown model {shortened(name)!r}; {info.model_name!r} is served", field="model")
+
+
+def shortened(text: str) -> str:
+    """`text` as an error may repeat it."""
+    return text if len(text) <= _MOST_REPEATED else text[:_MOST_REPEATED] + "..."
+
+
 class ContextLengthError(InvalidArgumentError):
     """Prompt and output together exceed the model's context."""
 
@@ -139,6 +156,20 @@ def check_message_count(name: str, count: int, info: VerifyInfo) -> None:
         raise ContextLengthError(
             f"the model's context is {info.max_context} tokens; {name} has {count} entries", field=name
         )
+
+
+def check_prompt_tokens(count: int, info: VerifyInfo, *, field: str) -> None:
+    """Raise if a prompt alone fills the model's context."""
+    if count >= info.max_context:
+        raise ContextLengthError(
+            f"the model's context is {info.max_context} tokens; the prompt has {count}", field=field
+        )
+
+
+def check_choices(count: int, most: int) -> None:
+    """Raise InvalidArgumentError if a request has more choices, prompts times n, than the operator allows."""
+    if count > most:
+        raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {count}", field="n")
 
 
 def check_context(prompt_tokens: int, sampling: Sampling, info: VerifyInfo, *, field: str, prefix: str = "") -> None:

@@ -12,7 +12,7 @@ _OBJECTS: Final = re.compile(rb'"logit_bias"\s*:\s*\{([^{}]*)\}')
 match can begin, as quotes are escaped there."""
 
 
-def check_repeated_keys(body: bytes, entries: int) -> None:
+def check_repeated_keys(body: bytes | bytearray, entries: int) -> None:
     """InvalidArgumentError unless `body` writes `logit_bias` once and each of its keys once.
 
     The body has been found valid, and its `logit_bias` was read with so many `entries`.

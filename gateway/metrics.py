@@ -10,14 +10,16 @@ from gateway.request import Order, Usage
 
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PAUSE_BUCKETS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60, 120, 300)
+_HOLD_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
     """Counted once a request or a pause, never once a token."""
 
-    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_pause", "_prompt", "_requests",
-                 "_resumed", "_steps", "paused", "registry", "running", "verify_ready")  # fmt: skip
+    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_hold", "_late", "_longest",
+                 "_longest_hold", "_pause", "_prompt", "_requests", "_resumed", "_steps", "_text_ends", "paused",
+                 "registry", "running", "verify_ready")  # fmt: skip
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -53,6 +55,28 @@ class Metrics:
             "slipstream_gateway_request_seconds", "Duration of requests", buckets=_DURATION_BUCKETS, registry=registry
         )
 
+        self._hold = Histogram(
+            "slipstream_gateway_loop_hold_seconds",
+            "Processor time for which the event loop served nobody else, where its heartbeat was 5 ms late or more",
+            buckets=_HOLD_BUCKETS,
+            registry=registry,
+        )
+        self._late = Histogram(
+            "slipstream_gateway_loop_late_seconds",
+            "How late the event loop's heartbeat was, where 5 ms or more",
+            buckets=_HOLD_BUCKETS,
+            registry=registry,
+        )
+        self._longest = 0.0
+        self._longest_hold = Gauge(
+            "slipstream_gateway_loop_longest_hold_seconds",
+            "The longest of these holds since the start",
+            registry=registry,
+        )
+        self._text_ends = Counter(
+            "slipstream_gateway_text_worker_ends", "Text workers that were replaced", ("reason",), registry=registry
+        )
+
     def begin(self, orders: Sequence[Order]) -> None:
         """A request has been admitted."""
         self.running.inc(len(orders))
@@ -73,6 +97,18 @@ class Metrics:
         """A choice goes on, so long after it lost its service."""
         self._resumed.inc()
         self._pause.observe(seconds)
+
+    def held(self, seconds: float, late: float) -> None:
+        """The event loop was held for so many seconds of processor time, and its heartbeat `late` seconds late."""
+        self._hold.observe(seconds)
+        self._late.observe(late)
+        if seconds > self._longest:
+            self._longest = seconds
+            self._longest_hold.set(seconds)
+
+    def text_worker_ended(self, reason: str) -> None:
+        """A text worker has ended, for `reason` ("deadline" or "crash")."""
+        self._text_ends.labels(reason).inc()
 
     def answered(self, api: str, outcome: str) -> None:
         """A request of `api` ("http" or "grpc") was answered with `outcome`, its status code."""

@@ -1,4 +1,7 @@
-"""Bodies of the OpenAI API's requests: what is taken, its types and ranges. Unknown fields are refused."""
+"""Bodies of the OpenAI API's requests: what is taken, its types and ranges. Unknown fields are refused.
+
+Lists fail at their first bad entry, so that a body makes few errors, however long it is.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ Unsupported = Annotated[None, Field(description="Not supported: only null is acc
 Ignored = Annotated[Any, Field(description="Accepted and without effect.")]
 
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Name = Annotated[str, Field(max_length=limits.MAX_NAME_BYTES)]
 Bias = Annotated[float, Field(ge=limits.BIAS.low, le=limits.BIAS.high)]
 BiasKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
@@ -67,14 +72,16 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="The output is a function of it. Drawn and reported if left out."
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)] | None = (
+        None
+    )
     user: Name | None = Field(None, description="Tenant whose prefix cache is used, where no API keys are configured.")
 
     top_k: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = Field(None, description="0 keeps all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=limits.REPETITION_PENALTY.high)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKENS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationOptions | None = None
@@ -157,7 +164,9 @@ class ChatMessage(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer counts as system.")
-    content: str | list[TextPart] | None = Field(None, description="Parts are joined by line breaks.")
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+        None, description="Parts are joined by line breaks."
+    )
     name: str | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
@@ -187,12 +196,12 @@ class TextFormat(Body):
 class ChatCompletionRequest(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_completion_tokens: TokenCount | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = Field(None, description="Needs logprobs.")
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     store: Literal[False] | None = None
     tool_choice: Literal["none"] | None = None
     audio: Unsupported = None
@@ -230,9 +239,9 @@ class CompletionRequest(GenerationBody):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     ) = Field(description="A text, token ids, or several of either.")
     logprobs: LogprobCount | None = None
     echo: bool | None = Field(None, description="Put the prompt before the text. Not together with logprobs.")

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve both APIs until SIGTERM or SIGINT, then drain; a second signal quits at once."""
-    gateway = Gateway(settings)
+    gateway = await Gateway.load(settings)
     servicer = GatewayServicer(gateway)
     grpc_server = GrpcServer(
         host=settings.host,
@@ -89,10 +89,10 @@ async def serve(settings: GatewaySettings) -> None:
         await gateway.drain(settings.drain_seconds)
         http_server.should_exit = True
         await asyncio.gather(grpc_server.drain(_LAST_SECONDS), http)
-        await gateway.client.close()
+        await gateway.close()
         _log.info("stopped")
 
-    await gateway.client.start()
+    await gateway.start()
     _log.info("ready http=%d grpc=%d", listener.getsockname()[1], grpc_port)
     await run_until_terminated(drain)
 

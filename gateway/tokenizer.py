@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, decode
+from gateway.panics import is_panic
 from gateway.tokenizer_file import read_tokenizer
+from slipstream.rpc.errors import InvalidArgumentError
 
 
 class Tokenizer:
@@ -37,14 +40,21 @@ class Tokenizer:
         return len(self._bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`. A special token's name in the text counts as that token."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of `text`. A special token's name in the text counts as that token.
+
+        InvalidArgumentError if the tokenizer fails on the text, be it by a panic.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            if isinstance(error, Exception) or is_panic(error):
+                raise InvalidArgumentError(f"the tokenizer fails on the text: {str(error)[:200]}") from error
+            raise
         return ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text of `token_ids`, special tokens left out."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`, special tokens left out. InternalError if the tokenizer fails on them."""
+        return decode(self._tokenizer, token_ids, skip_special_tokens=True)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer for one output."""
@@ -59,6 +69,10 @@ class Tokenizer:
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of `text`, found without tokenising it."""
         return len(text) // self.longest_token if self._lower_bound else 0
+
+    def most_characters(self, tokens: int) -> int | None:
+        """An upper bound on the characters of a text of `tokens` tokens; None if there is none."""
+        return tokens * self.longest_token if self._lower_bound else None
 
     def _byte_table(self) -> list[bytes]:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)

@@ -6,18 +6,20 @@ Whoever writes prompts, to serve them or to train on them, writes them here, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slipstream.json_file import read_bounded, read_object
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+
+_MOST_ERROR_CHARACTERS: Final = 500
 
 Message = Mapping[str, str]
 """One turn of a conversation: "role", "content" and perhaps "name"."""
@@ -33,7 +35,7 @@ class ChatTemplate:
     __slots__ = ("_special_tokens", "_template")
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        self._template: Template | None = None if source is None else _environment().from_string(source)
+        self._template: Template | None = None if source is None else _compiled(source)
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -52,27 +54,32 @@ class ChatTemplate:
         tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         try:
             return cls(source, {name: text for name, text in tokens.items() if text is not None})
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise FailedPreconditionError(f"{folder}: the chat template cannot be used: {reason}") from error
+        except InvalidArgumentError as error:
+            raise FailedPreconditionError(f"{file if file.exists() else path}: {error.message}") from error
 
     def render(
         self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
     ) -> str:
         """The prompt that ends where the assistant's turn begins, or where the last message ends.
 
-        InvalidArgumentError, naming `field`, if the template refuses or there is none.
+        InvalidArgumentError, naming `field`, if the template refuses or fails, or there is none.
         """
+        return "".join(self.pieces(messages, field=field, add_generation_prompt=add_generation_prompt))
+
+    def pieces(self, messages: Sequence[Message], *, field: str, add_generation_prompt: bool = True) -> Iterator[str]:
+        """The prompt in pieces as the template writes them, so that a reader can stop. Errors are those of `render`."""
         if self._template is None:
             raise InvalidArgumentError("the model has no chat template; use a plain prompt", field=field)
         try:
-            return self._template.render(
+            yield from self._template.generate(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
         except TemplateError as error:
-            raise InvalidArgumentError(f"the chat template refuses the messages: {error}", field=field) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-            reason = f"the chat template fails on the messages: {type(error).__name__}: {error}"
+            raise InvalidArgumentError(
+                f"the chat template refuses the messages: {_short(error)}", field=field
+            ) from error
+        except Exception as error:  # a template is code from elsewhere, and may raise whatever its operators can
+            reason = f"the chat template fails on the messages: {type(error).__name__}: {_short(error)}"
             raise InvalidArgumentError(reason, field=field) from error
 
 
@@ -85,6 +92,23 @@ class _Generation(Extension):
         """The nodes inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compiled(source: str) -> Template:
+    """Compile a template. Constant expressions are computed here, so that even this may fail or take for ever."""
+    try:
+        return _environment().from_string(source)
+    except TemplateError as error:
+        raise InvalidArgumentError(f"the chat template does not compile: {_short(error)}") from error
+    except Exception as error:
+        reason = f"the chat template does not compile: {type(error).__name__}: {_short(error)}"
+        raise InvalidArgumentError(reason) from error
+
+
+def _short(error: Exception) -> str:
+    """What the error says, cut: a template can put whatever it likes into it."""
+    text = " ".join(str(error)[:_MOST_ERROR_CHARACTERS].split())
+    return f"{text} (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

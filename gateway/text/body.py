@@ -1,0 +1,91 @@
+"""From the bytes of a body to a checked one, or to the error that says most precisely what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from gateway.limits import shortened
+from gateway.logit_bias import check_repeated_keys
+from gateway.openai_schema import GenerationBody
+from gateway.text.json_values import KEYS_OF_AN_OBJECT, MalformedBodyError, Values, bounded, check_keys
+from slipstream.rpc.errors import InvalidArgumentError
+
+B = TypeVar("B", bound=GenerationBody)
+
+
+class UnknownFieldError(InvalidArgumentError):
+    """The body has a field that the API does not have."""
+
+
+class UnsupportedFieldError(InvalidArgumentError):
+    """The body uses a feature of the OpenAI API that this server does not have."""
+
+
+def read_body(raw: bytes | bytearray, kind: type[B], most_bytes: int) -> tuple[B, Values]:
+    """Decode and check a body of at most `most_bytes` bytes. Costs a bounded multiple of the body, whatever is in it.
+
+    InvalidArgumentError naming the field. Long lists of token ids are in the second part, see `Values.ids`.
+    """
+    values = bounded(raw, most_bytes)
+    if values.json.count(b":") > KEYS_OF_AN_OBJECT:
+        # What is checked next has each key once, so that each object makes a bounded number of errors.
+        tree = _decoded(values.json)
+        check_keys(tree)
+        values = Values(to_json(tree, inf_nan_mode="constants"), values.lists)
+    try:
+        body = kind.model_validate_json(values.json)
+    except ValidationError as error:
+        raise from_validation(error, values.json) from None
+    if body.logit_bias:
+        check_repeated_keys(raw, len(body.logit_bias))
+    return body, values
+
+
+def _decoded(json: bytes | bytearray) -> Any:
+    try:
+        return from_json(json)
+    except ValueError as error:
+        raise MalformedBodyError(f"the body is not valid JSON: {error}") from None
+
+
+def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidArgumentError:
+    """The error that says most precisely what is wrong with `body`.
+
+    Of several, as a union's members give, it is the one deepest in the body, and rather about a value than its type.
+    """
+    details = error.errors(include_url=False, include_input=False)
+    if details[0]["type"] == "json_invalid":
+        return MalformedBodyError(f"the body is not valid JSON: {details[0].get('ctx', {}).get('error', '')}")
+    data = from_json(body)
+    located = [(_path(detail["loc"], data), detail) for detail in details]
+    path, detail = max(located, key=lambda entry: (len(entry[0]), not entry[1]["type"].endswith("_type")))
+    name = "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in path).lstrip(".")
+    kind, message = detail["type"], str(detail["msg"])
+    if kind == "extra_forbidden":
+        return UnknownFieldError(f"unknown parameter: {name}", field=name)
+    if kind == "none_required":
+        return UnsupportedFieldError(f"{name} is not supported by this server", field=name)
+    if kind == "missing":
+        return InvalidArgumentError(f"missing required parameter: {name}", field=name)
+    if not name:
+        return InvalidArgumentError(message, field=kind if kind in ("stream_options", "top_logprobs", "echo") else "")
+    return InvalidArgumentError(f"{name}: {message[:1].lower()}{message[1:]}", field=name)
+
+
+def _path(location: Sequence[int | str], data: Any) -> list[int | str]:
+    """The steps of a validator's location that lead through `data`, without the names of union members."""
+    path: list[int | str] = []
+    for index, step in enumerate(location):
+        inside = (isinstance(data, dict) and step in data) or (
+            isinstance(data, list) and isinstance(step, int) and step < len(data)
+        )
+        if inside:
+            data = data[step]
+            path.append(step)
+        elif isinstance(data, dict) and index == len(location) - 1:
+            path.append(step)
+    return path

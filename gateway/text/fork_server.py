@@ -1,0 +1,165 @@
+"""The fork server of the text workers: loads tokenizer and template once, then forks a worker whenever it is told to.
+
+    python -m gateway.text.fork_server CONTROL_FD OPTIONS_AS_JSON
+
+So a worker that was killed is replaced within milliseconds, and all of them share the tokenizer's memory. Over the
+control socket it says what it is about to read ("reading FILE"), then "ready" or "refused REASON", a line each. From
+then on it is sent one byte with a socket for every worker wanted, and the number of the worker to be killed.
+
+Neither it nor its workers outlive the gateway: it ends when the control socket does, and Linux kills each of them with
+its parent. Signals of a terminal or a supervisor are the gateway's business, and ignored here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from gateway.text import worker
+from gateway.text.jobs import Jobs
+from slipstream.rpc.errors import SlipstreamError
+from slipstream.rpc.logs import set_up_logging
+
+_PR_SET_PDEATHSIG: Final = 1
+COMMAND: Final = struct.Struct("<cI")
+"""FORK, with a socket beside it and the worker's number; or KILL and the number."""
+FORK: Final = b"F"
+KILL: Final = b"K"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the fork server is started with."""
+
+    parent: int
+    model: str
+    most_bytes: int
+    most_choices: int
+    worker_memory_bytes: int
+    loading_memory_bytes: int
+    log_level: str
+
+
+def main() -> None:
+    """Load, then fork workers until the gateway has gone."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    options = Options(**json.loads(sys.argv[2]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _end_with(options.parent)
+    set_up_logging("gateway", options.log_level)
+    jobs = _load(control, options)
+    gc.collect()
+    gc.freeze()
+    control.sendall(b"ready\n")
+    _ForkServer(control, jobs, options.worker_memory_bytes).run()
+
+
+def _load(control: socket.socket, options: Options) -> Jobs:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    worker.limit_memory(options.loading_memory_bytes)
+    try:
+        jobs = Jobs(
+            Path(options.model),
+            most_bytes=options.most_bytes,
+            most_choices=options.most_choices,
+            stages=lambda file: control.sendall(f"reading {file}\n".encode()),
+        )
+    except SlipstreamError as error:
+        _refuse(control, error.message)
+    except MemoryError:
+        _refuse(control, "")
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    return jobs
+
+
+def _refuse(control: socket.socket, reason: str) -> NoReturn:
+    control.sendall(f"refused {' '.join(reason.split())}\n".encode())
+    sys.exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent is gone, however that died."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+
+class _ForkServer:
+    """Forks and kills workers as told, and reaps those that have ended."""
+
+    def __init__(self, control: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
+        self._control = control
+        self._jobs = jobs
+        self._memory_bytes = memory_bytes
+        self._workers: dict[int, int] = {}  # process ids by the numbers that the gateway gave
+        self._woken, waker = socket.socketpair()
+        self._woken.setblocking(False)
+        waker.setblocking(False)
+        self._waker = waker
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Return once the gateway has gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._woken:
+                        self._woken.recv(4096)
+                    elif not self._obey():
+                        return
+                self._reap()
+
+    def _obey(self) -> bool:
+        data, sockets, _, _ = socket.recv_fds(self._control, COMMAND.size, 1)
+        if len(data) < COMMAND.size:
+            return False
+        command, number = COMMAND.unpack(data)
+        self._reap()
+        if command == FORK:
+            self._fork(number, socket.socket(fileno=sockets[0]))
+        elif number in self._workers:
+            os.kill(self._workers[number], signal.SIGKILL)
+        return True
+
+    def _fork(self, number: int, connection: socket.socket) -> None:
+        server = os.getpid()
+        if process := os.fork():
+            self._workers[number] = process
+            connection.close()
+            return
+        try:
+            _end_with(server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (self._control, self._woken, self._waker):
+                inherited.close()
+            worker.serve(connection, self._jobs, self._memory_bytes)
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        while self._workers:
+            process, _ = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            self._workers = {number: known for number, known in self._workers.items() if known != process}
+
+
+if __name__ == "__main__":
+    main()

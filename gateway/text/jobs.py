@@ -1,0 +1,192 @@
+"""What text workers do: read a request of either API, check its texts and tokenise them.
+
+All of it may take long, use much memory or end the process, as the caller's bytes and the checkpoint's template and
+tokenizer decide. So it runs in text workers alone.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway import codec
+from gateway.limits import (
+    ContextLengthError,
+    check_choices,
+    check_message_count,
+    check_model,
+    check_prompt_tokens,
+    check_token_ids,
+)
+from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
+from gateway.request import VerifyInfo
+from gateway.text.body import read_body
+from gateway.text.json_values import Values
+from gateway.text.prepared import Job, Prepared, token_array
+from gateway.text.wire_fields import check_fields
+from gateway.tokenizer import Tokenizer
+from slipstream.chat_template import ChatTemplate, Message
+from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.v1 import gateway_pb2
+
+_MOST_RENDERED: Final = 16 * 1024 * 1024
+"""Characters that a template may write where the tokenizer gives no bound."""
+
+Stages = Callable[[str], None]
+"""Told what is about to be read."""
+
+
+class Jobs:
+    """The jobs of one model. Errors are InvalidArgumentError naming the field, and NotFoundError for another model."""
+
+    __slots__ = ("_most_bytes", "_most_choices", "_template", "_tokenizer")
+
+    def __init__(self, folder: Path, *, most_bytes: int, most_choices: int, stages: Stages) -> None:
+        """Load tokenizer and template from `folder`. InvalidArgumentError, naming the file, if it cannot be used."""
+        self._most_bytes = most_bytes
+        self._most_choices = most_choices
+        stages(os.fspath(folder / "tokenizer.json"))
+        self._tokenizer = Tokenizer(folder)
+        file = folder / "chat_template.jinja"
+        stages(os.fspath(file if file.is_file() else folder / "tokenizer_config.json"))
+        self._template = ChatTemplate.from_folder(folder)
+
+    def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int]:
+        """Do one job for the model of `info`."""
+        match job:
+            case Job.CHAT:
+                return self._chat(data, info)
+            case Job.COMPLETION:
+                return self._complete(data, info)
+            case Job.GENERATE:
+                return self._generate(data, info)
+            case Job.TOKENIZE:
+                request = self._read(gateway_pb2.TokenizeRequest, data)
+                check_model(request.model, info)
+                return self._prompt(request, info)[0]
+
+    def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
+        body, _ = read_body(data, ChatCompletionRequest, self._most_bytes)
+        check_model(body.model, info)
+        check_choices(body.choices_per_prompt, self._most_choices)
+        check_message_count("messages", len(body.messages), info)
+        prompt = self._encode_chat([message.for_template() for message in body.messages], info, field="messages")
+        return _prepared(body, (prompt,))
+
+    def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
+        body, values = read_body(data, CompletionRequest, self._most_bytes)
+        check_model(body.model, info)
+        prompts = body.prompts
+        check_choices(len(prompts) * body.choices_per_prompt, self._most_choices)
+        encoded = tuple(
+            self._encode(prompt, info, field="prompt")
+            if isinstance(prompt, str)
+            else self._ids(prompt, values, info, field="prompt")
+            for prompt in prompts
+        )
+        echoes: tuple[str, ...] = ()
+        if body.echo:
+            echoes = tuple(
+                prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
+                for prompt, ids in zip(prompts, encoded, strict=True)
+            )
+        return _prepared(body, encoded, echoes)
+
+    def _generate(self, data: bytearray, info: VerifyInfo) -> Prepared:
+        request = self._read(gateway_pb2.GenerateRequest, data)
+        check_model(request.model, info)
+        prompt, field = self._prompt(request, info)
+        return Prepared(
+            prompts=(prompt,),
+            prompt_field=field,
+            sampling=codec.read_sampling(request.sampling),
+            speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
+            stop=tuple(request.stop),
+            tenant=request.tenant,
+            adapter_id=request.adapter_id,
+            choice_index=request.choice_index,
+        )
+
+    def _read(self, kind: type[codec.M], data: bytearray) -> codec.M:
+        check_fields(data, kind.DESCRIPTOR, self._most_bytes)
+        return codec.read_request(kind, data)
+
+    def _prompt(
+        self, request: gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest, info: VerifyInfo
+    ) -> tuple[array[int], str]:
+        """The prompt's token ids, and the name of the field that it stands in."""
+        kind = request.WhichOneof("prompt")
+        if kind == "chat":
+            check_message_count("chat.messages", len(request.chat.messages), info)
+            messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
+            return self._encode_chat(messages, info, field="chat.messages"), "chat.messages"
+        if kind == "text":
+            return self._encode(request.text, info, field="text"), "text"
+        if kind == "token_ids" and isinstance(request, gateway_pb2.GenerateRequest):
+            check_prompt_tokens(len(request.token_ids.ids), info, field="token_ids")
+            ids = token_array(request.token_ids.ids)
+            check_token_ids("token_ids", ids, info)
+            return ids, "token_ids"
+        raise InvalidArgumentError("one of the prompt's fields must be set", field="prompt")
+
+    def _ids(self, given: Sequence[int], values: Values, info: VerifyInfo, *, field: str) -> array[int]:
+        ids = values.ids(given)
+        check_prompt_tokens(len(ids), info, field=field)
+        check_token_ids(field, ids, info)
+        return ids
+
+    def _encode(self, text: str, info: VerifyInfo, *, field: str) -> array[int]:
+        if not text:
+            raise InvalidArgumentError(f"{field} is empty", field=field)
+        return self._tokenise(text, info, field=field, add_special_tokens=True)
+
+    def _encode_chat(self, messages: Sequence[Message], info: VerifyInfo, *, field: str) -> array[int]:
+        """Token ids of a conversation. The template is stopped once its text cannot fit the context any more."""
+        longest = self._tokenizer.most_characters(info.max_context) or _MOST_RENDERED
+        pieces, length = [], 0
+        for piece in self._template.pieces(messages, field=field):
+            pieces.append(piece)
+            length += len(piece)
+            if length > longest:
+                reason = f"the chat template writes more than {longest} characters for {field}"
+                raise ContextLengthError(f"{reason}; the model's context is {info.max_context} tokens", field=field)
+        return self._tokenise("".join(pieces), info, field=field, add_special_tokens=False)
+
+    def _tokenise(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> array[int]:
+        _check_unicode(text, field)
+        if (fewest := self._tokenizer.fewest_tokens(text)) >= info.max_context:
+            raise ContextLengthError(
+                f"the model's context is {info.max_context} tokens; the prompt has at least {fewest}", field=field
+            )
+        try:
+            ids = token_array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{field}: {error.message}", field=field) from error
+        check_token_ids(field, ids, info)
+        return ids
+
+
+def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tuple[str, ...] = ()) -> Prepared:
+    return Prepared(
+        prompts=prompts,
+        prompt_field=body.prompt_field,
+        sampling=body.sampling(),
+        speculation=body.speculation_wish(),
+        stop=body.stop_strings,
+        tenant=body.user or "",
+        choices=body.choices_per_prompt,
+        echoes=echoes,
+        stream=bool(body.stream),
+        include_usage=body.include_usage,
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _check_unicode(text: str, field: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{field} is not valid Unicode: {error.reason}", field=field) from error

@@ -1,0 +1,67 @@
+"""The loop of one text worker, forked with tokenizer and template loaded."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import resource
+import socket
+from pathlib import Path
+from typing import Final
+
+from gateway.panics import is_panic
+from gateway.request import VerifyInfo
+from gateway.text.frames import read_request, write_answer
+from gateway.text.jobs import Jobs
+from gateway.text.prepared import FIELDS
+from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError
+
+_log = logging.getLogger(__name__)
+
+_MEMORY: Final = Path("/proc/self/statm")
+
+
+def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
+    """Do jobs until the gateway has gone. All of them together may use `memory_bytes` more than the process has."""
+    limit_memory(memory_bytes)
+    facts, info = b"", None
+    write_answer(connection, None)
+    while request := read_request(connection):
+        if info is None or request.facts != facts:
+            facts = request.facts
+            info = _info(facts)
+        try:
+            answer: object = jobs.run(request.job, request.payload, info)
+            failed = False
+        except BaseException as error:  # noqa: BLE001  # the edge of the process: every request gets an answer
+            answer, failed = _domain_error(error, FIELDS[request.job], memory_bytes), True
+        del request
+        write_answer(connection, answer, failed=failed)
+        del answer
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Let this process take `memory_bytes` of address space more than it has. Only Linux says how much it has."""
+    if _MEMORY.exists():
+        limit = int(_MEMORY.read_text("ascii").split()[0]) * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _info(facts: bytes) -> VerifyInfo:
+    info = pickle.loads(facts)  # noqa: S301  # written by our own gateway
+    assert isinstance(info, VerifyInfo)
+    return info
+
+
+def _domain_error(error: BaseException, field: str, memory_bytes: int) -> SlipstreamError:
+    if isinstance(error, SlipstreamError):
+        # What caused it stays here: it may be large, or unfit to be pickled.
+        error.__cause__ = error.__context__ = None
+        return error
+    if isinstance(error, MemoryError):
+        reason = f"{field}: reading, rendering and tokenising takes more than {memory_bytes // 2**20} MiB of memory"
+        return InvalidArgumentError(reason, field=field)
+    if is_panic(error):
+        return InvalidArgumentError(f"{field}: {str(error)[:200]}", field=field)
+    _log.error("unexpected error in a text worker", exc_info=error)
+    return InternalError("internal error")
