@@ -74,6 +74,9 @@ class GatewaySettings(ServiceSettings):
     text_seconds: Annotated[float, Gt(0)] = 10.0
     """How long a worker may take for one request before it is killed and the request refused."""
 
+    text_loading_seconds: Annotated[float, Gt(0)] = 60.0
+    """How long reading the model's tokenizer and chat template may take at the start."""
+
     text_memory_mib: Annotated[int, Ge(64)] = 512
     """Memory that a worker may take beyond what tokenizer and template take, in MiB."""
 

@@ -5,10 +5,11 @@ Lists fail at their first bad entry, so that a body makes few errors, however lo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from gateway import limits
 from gateway.request import Sampling, Speculation
@@ -30,10 +31,13 @@ TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
 
 
+BODY = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
 class Body(BaseModel):
     """Base of all request bodies and their parts."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = BODY
 
 
 class StreamOptions(Body):
@@ -153,38 +157,50 @@ class GenerationBody(Body):
         return Speculation(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
 
 
-class TextPart(Body):
+class TextPart(TypedDict):
     """A part of a message's content."""
+
+    __pydantic_config__ = BODY  # type: ignore[misc]  # how pydantic configures a TypedDict
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Body):
-    """One turn of a conversation."""
+class ChatMessage(TypedDict):
+    """One turn of a conversation. A dictionary, as a body may have thousands of them."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer counts as system.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
-        None, description="Parts are joined by line breaks."
-    )
-    name: str | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    annotations: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    __pydantic_config__ = BODY  # type: ignore[misc]  # as above
 
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"], Field(description="developer counts as system.")
+    ]
+    content: NotRequired[
+        Annotated[
+            str | Annotated[list[TextPart], Field(fail_fast=True)] | None,
+            Field(description="Parts are joined by line breaks."),
+        ]
+    ]
+    name: NotRequired[str | None]
+    refusal: NotRequired[Unsupported]
+    audio: NotRequired[Unsupported]
+    annotations: NotRequired[Unsupported]
+    tool_calls: NotRequired[Unsupported]
+    function_call: NotRequired[Unsupported]
 
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        return message if self.name is None else message | {"name": self.name}
+
+def content_length(message: ChatMessage) -> int:
+    """Characters of a message's content."""
+    content = message.get("content") or ""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+def for_template(message: ChatMessage) -> dict[str, str]:
+    """A message as chat templates take it, its content one string."""
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    role, name = message["role"], message.get("name")
+    written = {"role": "system" if role == "developer" else role, "content": text}
+    return written if name is None else written | {"name": name}
 
 
 class TextFormat(Body):

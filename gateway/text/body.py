@@ -25,12 +25,12 @@ class UnsupportedFieldError(InvalidArgumentError):
     """The body uses a feature of the OpenAI API that this server does not have."""
 
 
-def read_body(raw: bytes | bytearray, kind: type[B], most_bytes: int) -> tuple[B, Values]:
-    """Decode and check a body of at most `most_bytes` bytes. Costs a bounded multiple of the body, whatever is in it.
+def read_body(raw: bytes | bytearray, kind: type[B]) -> tuple[B, Values]:
+    """Decode and check a body. Costs a bounded multiple of the body, whatever is in it.
 
     InvalidArgumentError naming the field. Long lists of token ids are in the second part, see `Values.ids`.
     """
-    values = bounded(raw, most_bytes)
+    values = bounded(raw)
     if values.json.count(b":") > KEYS_OF_AN_OBJECT:
         # What is checked next has each key once, so that each object makes a bounded number of errors.
         tree = _decoded(values.json)

@@ -21,7 +21,7 @@ from gateway.limits import (
     check_prompt_tokens,
     check_token_ids,
 )
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
+from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody, content_length, for_template
 from gateway.request import VerifyInfo
 from gateway.text.body import read_body
 from gateway.text.json_values import Values
@@ -34,6 +34,9 @@ from slipstream.v1 import gateway_pb2
 
 _MOST_RENDERED: Final = 16 * 1024 * 1024
 """Characters that a template may write where the tokenizer gives no bound."""
+
+_MOST_LEFT_OUT: Final = 4
+"""Messages may have so many times the text that can fit the context."""
 
 Stages = Callable[[str], None]
 """Told what is about to be read."""
@@ -69,15 +72,16 @@ class Jobs:
                 return self._prompt(request, info)[0]
 
     def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
-        body, _ = read_body(data, ChatCompletionRequest, self._most_bytes)
+        body, _ = read_body(data, ChatCompletionRequest)
         check_model(body.model, info)
         check_choices(body.choices_per_prompt, self._most_choices)
         check_message_count("messages", len(body.messages), info)
-        prompt = self._encode_chat([message.for_template() for message in body.messages], info, field="messages")
+        self._check_length(sum(map(content_length, body.messages)), info, field="messages")
+        prompt = self._encode_chat(list(map(for_template, body.messages)), info, field="messages")
         return _prepared(body, (prompt,))
 
     def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
-        body, values = read_body(data, CompletionRequest, self._most_bytes)
+        body, values = read_body(data, CompletionRequest)
         check_model(body.model, info)
         prompts = body.prompts
         check_choices(len(prompts) * body.choices_per_prompt, self._most_choices)
@@ -121,6 +125,8 @@ class Jobs:
         kind = request.WhichOneof("prompt")
         if kind == "chat":
             check_message_count("chat.messages", len(request.chat.messages), info)
+            length = sum(len(entry.content) for entry in request.chat.messages)
+            self._check_length(length, info, field="chat.messages")
             messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
             return self._encode_chat(messages, info, field="chat.messages"), "chat.messages"
         if kind == "text":
@@ -143,6 +149,13 @@ class Jobs:
             raise InvalidArgumentError(f"{field} is empty", field=field)
         return self._tokenise(text, info, field=field, add_special_tokens=True)
 
+    def _check_length(self, characters: int, info: VerifyInfo, *, field: str) -> None:
+        """Refuse messages with far more text than the context holds, though a template may leave some of it out."""
+        most = self._tokenizer.most_characters(info.max_context)
+        if most is not None and characters > _MOST_LEFT_OUT * most:
+            reason = f"the model's context is {info.max_context} tokens; {field} have {characters} characters"
+            raise ContextLengthError(reason, field=field)
+
     def _encode_chat(self, messages: Sequence[Message], info: VerifyInfo, *, field: str) -> array[int]:
         """Token ids of a conversation. The template is stopped once its text cannot fit the context any more."""
         longest = self._tokenizer.most_characters(info.max_context) or _MOST_RENDERED
@@ -156,11 +169,11 @@ class Jobs:
         return self._tokenise("".join(pieces), info, field=field, add_special_tokens=False)
 
     def _tokenise(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> array[int]:
-        _check_unicode(text, field)
         if (fewest := self._tokenizer.fewest_tokens(text)) >= info.max_context:
             raise ContextLengthError(
                 f"the model's context is {info.max_context} tokens; the prompt has at least {fewest}", field=field
             )
+        _check_unicode(text, field)
         try:
             ids = token_array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except InvalidArgumentError as error:

@@ -20,10 +20,10 @@ from slipstream.rpc.errors import InvalidArgumentError
 KEYS_OF_AN_OBJECT: Final = 1024
 """Most keys of one JSON object, as many as logit_bias may have."""
 
-_LEAST_LISTS: Final = 4096
-_BYTES_A_LIST: Final = 256
-"""A body may have a list or object for so many bytes of the largest body."""
-_VALUES_A_LIST: Final = 8
+_LEAST_LISTS: Final = 3072
+_BYTES_A_LIST: Final = 384
+"""A body may have a list or object for so many bytes of its size, and in any case some thousand."""
+_VALUES_A_LIST: Final = 12
 _LONG: Final = 1024
 """Token ids from which on a list is decoded apart."""
 _PIECE: Final = 1 << 16
@@ -62,12 +62,12 @@ class Values:
         return token_array(given)
 
 
-def bounded(body: bytes | bytearray, most_bytes: int) -> Values:
-    """Make `body` fit to be decoded. `most_bytes` is the size of the largest body, from which the limits follow.
+def bounded(body: bytes | bytearray) -> Values:
+    """Make `body` fit to be decoded.
 
-    InvalidArgumentError, naming the field of the body, where it has too many values. Syntax is not checked.
+    InvalidArgumentError, naming the field, where the body has too many values for its size. Syntax is not checked.
     """
-    most_lists = max(_LEAST_LISTS, most_bytes // _BYTES_A_LIST)
+    most_lists = max(_LEAST_LISTS, len(body) // _BYTES_A_LIST)
     most_values = _VALUES_A_LIST * most_lists
     if body.count(b"[") + body.count(b"{") <= most_lists and body.count(b",") <= _LONG:
         return Values(body)
@@ -133,8 +133,8 @@ def _too_many(body: bytes | bytearray, place: int, most_lists: int, most_values:
     if depth > _DEPTH:
         return MalformedBodyError("the body is not valid JSON: recursion limit exceeded")
     return InvalidArgumentError(
-        f"{field or 'the body'} makes too many values: a body may have at most {most_lists} lists and objects and "
-        f"{most_values} other values, beside lists of token ids",
+        f"{field or 'the body'} makes too many values: a body of {len(body)} bytes may have at most {most_lists} lists "
+        f"and objects and {most_values} other values, beside lists of token ids from 0 to {2**32 - 1}",
         field=field,
     )
 

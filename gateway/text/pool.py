@@ -29,7 +29,7 @@ LARGE_BYTES: Final = 64 * 1024
 
 _MIB: Final = 1024 * 1024
 _LOADING_BYTES: Final = 1024 * _MIB
-_ATTEMPTS: Final = 2
+_ATTEMPTS: Final = 3
 """Workers that may end under a request before it is to blame."""
 _RETRY_SECONDS: Final = 1.0
 
@@ -65,9 +65,9 @@ class TextWorkers:
     async def start(self) -> None:
         """Load tokenizer and template, and fork the workers.
 
-        FailedPreconditionError naming the file if that fails, takes more memory than 1 GiB or longer than 60 s.
+        FailedPreconditionError naming the file if that fails, takes more memory than 1 GiB or too long.
         """
-        self._server = await ServerProcess.start(self._options)
+        self._server = await ServerProcess.start(self._options, self._settings.text_loading_seconds)
         self._keep(self._watch_server())
         await asyncio.gather(*(self._fork() for _ in range(self._settings.text_workers)))
 
@@ -158,7 +158,7 @@ class TextWorkers:
             _log.error("the text workers' fork server %s; it is started again", ending)
             while self._server is None:
                 try:
-                    self._server = await ServerProcess.start(self._options)
+                    self._server = await ServerProcess.start(self._options, self._settings.text_loading_seconds)
                 except (FailedPreconditionError, OSError) as error:
                     _log.error("the text workers' fork server cannot be started: %s", error)
                     await asyncio.sleep(_RETRY_SECONDS)

@@ -15,7 +15,6 @@ from typing import Final
 from gateway.text.fork_server import COMMAND, FORK, KILL, Options
 from slipstream.rpc.errors import FailedPreconditionError
 
-_LOADING_SECONDS: Final = 60.0
 _ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 _MIB: Final = 1024 * 1024
 
@@ -30,10 +29,10 @@ class ServerProcess:
         self._control = control
 
     @classmethod
-    async def start(cls, options: Options) -> ServerProcess:
+    async def start(cls, options: Options, seconds: float) -> ServerProcess:
         """Start one. It must be started by the thread of the process that lives longest.
 
-        FailedPreconditionError naming the file if tokenizer or template cannot be loaded within 60 s and the memory
+        FailedPreconditionError naming the file if tokenizer or template cannot be loaded within the time and memory
         allowed.
         """
         ours, theirs = socket.socketpair()
@@ -42,7 +41,7 @@ class ServerProcess:
         ours.setblocking(False)
         server = cls(process, ours)
         try:
-            await server._wait_ready(options)
+            await server._wait_ready(options, seconds)
         except BaseException:
             server.close()
             raise
@@ -69,11 +68,11 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
-    async def _wait_ready(self, options: Options) -> None:
+    async def _wait_ready(self, options: Options, seconds: float) -> None:
         reading, received = options.model, b""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_LOADING_SECONDS):
+            async with asyncio.timeout(seconds):
                 while data := await loop.sock_recv(self._control, 4096):
                     *lines, received = (received + data).split(b"\n")
                     for line in lines:
@@ -85,7 +84,7 @@ class ServerProcess:
                         if word == "reading":
                             reading = rest
         except TimeoutError:
-            raise FailedPreconditionError(f"{reading}: not loaded within {_LOADING_SECONDS:g} s") from None
+            raise FailedPreconditionError(f"{reading}: not loaded within {seconds:g} s") from None
         self._process.wait()
         memory = f"it may take {options.loading_memory_bytes // _MIB} MiB of memory"
         reason = f"loading ends its process, which {_ending(self._process.returncode)}; {memory}"

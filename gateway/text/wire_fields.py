@@ -20,6 +20,12 @@ _BYTES_A_FIELD: Final = 64
 """A message may have a field for so many bytes of the largest message."""
 
 
+_LEAST_NUMBERS: Final = 65536
+_BYTES_A_NUMBER: Final = 6
+"""Packed lists may have a number for so many bytes of the largest message: a byte there takes four when decoded."""
+_INSIDE_VARINT: Final = bytes(range(0x80, 0x100))
+
+
 class _MalformedError(Exception):
     """The decoder itself will say what is wrong."""
 
@@ -27,10 +33,12 @@ class _MalformedError(Exception):
 def check_fields(data: bytes | bytearray, kind: Any, most_bytes: int) -> None:
     """InvalidArgumentError, naming the outermost field, if a `kind` has too many fields, those of its parts included.
 
-    `kind` is a message's descriptor. `most_bytes` is the size of the largest message, from which the limit follows. A
-    packed list of numbers is one field. Bytes that are no message are left to the decoder.
+    `kind` is a message's descriptor. `most_bytes` is the size of the largest message, from which the limits follow. A
+    packed list of numbers is one field, and its numbers are counted too. Bytes that are no message are left to the
+    decoder.
     """
-    counter = _Counter(data, max(_LEAST_FIELDS, most_bytes // _BYTES_A_FIELD))
+    most_numbers = max(_LEAST_NUMBERS, most_bytes // _BYTES_A_NUMBER)
+    counter = _Counter(data, max(_LEAST_FIELDS, most_bytes // _BYTES_A_FIELD), most_numbers)
     try:
         counter.count(kind, 0, len(data))
     except _MalformedError:
@@ -40,11 +48,12 @@ def check_fields(data: bytes | bytearray, kind: Any, most_bytes: int) -> None:
 class _Counter:
     """Counts fields, those of known submessages included. The nesting is that of the schema, hence shallow."""
 
-    __slots__ = ("_data", "_left", "_most", "_place")
+    __slots__ = ("_data", "_left", "_most", "_most_numbers", "_numbers", "_place")
 
-    def __init__(self, data: bytes | bytearray, most: int) -> None:
+    def __init__(self, data: bytes | bytearray, most: int, most_numbers: int) -> None:
         self._data = data
         self._most = self._left = most
+        self._most_numbers = self._numbers = most_numbers
         self._place = 0
 
     def count(self, kind: Descriptor, begin: int, end: int, outermost: str = "") -> None:
@@ -70,11 +79,20 @@ class _Counter:
                 raise _MalformedError
             if field is not None and field.message_type is not None:
                 self.count(field.message_type, self._place, stop, name)
+            elif field is not None and field.is_packed:
+                self._count_numbers(stop, name)
             self._place = stop
         elif wire_type in _WIDTHS:
             self._place += _WIDTHS[wire_type]
         else:
             raise _MalformedError
+
+    def _count_numbers(self, stop: int, name: str) -> None:
+        """Count the varints up to `stop`. Each ends with its only byte below 0x80."""
+        self._numbers -= len(self._data[self._place : stop].translate(None, _INSIDE_VARINT))
+        if self._numbers < 0:
+            reason = f"{name} has too many numbers: a request may have at most {self._most_numbers}"
+            raise InvalidArgumentError(reason, field=name)
 
     def _varint(self, end: int) -> int:
         value = 0
