@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -34,6 +36,17 @@ def test_mutations_are_refused_by_one_line_or_answer(folders: Path) -> None:
     assert tallies.keys() == KINDS.keys()
     assert sum(tally.refused for tally in tallies.values()) > 2 * len(KINDS)
     assert sum(tally.loaded for tally in tallies.values()) > len(KINDS)
+
+
+def test_seeds_give_the_same_files_whatever_came_before(folders: Path) -> None:
+    def files(numbers: Iterable[int]) -> dict[tuple[str, int], bytes]:
+        return {
+            (name, number): kind.mutate((folders / kind.folder / kind.file).read_bytes(), Random(number))
+            for number in numbers
+            for name, kind in KINDS.items()
+        }
+
+    assert files(range(50)) == files(reversed(range(50)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ways in which a file of a checkpoint may lie. Equal bytes and seeds give equal files."""
+"""Ways in which a file of a checkpoint may lie. Equal bytes and seeds give equal files, whatever came before."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 Mutator = Callable[[bytes, random.Random], bytes]
@@ -130,4 +131,4 @@ def _replaced(value: Any, pick: random.Random) -> Any:
         return pick.choice((value + 1, value - 1, value * 2, value * 1000, value / 2, -value, str(value), value * 16))
     if isinstance(value, str) and value and pick.random() < 0.5:
         return pick.choice((value[:-1], value + value, value.upper(), value[::-1]))
-    return pick.choice(HOSTILE)
+    return deepcopy(pick.choice(HOSTILE))  # what comes of it is mutated further
