@@ -15,8 +15,9 @@ SPLIT: Final = 8
 """Parts of a group of suspects that are tried one after the other. A clean part costs the time to its first tokens, a
 loss costs a restart: so a killer among n is found in log_8(n) losses rather than in log_2(n)."""
 
-LONE_LOSSES: Final = 2
-"""Losses in a row with nothing else at the service, and without a token, that it takes to convict a request."""
+LONE_LOSSES: Final = 3
+"""Losses in a row with nothing else at the service, and without a token, that it takes to convict a request. One fewer
+where others have had tokens in between: a service that ends as soon as it is there would not have given them any."""
 
 CONVICTING_CHANCE: Final = 1e-3
 """The chance of being hit so often by losses that have nothing to do with the request, below which it is convicted."""
@@ -46,6 +47,7 @@ class _Record:
     ran: float = 0.0  # seconds at the service when it was blamed last
     blamed_at: list[float] = field(default_factory=list)
     lone: list[float] = field(default_factory=list)  # seconds to each loss with nothing else at the service
+    others_before: int = 0  # tickets that had yielded when the first of these came
 
 
 class CrashSuspects:
@@ -54,20 +56,21 @@ class CrashSuspects:
     Blame falls on tickets that had begun to run and yielded no token since they were sent. A blamed ticket is tried
     with an eighth of the group it was blamed in: the service takes it only while no more tickets than that have yet to
     yield a token there. A group of one is tried with nothing else at the service at all, and only losses of that kind
-    convict, at least two of them: with a chance below 0.1 % that losses at the recent rate, counted without those it
+    convict, two or three of them: with a chance below 0.1 % that losses at the recent rate, counted without those it
     was blamed for, hit trials as long as its own. A token clears a ticket; one that is over without a token is
     remembered by its prompt, so that a client which repeats it does not start from innocence each time.
 
     A trial holds others for `trial_seconds` at most; 0: there are no trials. Times are time.monotonic() in seconds.
     """
 
-    __slots__ = ("_former", "_losses", "_records", "_trial_seconds")
+    __slots__ = ("_former", "_losses", "_records", "_trial_seconds", "_yields")
 
     def __init__(self, trial_seconds: float) -> None:
         self._trial_seconds = trial_seconds
         self._records: dict[Ticket, _Record] = {}
         self._former: dict[int, tuple[float, _Record]] = {}  # by the prompt's hash, the latest last
         self._losses: deque[float] = deque(maxlen=256)
+        self._yields = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -82,6 +85,7 @@ class CrashSuspects:
             record.ran = now - ticket.sent_at
             record.blamed_at.append(now)
             if len(tickets) == 1:
+                record.others_before = record.others_before if record.lone else self._yields
                 record.lone.append(record.ran)
         for ticket in tickets:
             if ticket.yielded:
@@ -93,6 +97,11 @@ class CrashSuspects:
             at, record = self._former.get(_prompt_hash(ticket), (-math.inf, None))
             if record is not None and now - at < MEMORY_SECONDS:
                 self._records[ticket] = replace(record, blamed_at=[*record.blamed_at], lone=[*record.lone])
+
+    def progress(self, ticket: Ticket, now: float) -> None:
+        """The first token of a ticket since it was sent has come."""
+        self._yields += 1
+        self.clear(ticket, now)
 
     def clear(self, ticket: Ticket, now: float) -> None:
         """A token of it has come, or it is over."""
@@ -112,7 +121,7 @@ class CrashSuspects:
     def convicts(self, ticket: Ticket, now: float) -> bool:
         """Whether it is the cause beyond doubt."""
         record = self._records.get(ticket)
-        if record is None or len(record.lone) < LONE_LOSSES:
+        if record is None or len(record.lone) < LONE_LOSSES - (self._yields > record.others_before):
             return False
         rate = self._rate_without(record, now)
         return math.prod(-math.expm1(-rate * seconds) for seconds in record.lone) < CONVICTING_CHANCE

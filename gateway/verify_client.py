@@ -168,6 +168,7 @@ class VerifyClient:
         """See Owner."""
         if ticket.losses and ticket.paused_at:
             self._metrics.resumed(time.monotonic() - ticket.paused_at)
+        self._suspects.progress(ticket, time.monotonic())
         self._settle(ticket)
         if len(self._waiting):
             self._dispatch()

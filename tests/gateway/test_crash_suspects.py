@@ -89,8 +89,8 @@ def test_losses_beside_others_never_convict() -> None:
 @pytest.mark.parametrize(
     ("others", "seconds", "losses"),
     [
-        ([], 0.5, 2),  # it goes at once whenever this one runs, and never else
-        ([], 10.0, 3),  # chance is the likelier, the longer it runs
+        ([], 0.5, 3),  # it goes at once whenever this one runs, and never else
+        ([], 30.0, 5),  # chance is the likelier, the longer it runs
         ([820.0, 840.0, 860.0, 880.0, 900.0], 0.5, 3),
         ([820.0, 840.0, 860.0, 880.0, 900.0], 5.0, 5),  # and the more often the service goes without it
     ],
@@ -111,6 +111,16 @@ def test_losses_alone_convict_when_chance_is_out_of_the_question(
     assert len(verdicts) == losses == suspects.lone_losses(killer)
 
 
+def test_one_loss_alone_less_convicts_where_others_have_got_on_meanwhile() -> None:
+    suspects, (killer, other) = CrashSuspects(TRIAL_SECONDS), tickets(2)
+    suspects.lost([killer], yielded=False, now=0.1)
+    other.yielded = True
+    suspects.progress(other, 5.0)
+    killer.sent_at = 10.0
+    suspects.lost([killer], yielded=False, now=10.1)
+    assert suspects.convicts(killer, 10.1)
+
+
 def test_a_token_clears() -> None:
     suspects, (ticket,) = CrashSuspects(TRIAL_SECONDS), tickets(1)
     for now in (1.0, 2.0, 3.0):
@@ -126,13 +136,14 @@ def test_a_token_clears() -> None:
 def test_one_that_was_given_up_without_a_token_is_remembered_for_a_while() -> None:
     suspects, (first,), (second,), (stranger,) = CrashSuspects(TRIAL_SECONDS), *(tickets(1) for _ in range(3))
     stranger.order = Order([7], Sampling(seed=0))
-    suspects.lost([first], yielded=False, now=1.0)
+    suspects.lost([first], yielded=False, now=0.1)
     suspects.clear(first, 1.0)
     suspects.recall([second, stranger], 1.0)
     assert suspected(suspects, [second, stranger]) == [second]
-    second.sent_at = 2.0
-    suspects.lost([second], yielded=False, now=2.1)
-    assert suspects.convicts(second, 2.1)
-    suspects.clear(second, 2.1)
-    suspects.recall([first], 2.1 + MEMORY_SECONDS)
+    for now in (2.0, 3.0):
+        second.sent_at = now
+        suspects.lost([second], yielded=False, now=now + 0.1)
+    assert suspects.convicts(second, 3.1)
+    suspects.clear(second, 3.1)
+    suspects.recall([first], 3.1 + MEMORY_SECONDS)
     assert not len(suspects)

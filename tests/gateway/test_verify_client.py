@@ -185,7 +185,7 @@ def test_a_request_that_breaks_every_session_fails_alone(gateway: GatewayProcess
             client.generate(token_ids=poison, max_tokens=8, timeout=60)
         answers = [other.result() for other in others]
     losses = sum(list(submit.prompt_token_ids) == poison for submit in verify.seen.submits)
-    assert 1 + LONE_LOSSES <= losses <= 3 + LONE_LOSSES, "losses of other tests count as the service's own"
+    assert LONE_LOSSES <= losses <= LONE_LOSSES + 3, "losses of other tests count as the service's own"
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == tuple((prompt * 8)[:8])
 

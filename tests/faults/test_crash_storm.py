@@ -1,0 +1,136 @@
+"""The verify service ends again and again: no request waits without end, and none fails as the cause but the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from benchmarks.runner import connect, verify_state
+from slipstream import AsyncClient
+from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from support.ask import ask, jobs, state, tokens_of, wait_until
+from support.cluster import Cluster
+from support.kept_verify import KeptVerify
+
+TESTS = Path(__file__).parents[1]
+KILLER = "killer"
+RUNNING = 2
+PATIENT_SECONDS = 400.0
+"""Above what all kills of a test and the starts after them take on a machine that is busy."""
+RESUME_SECONDS = 30.0
+SLACK_SECONDS = 20.0
+"""What a busy machine may take to deliver an error."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model):
+    with Cluster(
+        tiny_model,
+        draft=(f"inproc:{KILLER}=support.killing_proposer:create",),
+        verify_args=("--default-proposer", "none", "--max-running", str(RUNNING)),
+        gateway_args=("--resume-seconds", str(PATIENT_SECONDS)),
+        env={"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))},
+    ) as started:
+        yield started
+
+
+def committed(cluster):
+    """Tokens since the verify service began; 0 while it is away."""
+    with suppress(grpc.RpcError):
+        return verify_state(cluster.verify_address).committed_tokens
+    return 0
+
+
+def test_those_that_queue_through_many_losses_are_answered(cluster):
+    """Two at a time run; whoever queues behind them has lost more services than convict one that ran."""
+    work = jobs(40, tokens=400)
+    plain = tokens_of(ask(cluster, work, len(work)))
+
+    async def run():
+        async with connect(cluster.gateway_grpc) as runner:
+            streams = asyncio.create_task(runner.run(work, len(work)))
+            for _ in range(4):
+                await asyncio.to_thread(wait_until, lambda: streams.done() or committed(cluster) > 20, "never running")
+                assert not streams.done(), "the streams were too short for this test, or failed"
+                await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
+                cluster.start("verify")
+            return await streams
+
+    assert tokens_of(asyncio.run(run())) == plain
+    assert "ran alone" not in cluster.logs("gateway")
+
+
+def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
+    work = jobs(6, tokens=200)
+    plain = tokens_of(ask(cluster, work))
+    deadly = replace(jobs(1, tokens=8, length=9)[0], proposer=KILLER)
+
+    async def run():
+        async with connect(cluster.gateway_grpc) as runner:
+            streams = asyncio.create_task(runner.run(work, len(work)))
+            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
+            with pytest.raises(grpc.RpcError) as raised:
+                await runner.generate(deadly)
+            return raised.value, await streams
+
+    with KeptVerify(cluster) as kept:
+        error, answers = asyncio.run(run())
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "while this request ran alone" in error.details()
+    assert 2 <= kept.killed <= 6
+    assert tokens_of(answers) == plain
+    assert cluster.logs("gateway").count("ran alone") == 1
+
+
+def test_nobody_waits_beyond_the_deadline_however_often_the_service_comes_back(tiny_model):
+    """It is back in less time than the deadline each time, and gone again before most of them get a token."""
+    with Cluster(
+        tiny_model,
+        verify_args=("--max-running", str(RUNNING)),
+        gateway_args=("--resume-seconds", str(RESUME_SECONDS)),
+    ) as cluster:
+        work = jobs(40, tokens=400)
+
+        async def one(client, job):
+            """The error that it ends with, if any, and how long after its latest token, or its start, that came."""
+            latest = time.monotonic()
+            try:
+                async for event in client.stream(
+                    token_ids=list(job.prompt_ids), max_tokens=job.max_tokens, seed=job.seed, ignore_eos=True
+                ):
+                    latest = time.monotonic() if event.token_ids else latest
+            except SlipstreamError as error:
+                return error, time.monotonic() - latest
+            return None, 0.0
+
+        async def run():
+            async with AsyncClient(cluster.gateway_grpc) as client:
+                streams = [asyncio.create_task(one(client, job)) for job in work]
+                await asyncio.to_thread(wait_until, lambda: state(cluster).queued > 0, "never queued")
+                storm, kills = time.monotonic(), 0
+                while not all(stream.done() for stream in streams):
+                    await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
+                    kills += 1
+                    cluster.start("verify")
+                    with suppress(grpc.RpcError):
+                        await asyncio.to_thread(verify_state, cluster.verify_address)
+                    assert time.monotonic() < storm + 6 * RESUME_SECONDS, "requests wait without an end"
+                return [await stream for stream in streams], kills
+
+        outcomes, kills = asyncio.run(run())
+        assert kills > 1
+        failures = [(error, seconds) for error, seconds in outcomes if error is not None]
+        assert failures
+        for error, seconds in failures:
+            assert isinstance(error, UnavailableError), error
+            assert "did not go on within 30 s" in error.message
+            assert error.retry_after
+            assert seconds < RESUME_SECONDS + SLACK_SECONDS
