@@ -162,7 +162,7 @@ def keys_file(folder: Path) -> Path:
     return path
 
 
-def run(model: Path, draft: Path, seconds: float, scenarios: Sequence[Scenario]) -> dict[str, Any]:
+def run(model: Path, draft: Path, seconds: float, deadline_ms: float, scenarios: Sequence[Scenario]) -> dict[str, Any]:
     """Figures by scheduling, scenario and crowd."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,8 @@ def run(model: Path, draft: Path, seconds: float, scenarios: Sequence[Scenario])
             cluster = Cluster(
                 model,
                 draft=[f"draft-model:{draft}"],
-                verify_args=[f"--scheduling={scheduling}", *places],
+                verify_args=[f"--scheduling={scheduling}", f"--draft-deadline-ms={deadline_ms}", *places],
+                draft_args=["--max-nodes=64"],
                 gateway_args=[f"--api-keys-file={keys}"],
             )
             with cluster:
@@ -206,16 +207,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=MODELS / "slipstream-demo")
     parser.add_argument("--draft", type=Path, default=MODELS / "slipstream-demo-draft")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each scenario")
+    parser.add_argument("--deadline-ms", type=float, default=20.0, help="of trees; on a busy machine few come in 20")
     parser.add_argument("--only", default="", help="scenarios whose names contain this")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)
     scenarios = [scenario for scenario in SCENARIOS if given.only in scenario.name]
-    figures = run(given.model, given.draft, given.seconds, scenarios)
+    figures = run(given.model, given.draft, given.seconds, given.deadline_ms, scenarios)
     content = {
         "machine": machine(),
         "settings": {
             "seconds": given.seconds,
+            "deadline_ms": given.deadline_ms,
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": OUTPUT_TOKENS,
             **PLACES,

@@ -11,16 +11,18 @@ from statistics import mean
 
 import pytest
 
+from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.pass_costs import PassCosts
 from verify_service.pass_share import PassShare
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Scheduler
+from verify_service.scheduler import ScheduledRows, Scheduler
+from verify_service.tree_share import cut_trees, observe_wait
 
 OUTPUT = 40
-SECONDS = 60.0
+SECONDS = 30.0
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Clients:
     count: int
     weight: float = 1.0
     prompt: tuple[int, int] = (20, 60)
+    drafted: float | None = None
+    """Seconds that a tree of 63 nodes takes to draft, where the clients insist on one at each step."""
     first: list[float] = field(default_factory=list)
     per_token: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -52,7 +56,9 @@ class Server:
         )
         self.costs = PassCosts([(1, rows, 1e-3 * (self.base + rows)) for rows in (1, 64)])
         self.memory = KVMemory(self.config, 512)
-        self.scheduler = Scheduler(self.config, self.memory, PassShare(self.costs, 64))
+        self.passes = PassShare(self.costs, 64)
+        self.scheduler = Scheduler(self.config, self.memory, self.passes)
+        self.ready: dict[RequestState, float] = {}
         self.begun: dict[RequestState, tuple[Clients, float]] = {}
         self.first: dict[RequestState, float] = {}
         self.pick = random.Random(1)
@@ -82,12 +88,25 @@ class Server:
             plan = self.scheduler.schedule()
             assert plan is not None
             assert plan.rows
+            self.attach_trees(plan.rows)
             self.scheduler.charge(plan.rows)
-            self.now += 1e-3 * (self.base + sum(item.count for item in plan.rows))
+            self.now += 1e-3 * (self.base + sum(item.count + item.room - 1 for item in plan.rows))
             for item in plan.rows:
                 item.state.computed = item.state.settled = item.base
             for state in [item.state for item in plan.rows if item.decides]:
                 self.commit(state)
+
+    def attach_trees(self, items: list[ScheduledRows]) -> None:
+        """Wait for the trees of these rows' requests, and verify what they may have of them."""
+        awaiting = [item for item in items if item.state.wants_tree]
+        if not awaiting:
+            return
+        wait = max(0.0, max(self.ready[item.state] for item in awaiting) - self.now)
+        self.now += wait
+        observe_wait(self.passes, wait, items, {item.state.tenant for item in awaiting})
+        drafts = [(item, chain((item.state.most_rows or 64) - 1)) for item in awaiting]
+        for item, tree in cut_trees(self.passes, drafts, items, self.config.step_nodes):
+            item.tree = tree
 
     def commit(self, state: RequestState) -> None:
         clients, begun = self.begun[state]
@@ -97,10 +116,17 @@ class Server:
         if state not in self.first:
             self.first[state] = self.now
             clients.first.append(self.now - begun)
+        if clients.drafted is not None:
+            nodes = (state.most_rows or 64) - 1
+            state.wants_tree, self.ready[state] = True, self.now + clients.drafted * nodes / 63
         if len(state.tokens) - state.prompt_length >= OUTPUT:
             clients.per_token.append((self.now - self.first[state]) / (OUTPUT - 1))
             self.scheduler.remove(state, keep=True)
             self.ask(clients)
+
+
+def chain(nodes: int) -> TokenTree:
+    return TokenTree((7,) * nodes, tuple(range(-1, nodes - 1)))
 
 
 def light_beside(heavy: int, base: float, *, fair: bool = True, **settings: int) -> Clients:
@@ -145,3 +171,15 @@ def test_long_prompts_of_one_do_not_hold_up_the_stream_of_another() -> None:
     Server(8.0).run(alone, Clients("heavy", 1))
     Server(8.0).run(beside, Clients("heavy", 8, prompt=(400, 460)))
     assert mean(beside.per_token) <= 1.5 * mean(alone.per_token)
+
+
+@pytest.mark.parametrize("base", [4.0, 60.0])
+@pytest.mark.parametrize("drafted", [0.0, 0.02])
+def test_neighbours_that_insist_on_trees_hold_a_plain_stream_up_by_half_at_most(base: float, drafted: float) -> None:
+    def plain_beside(drafted: float | None, *, fair: bool = True) -> float:
+        plain = Clients("plain", 1)
+        Server(base, fair=fair).run(plain, *(Clients(f"n{i}", 1, drafted=drafted) for i in range(8)))
+        return mean(plain.per_token)
+
+    assert plain_beside(drafted) <= 1.5 * plain_beside(None)
+    assert plain_beside(drafted, fair=False) > 3 * plain_beside(None, fair=False)
