@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +13,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import uvloop
 
+from gateway.server import acceptors
 from slipstream import Client, Event
 from slipstream.rpc.errors import UnauthenticatedError, UnavailableError
 from support.fake_verify import FakeVerify
@@ -117,3 +121,26 @@ def test_bad_settings_are_named(arguments: list[str], words: str) -> None:
 def test_the_gateway_imports_no_torch() -> None:
     code = "import sys, gateway.server; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_several_connections_are_accepted_in_a_turn_of_the_loop() -> None:
+    async def accepted_in(turns: int) -> int:
+        connections: list[asyncio.Protocol] = []
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                connections.append(self)
+
+        listener = socket.create_server(("127.0.0.1", 0), backlog=500)
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(Accepted, sock=each) for each in acceptors(listener)]
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(100)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        found = len(connections)
+        for each in (*clients, *servers):
+            each.close()
+        await asyncio.sleep(0.1)
+        return found
+
+    assert uvloop.run(accepted_in(12)) >= 60
