@@ -82,7 +82,7 @@ def test_tokens_beyond_the_model_are_warned_of(folder: Path, caplog: pytest.LogC
         ("tokenizer_config.json", '{"chat_template": ' + "[" * 100_000, "nested too deeply"),
         ("tokenizer_config.json", "[1]", "tokenizer_config.json: not a JSON object"),
         ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is of type int, must be a string"),
-        ("tokenizer_config.json", '{"chat_template": "{% for"}', "the chat template cannot be used"),
+        ("tokenizer_config.json", '{"chat_template": "{% for"}', "the chat template does not compile"),
     ],
 )
 def test_the_gateway_says_in_one_line_why_it_does_not_start(file: str, content: str, words: str, folder: Path) -> None:

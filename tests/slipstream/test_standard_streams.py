@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import free_ports
-from launcher.readiness import answers, is_serving
+from launcher.readiness import HealthConnection, is_serving
 from slipstream import Client
 
 SECONDS = 180
@@ -23,8 +23,7 @@ SECONDS = 180
 @contextmanager
 def without_streams(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        preexec_fn=lambda: os.closerange(0, 3),  # noqa: PLW1509 (the child does nothing but close)
+        ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
@@ -41,6 +40,14 @@ def wait(process: subprocess.Popen[bytes], condition) -> None:
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, process.returncode
         time.sleep(0.1)
+
+
+def answers(address: str, timeout: float) -> bool:
+    connection = HealthConnection(address)
+    try:
+        return connection.answers(timeout)
+    finally:
+        connection.close()
 
 
 def streams(process: subprocess.Popen[bytes]) -> list[str]:
