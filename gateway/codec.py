@@ -76,7 +76,7 @@ def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int])
     """A Submit; `output_token_ids` are those already received where a stream is resumed."""
     submit = verify_pb2.Submit(
         request_id=request_id,
-        prompt_token_ids=order.prompt_token_ids,
+        prompt_token_ids=() if order.prompt_wire else order.prompt_token_ids,
         output_token_ids=output_token_ids,
         sampling=_write_sampling(order.sampling),
         tenant=order.tenant,
@@ -87,7 +87,17 @@ def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int])
         submit.weight = order.weight
     if order.speculation is not None:
         submit.speculation.CopyFrom(_write_speculation(order.speculation))
-    return verify_pb2.SessionRequest(submit=submit)
+    message = verify_pb2.SessionRequest(submit=submit)
+    if order.prompt_wire:
+        message.submit.MergeFromString(
+            order.prompt_wire
+        )  # in place: to copy a long prompt costs more than to decode it
+    return message
+
+
+def write_prompt(token_ids: Sequence[int]) -> bytes:
+    """A prompt as `Order.prompt_wire` has it."""
+    return verify_pb2.Submit(prompt_token_ids=token_ids).SerializeToString()
 
 
 def write_cancel(request_id: int) -> verify_pb2.SessionRequest:

@@ -90,6 +90,7 @@ class GatewayServicer:
             tenant=request.tenant if tenant is None else tenant,
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
+            prompt_wire=request.wires[0],
         )
         return self._gateway.open([order], info, prompt_field=request.prompt_field, prefix="sampling.")
 

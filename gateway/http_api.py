@@ -122,8 +122,9 @@ class OpenAiApi:
                 stop=request.stop,
                 tenant=request.tenant if tenant is None else tenant,
                 choice_index=choice,
+                prompt_wire=wire,
             )
-            for prompt in request.prompts
+            for prompt, wire in zip(request.prompts, request.wires, strict=True)
             for choice in range(count)
         ]
         generation = self._gateway.open(orders, info, prompt_field=request.prompt_field)

@@ -105,6 +105,7 @@ class Jobs:
         prompt, field = self._prompt(request, info)
         return Prepared(
             prompts=(prompt,),
+            wires=(codec.write_prompt(prompt),),
             prompt_field=field,
             sampling=codec.read_sampling(request.sampling),
             speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
@@ -185,6 +186,7 @@ class Jobs:
 def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tuple[str, ...] = ()) -> Prepared:
     return Prepared(
         prompts=prompts,
+        wires=tuple(map(codec.write_prompt, prompts)),
         prompt_field=body.prompt_field,
         sampling=body.sampling(),
         speculation=body.speculation_wish(),

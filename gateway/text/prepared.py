@@ -39,10 +39,12 @@ def token_array(token_ids: Iterable[int]) -> array[int]:
 class Prepared:
     """A request of either API: read, checked as far as its texts go, and with its prompts as token ids.
 
-    `choices` is the number of choices for each prompt. `echoes` are the prompts' texts where the answer repeats them.
+    `wires` are the prompts as Order.prompt_wire has them, `choices` is the number of choices for each prompt, and
+    `echoes` are the prompts' texts where the answer repeats them.
     """
 
     prompts: tuple[array[int], ...]
+    wires: tuple[bytes, ...]
     prompt_field: str
     sampling: Sampling
     speculation: Speculation | None

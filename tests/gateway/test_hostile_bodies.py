@@ -141,8 +141,13 @@ def test_the_longest_prompts_of_use_are_taken(tokenizer_folder: Path) -> None:
         FakeVerify(max_context=1_000_000) as verify,
         GatewayProcess(tokenizer_folder, verify.address) as gateway,
     ):
+        holds = LoopHolds(gateway.http_url)
         assert post(gateway, "completions", body).status_code == 200
         assert list(verify.seen.submits[0].prompt_token_ids) == ids
+        many = json.dumps({"model": "tiny", "prompt": ids[:20_000], "max_tokens": 1, "n": 128}).encode()
+        assert post(gateway, "completions", many).status_code == 200
+        assert [list(submit.prompt_token_ids) for submit in verify.seen.submits[1:]] == [ids[:20_000]] * 128
+        assert holds.beyond() == 0
 
 
 SCALARS = st.one_of(
