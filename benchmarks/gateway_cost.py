@@ -8,7 +8,7 @@ measurement; and this one, which plays the clients. Run it as
 Each line of the table is one API under one way of sending. *paced*: every stream gets `--rate` tokens a second and
 each token crosses the session to verify as a message of its own. *gathered*: the tokens that all streams get at
 one time cross in one message, as a verify step sends them. *flood*: one message a token, as fast as they are taken.
-CPU is user and system time of the whole gateway process over the tokens streamed, requests' own cost included.
+CPU is user and system time of the gateway and its text workers over the tokens streamed, requests' own cost included.
 The first token's time is compared with that of the same requests made of the verify service directly; paced and
 gathered streams start one after the other over the length of a request, so that each starts among 63 running ones.
 """
@@ -259,24 +259,29 @@ async def measure(
     if mode == "flood":
         spread = 0.0
     await drive(client, mode, Load(4, 1, 8))
-    before, start = gateway.cpu_times(), time.perf_counter()
+    before, start = _processor_seconds(gateway), time.perf_counter()
     firsts = await drive(client, mode, load, spread)
-    elapsed, after = time.perf_counter() - start, gateway.cpu_times()
+    elapsed, after = time.perf_counter() - start, _processor_seconds(gateway)
     directs = await drive(direct, mode, load, spread)
     tokens = load.streams * load.requests * load.tokens
-    cpu = after.user + after.system - before.user - before.system
     median, direct_median = statistics.median(firsts) * 1e3, statistics.median(directs) * 1e3
     return Row(
         api=api,
         mode=mode,
         tokens=tokens,
         tokens_per_second=tokens / elapsed,
-        cpu_us_per_token=cpu / tokens * 1e6,
+        cpu_us_per_token=(after - before) / tokens * 1e6,
         first_token_ms_median=median,
         first_token_ms_p95=statistics.quantiles(firsts, n=20)[-1] * 1e3,
         direct_ms_median=direct_median,
         added_ms_median=median - direct_median,
     )
+
+
+def _processor_seconds(gateway: psutil.Process) -> float:
+    """User and system time of the gateway and its text workers so far."""
+    times = [process.cpu_times() for process in (gateway, *gateway.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def start_gateway(model: Path, verify: str) -> tuple[subprocess.Popen[str], int, str]:
