@@ -1,4 +1,4 @@
-"""Bodies and messages that mean harm: refused by name, while a stream goes on and memory stays bounded."""
+"""Bodies that mean harm: refused by name, while a stream goes on and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.loop_holds import LoopHolds
 from support.peak_memory import PeakMemory
-from support.wire import inside
 
 MOST = 4 * 1024 * 1024
 MEMORY_FACTOR = 10
@@ -160,7 +157,6 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 WRAPS = [(b"[", b"]"), (b"[[", b"]]"), (b'{"a":[', b"]}"), (b'[{"role":"user","content":[', b"]}]"), (b"", b"")]
-UNITS = [b"\x32\x00", b"\x0a\x00", b"\x4a\x00", b"\x08\x01", b"\x01", b"\x98\x06\x01", b"\x9b\x06", b"ab, "]
 FIELDS = st.sampled_from(
     ["prompt", "messages", "stop", "logit_bias", "stop_token_ids", "metadata", "n", "user", "wings"]
 )
@@ -202,37 +198,5 @@ def test_any_shape_is_answered_within_bounds(
         assert answer.json()["error"]["message"]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-@given(
-    method=st.sampled_from(["Generate", "Tokenize", "ListModels"]),
-    numbers=st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 9, 12, 15]), max_size=3),
-    unit=st.sampled_from(UNITS) | st.binary(min_size=1, max_size=9),
-    exponent=st.integers(6, 22),
-)  # fmt: skip
-def test_any_message_is_answered_within_bounds(
-    hostile_gateway: GatewayProcess, method: str, numbers: list[int], unit: bytes, exponent: int
-) -> None:
-    data = unit * ((2**exponent - 64) // len(unit))
-    for number in numbers:
-        data = inside(number, data)
-    holds, memory = LoopHolds(hostile_gateway.http_url), PeakMemory(hostile_gateway.process.pid)
-    with grpc.insecure_channel(hostile_gateway.grpc_address, [("grpc.max_send_message_length", -1)]) as channel:
-        name = f"/slipstream.v1.GatewayService/{method}"
-        code = grpc.StatusCode.OK
-        try:
-            if method == "Generate":
-                list(channel.unary_stream(name)(data, timeout=120))
-            else:
-                channel.unary_unary(name)(data, timeout=120)
-        except grpc.RpcError as error:
-            code = error.code()
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
-    assert memory.grown() <= max(LEAST_MEMORY, MEMORY_FACTOR * len(data))
-    assert holds.beyond() == 0
-
-
-def test_after_all_of_it_both_apis_serve(hostile_gateway: GatewayProcess, verify: FakeVerify) -> None:
+def test_after_all_of_it_requests_are_served(hostile_gateway: GatewayProcess, verify: FakeVerify) -> None:
     assert post(hostile_gateway, "completions", COMPLETION + b'"x", "max_tokens": 1}').status_code == 200
-    with grpc.insecure_channel(hostile_gateway.grpc_address) as channel:
-        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        assert list(stub.Generate(gateway_pb2.GenerateRequest(text="x", sampling={"max_tokens": 1})))[-1].text == "x"

@@ -95,7 +95,11 @@ def test_nothing_is_left_when_the_gateway_has_gone(
         gateway.process.send_signal(number)
         gateway.process.wait(60)
         chatting.join()
-        wait_for(lambda: not any(entry.is_running() for entry in processes))
+        try:
+            wait_for(lambda: not any(entry.is_running() for entry in processes))
+        finally:
+            for entry in filter(psutil.Process.is_running, processes):
+                entry.kill()
 
 
 def test_signals_of_a_terminal_leave_a_drain_its_workers(make_folder: Callable[..., Path], verify: FakeVerify) -> None:
