@@ -25,7 +25,7 @@ class Bounds:
     """What counts as flat."""
 
     memory_mib_per_hour: float = 32.0
-    """slope of resident memory in the second half, by least squares"""
+    """slope of memory in the second half: of resident memory by least squares, of the GPU's by the least of quarters"""
     memory_mib: float = 8.0
     """what it may grow by in that half, whatever the slope: allocators take memory in pieces"""
     descriptors: int = 4
@@ -113,11 +113,14 @@ def _process(looked: Sequence[Sequence[Look]], idle: Sequence[Look], name: str) 
 
 
 def _device(looked: Sequence[Sequence[Look]]) -> Facts:
-    late = [look for looks in looked[QUARTERS // 2 :] for look in looks]
+    """Of the GPU, whose memory comes and goes by hundreds of MiB: a leak shows in the least of each quarter."""
+    third, last = (min(looks, key=lambda look: look.device) for looks in looked[QUARTERS // 2 :])
+    centres = [statistics.fmean(look.at for look in looks) for looks in looked[QUARTERS // 2 :]]
     return {
         "same_process": True,
         "rss_mib": [_mean_mib([look.device for look in looks]) for looks in looked],
-        "mib_per_hour": _per_hour([look.at for look in late], [look.device for look in late]),
+        "least_mib": [round(min(look.device for look in looks) / _MIB, 1) for looks in looked],
+        "mib_per_hour": _per_hour(centres, [third.device, last.device]),
     }
 
 

@@ -72,6 +72,8 @@ def test_a_planted_slope_of_the_gpus_memory_is_found():
     assert broken(looks_of(device=lambda share: 90_000)) == []
     (blamed,) = broken(looks_of(device=lambda share: int(90_000 + 200 * share)))
     assert blamed.startswith(f"memory of {DEVICE} grows by")
+    # Whatever comes and goes, if late more often than early.
+    assert broken(looks_of(device=lambda share: 90_000 + 800 * (int(share * 1000) % 7 < 8 * share - 3))) == []
 
 
 def test_planted_leaks_of_descriptors_and_threads_are_found():

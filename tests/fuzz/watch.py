@@ -54,6 +54,10 @@ class Watch:
         self._peak = _peak()
         self._begun = time.process_time()
 
+    def slow(self) -> bool:
+        """Whether it has taken too long already."""
+        return time.process_time() - self._begun > MOST_SECONDS
+
     def end(self) -> None:
         """It has been checked: BrokenError for what it did besides."""
         seconds = time.process_time() - self._begun
