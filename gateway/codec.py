@@ -137,7 +137,7 @@ def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
     if message.HasField("usage"):
         output.cached_tokens = message.usage.cached_tokens
     if message.finish_reason:
-        output.finish_reason = _FINISH_REASONS[message.finish_reason]
+        output.finish_reason = _FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR)  # of a later version
         if message.HasField("timings"):
             timings = message.timings
             output.timings = Timings(timings.queued, timings.first_token, timings.total)

@@ -95,6 +95,10 @@ class GatewaySettings(ServiceSettings):
     connect_timeout: Annotated[float, Gt(0)] = 5.0
     """Deadline in seconds of calls that ask a verify service for its facts."""
 
+    loop_monitor_ms: Annotated[int, Ge(5), Le(10_000)] = 100
+    """Milliseconds between the beats by which holds of the event loop are measured: holds up to as long may be missed
+    in part. Each beat costs some 0.1 ms."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

@@ -39,7 +39,7 @@ class Gateway:
         self.tokenizer = Tokenizer(settings.model)
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = metrics
-        self._monitor = LoopMonitor(metrics)
+        self._monitor = LoopMonitor(metrics, settings.loop_monitor_ms / 1e3)
         self.client = VerifyClient(
             settings.verify,
             timeout=settings.connect_timeout,

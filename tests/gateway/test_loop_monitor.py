@@ -27,7 +27,7 @@ def test_a_hold_is_told_in_processor_time(work, beyond) -> None:
     metrics = Metrics()
 
     async def run() -> None:
-        monitor = LoopMonitor(metrics)
+        monitor = LoopMonitor(metrics, 0.02)
         monitor.start()
         await asyncio.sleep(0.05)
         work(0.3)

@@ -23,7 +23,7 @@ class GatewayProcess:
     def __init__(self, model: Path, verify: str, *arguments: str, wait_ready: bool = True) -> None:
         self._command = [
             sys.executable, "-m", "gateway", "--model", str(model), "--verify", verify,
-            "--http-port", "0", "--grpc-port", "0", *arguments,
+            "--http-port", "0", "--grpc-port", "0", "--loop-monitor-ms", "20", *arguments,
         ]  # fmt: skip
         self._wait_ready = wait_ready
         self._lines: list[str] = []
