@@ -195,6 +195,7 @@ def _content(
     return {
         "machine": gpu_machine(options.device),
         "options": asked,
+        "machine_cores": os.cpu_count(),
         "niceness": os.nice(0),
         "capacity": None if seen.capacity is None else seen.capacity._asdict(),
         "requests_per_second": seen.arrivals.rate,
