@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -58,6 +59,19 @@ class Findings:
         kinds = {*self.outcomes, *self.health}
         return self.across == self.before and kinds <= {"200", "503"} and not self.killed and self.health["200"] > 0
 
+    def summary(self) -> dict[str, Any]:
+        """Without texts and single times."""
+        waits = sorted(self.health_seconds)
+        return {
+            "outcomes": dict(self.outcomes),
+            "health": dict(self.health),
+            "most_open": self.most_open,
+            "opened": self.opened,
+            "killed": self.killed,
+            "streams_equal": sum(map(str.__eq__, self.across, self.before)),
+            "health_seconds": {"median": waits[len(waits) // 2], "longest": waits[-1]},
+        }
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print and return the exit status."""
@@ -74,14 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             findings = measure(server.http.removeprefix("http://"), server.grpc, options.sockets, seconds)
         events = [line for line in log.read_text().splitlines() if " is killed" in line]
         findings.killed = len(events)
-    waits = sorted(findings.health_seconds)
+    summary = findings.summary()
+    waits = summary["health_seconds"]
     print(f"connections open at most {findings.most_open}, opened {findings.opened}")
-    print(f"streams with the tokens of before {sum(map(str.__eq__, findings.across, findings.before))} of {STREAMS}")
-    print(f"requests {dict(findings.outcomes)}, health {dict(findings.health)}")
-    print(f"health answered after {waits[len(waits) // 2]:.3f} s (median), {waits[-1]:.3f} s (longest)")
+    print(f"streams with the tokens of before {summary['streams_equal']} of {STREAMS}")
+    print(f"requests {summary['outcomes']}, health {summary['health']}")
+    print(f"health answered after {waits['median']:.3f} s (median), {waits['longest']:.3f} s (longest)")
     print(f"services killed {findings.killed}", *events, sep="\n    ")
     if options.json is not None:
-        write_json(options.json, {name: getattr(findings, name) for name in Findings.__slots__})
+        write_json(options.json, findings.summary())
     return 0 if findings.passed else 1
 
 
