@@ -138,12 +138,12 @@ def gives_way(over: float, over_weight: float, under: float, under_weight: float
 def displaceable(tenants: Iterable[Tenant], newcomer: str, places: int, weight: float) -> RequestState | None:
     """The waiting request that gives its place to a newcomer, whose tenant holds `places` now; None for none.
 
-    That is the latest of the tenant which holds most by its weight, if that tenant holds no less than the newcomer's
-    even then. A request that has started or has output never gives way.
+    That is the latest of the tenant which holds most by its weight without it, if that is no less than the newcomer's
+    then holds. A request that has started or has output never gives way.
     """
     others = sorted(
         (tenant for tenant in tenants if tenant.name != newcomer),
-        key=lambda tenant: tenant.places / tenant.weight,
+        key=lambda tenant: (tenant.places - 1) / tenant.weight,
         reverse=True,
     )
     for tenant in others:

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from slipstream.rpc.errors import (
     InternalError,
@@ -25,7 +24,7 @@ from verify_service.features import Features
 from verify_service.following import Follower
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
-from verify_service.loop_state import LoopState
+from verify_service.loop_state import LoopCounters, LoopState, snapshot
 from verify_service.node_budget import NodeBudget
 from verify_service.outputs import cut_output, end_output, refusal
 from verify_service.pass_costs import PassCosts
@@ -45,14 +44,6 @@ Sink = Callable[[list[StepOutput]], None]
 THREAD_NAME = "verify-loop"
 LOOK_SECONDS = 1.0
 """How often a loop without requests looks whether a drafter has come that wants states, for which it can prepare."""
-
-
-@dataclass(slots=True)
-class _Counters:
-    steps: int = 0
-    preemptions: int = 0
-    prefix_hit_tokens: int = 0
-    prepared: int = 0
 
 
 class VerifyLoop:
@@ -99,7 +90,7 @@ class VerifyLoop:
         )
         self._states: dict[RequestKey, RequestState] = {}
         self._epilogue = Epilogue(self._engine, self._drafting)
-        self._counters = _Counters()
+        self._counters = LoopCounters()
         self._draining = False
         self._state = self._snapshot()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -389,24 +380,5 @@ class VerifyLoop:
                 _log.exception("the sink failed to take %d outputs", len(outputs))
 
     def _snapshot(self) -> LoopState:
-        counters = self._counters
-        return LoopState(
-            running=self._scheduler.num_running,
-            queued=self._scheduler.num_waiting,
-            pages_total=self._memory.total,
-            pages_free=self._memory.free,
-            pages_cached=self._memory.cached,
-            steps=counters.steps,
-            committed_tokens=self._epilogue.committed_tokens,
-            drafted_tokens=self._epilogue.drafted_tokens,
-            accepted_tokens=self._epilogue.accepted_tokens,
-            preemptions=counters.preemptions,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
-            draining=self._draining,
-            feature_boundaries=len(self._memory.features.boundaries),
-            feature_pages=self._memory.features.pages,
-            prepared=counters.prepared,
-            tenants=self._scheduler.num_tenants,
-            displaced=self._scheduler.places.displaced,
-            cut_nodes=self._passes.cut_nodes,
-        )
+        parts = self._counters, self._scheduler, self._memory, self._epilogue, self._passes
+        return snapshot(*parts, draining=self._draining)

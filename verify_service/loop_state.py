@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verify_service.epilogue import Epilogue
+from verify_service.kv_memory import KVMemory
+from verify_service.pass_share import PassShare
+from verify_service.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class LoopCounters:
+    """What the loop itself counts."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prepared: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
@@ -37,3 +52,35 @@ class LoopState:
     """Queued requests that were refused for the sake of another tenant's share of the places."""
     cut_nodes: int = 0
     """Drafted nodes left out of passes for the sake of another tenant's share."""
+
+
+def snapshot(
+    counters: LoopCounters,
+    scheduler: Scheduler,
+    memory: KVMemory,
+    epilogue: Epilogue,
+    passes: PassShare,
+    *,
+    draining: bool,
+) -> LoopState:
+    """The state at this moment. On the loop's thread."""
+    return LoopState(
+        running=scheduler.num_running,
+        queued=scheduler.num_waiting,
+        pages_total=memory.total,
+        pages_free=memory.free,
+        pages_cached=memory.cached,
+        steps=counters.steps,
+        committed_tokens=epilogue.committed_tokens,
+        drafted_tokens=epilogue.drafted_tokens,
+        accepted_tokens=epilogue.accepted_tokens,
+        preemptions=counters.preemptions,
+        prefix_hit_tokens=counters.prefix_hit_tokens,
+        draining=draining,
+        feature_boundaries=len(memory.features.boundaries),
+        feature_pages=memory.features.pages,
+        prepared=counters.prepared,
+        tenants=scheduler.num_tenants,
+        displaced=scheduler.places.displaced,
+        cut_nodes=passes.cut_nodes,
+    )

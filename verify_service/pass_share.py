@@ -81,6 +81,7 @@ class PassShare:
         if self._debt <= 0.0 and len(set(loads)) <= 1 and all(each.tenant.prompt_credit is None for each in demands):
             return ALL
         allowed = self._allowed(loads, drafted=False)
+        self._debt = min(self._debt, MOST_HELD_BACK * allowed)
         left_out = self._hold_back(demands)
         if left_out:
             loads = [
@@ -122,6 +123,10 @@ class PassShare:
             return None
         most = self._most_rows(requests, requests + rows + whole, allowed) - requests - rows
         return split_whole(max(0, min(most, room)), list(wanted), weights)
+
+    def forget(self) -> None:
+        """There are no several tenants: nobody owes anybody anything."""
+        self._debt, self._held_back = 0.0, 0
 
     def waited(self, seconds: float) -> None:
         """A pass has waited so long for trees that some of its tenants asked for, and others not."""

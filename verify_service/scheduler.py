@@ -11,10 +11,11 @@ from typing import NamedTuple
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
-from verify_service.fair_share import FairShare, Tenant, gives_way
+from verify_service.fair_share import FairShare, Tenant
 from verify_service.kv_memory import KVMemory
 from verify_service.pass_costs import PassCosts
-from verify_service.pass_share import ALL, Demand, PassShare
+from verify_service.pass_share import ALL, Demand, PassShare, Turns
+from verify_service.preemption import Preemption
 from verify_service.prompt_chunks import PromptChunks, shares_of_chunk
 from verify_service.queue_places import QueuePlaces
 from verify_service.request_state import RequestState
@@ -128,11 +129,14 @@ class Scheduler:
         self._config = config
         self._memory = memory
         self._tenants = FairShare()
+        self._preemption = Preemption(self._tenants, memory, config.page_size)
         self.places = QueuePlaces(config.max_running + config.max_queued, self._tenants)
         self._passes = passes or PassShare(PassCosts([(1, 1, 1e-3)]), config.prefill_chunk)
         self._running: list[RequestState] = []
         self._lines = list(range(config.max_running))[::-1]
         self._turns = ALL
+        self._kept: Turns | None = None
+        """Of a plan that was given up."""
         self._next: Tenant | None = None
         """Whose request others have made way for, and which starts before any other."""
         self._blocked = False
@@ -173,8 +177,8 @@ class Scheduler:
         waiting = state.line < 0
         if not waiting:
             self._stop(state, keep=keep)
+            self.places.freed()
         self._tenants.leave(state, waiting=waiting)
-        self.places.freed()
 
     def charge(self, rows: Sequence[ScheduledRows]) -> None:
         """A step is launched with these rows and their trees, which count to the tenants' shares."""
@@ -193,7 +197,12 @@ class Scheduler:
         several = len(self._tenants) > 1
         if several and self.num_waiting and not self._make_way(plan, may_preempt=may_preempt):
             return None
-        self._turns = self._passes.turns(self._demands()) if several else ALL
+        if not several:
+            self._passes.forget()
+            self._turns, self._kept = ALL, None
+        else:
+            # Turns are taken once a pass: those of a plan that was given up are the next one's.
+            self._turns = self._kept = self._kept or self._passes.turns(self._demands())
         if not self._schedule_rows(plan, may_preempt=may_preempt):
             return None
         if not plan.rows and self._turns is not ALL:
@@ -201,6 +210,7 @@ class Scheduler:
             self._turns = ALL
             if not self._schedule_rows(plan, may_preempt=may_preempt):
                 return None
+        self._kept = None
         return plan
 
     def _schedule_rows(self, plan: StepPlan, *, may_preempt: bool) -> bool:
@@ -223,7 +233,7 @@ class Scheduler:
                 demand.decoding.append(state)
         for demand in demands.values():
             for state in islice(demand.tenant.waiting, len(self._lines)):
-                if demand.prompt_rows >= most:
+                if demand.prompt_rows >= most or not self._memory.fits(state):
                     break
                 demand.prompt_rows = min(most, demand.prompt_rows + len(state.tokens))
         return [demand for demand in demands.values() if demand.decoding or demand.prompt_rows]
@@ -239,7 +249,7 @@ class Scheduler:
             while state.line >= 0 and not self._hold_last(state):
                 if not may_preempt:
                     return False
-                self._preempt(self._heaviest(), plan)
+                self._preempt(self._preemption.heaviest(self._running), plan)
             if state.line >= 0:
                 plan.rows.append(ScheduledRows(state, 1))
         return True
@@ -248,26 +258,6 @@ class Scheduler:
         """Hold a page for the last token; False where no page can be had but a request's own."""
         memory, length = self._memory, state.length + state.spread
         return memory.grow(state, length) or (memory.reclaim(self._running) > 0 and memory.grow(state, length))
-
-    def _heaviest(self) -> RequestState:
-        """Who makes way where pages lack: the latest arrival of the tenant with most pages for its weight.
-
-        Never the oldest request of all, unless it is alone: so somebody always comes to an end.
-        """
-        if len(self._tenants) <= 1:
-            return self._running[-1]
-        pages = self._pages()
-        return max(
-            self._running[1:] or self._running,
-            key=lambda state: (pages[state.tenant] / self._tenants.of(state).weight, state.ticket),
-        )
-
-    def _pages(self) -> dict[str, int]:
-        """Pages of each tenant's running requests; those that several share count for each."""
-        pages = {tenant.name: 0 for tenant in self._tenants}
-        for state in self._running:
-            pages[state.tenant] += len(state.pages)
-        return pages
 
     def _make_way(self, plan: StepPlan, *, may_preempt: bool) -> bool:
         """Have requests of tenants that hold more than their share make way for one that cannot start without.
@@ -281,7 +271,10 @@ class Scheduler:
             fits = self._memory.fits(state)
             if fits and self._lines:
                 continue
-            victims = self._givers_of_pages(tenant, state) if not fits else self._givers_of_a_line(tenant)
+            if fits:
+                victims = self._preemption.givers_of_a_line(self._running, tenant)
+            else:
+                victims = self._preemption.givers_of_pages(self._running, tenant, state)
             if not victims:
                 continue
             if not may_preempt:
@@ -294,34 +287,12 @@ class Scheduler:
             return True
         return True
 
-    def _givers_of_a_line(self, tenant: Tenant) -> list[RequestState]:
-        over = max(self._tenants, key=lambda each: each.running / each.weight)
-        if over is tenant or not gives_way(over.running - 1, over.weight, tenant.running + 1, tenant.weight):
-            return []
-        return [state for state in self._running[1:] if state.tenant == over.name][-1:]
-
-    def _givers_of_pages(self, tenant: Tenant, state: RequestState) -> list[RequestState]:
-        """The latest arrivals of the tenant with most pages for its weight, as many as it takes; none if too many."""
-        pages = self._pages()
-        over = max(self._tenants, key=lambda each: pages[each.name] / each.weight)
-        needed = -(-len(state.tokens) // self._config.page_size)
-        missing, givers = needed - self._memory.available, list[RequestState]()
-        for victim in reversed(self._running[1:]):
-            if over is tenant or victim.tenant != over.name:
-                continue
-            missing -= len(victim.pages)
-            pages[over.name] -= len(victim.pages)
-            givers.append(victim)
-            if missing <= 0:
-                break
-        fair = gives_way(pages[over.name], over.weight, pages[tenant.name] + needed, tenant.weight)
-        return givers if missing <= 0 and fair else []
-
     def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
-        """Send a request back to the head of its tenant's queue, also if it has rows in the plan already."""
+        """Send a request back to the head of its tenant's queue, also if it starts or has rows in this plan."""
         self._stop(victim, keep=True)
         self._tenants.requeue(victim)
         plan.preempted.append(victim)
+        plan.started = [state for state in plan.started if state is not victim]
         plan.rows = [item for item in plan.rows if item.state is not victim]
 
     def _schedule_prompts(self, plan: StepPlan) -> None:

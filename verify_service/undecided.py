@@ -1,7 +1,7 @@
 """Decisions that end at logits which decide nothing: they hold a NaN or infinity, or minus infinity alone.
 
 Such a request fails by name at the position where that happens, after the tokens that were decided before it: with a
-tree, those of the accepted path. No other request is touched, and its pages never enter the prefix cache.
+tree, those of the accepted path. No other request is touched, and its pages do not enter the prefix cache as it ends.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def load_pickled(path: Path) -> Any:
 def _check_members(path: Path) -> None:
     """torch.save compresses nothing, so that a member which is compressed may be of any size."""
     if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path}: no archive that torch.save writes")
+        raise CheckpointError(f"{path}: not in torch's zip format, which torch.save writes since 1.6")
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:

@@ -24,9 +24,15 @@ def _of_control_group() -> int:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
-        return int(limit) - used
-    except (OSError, ValueError):  # "max" among them
+        return int(limit) - used + _cached_files()
+    except (OSError, ValueError, KeyError):  # "max" among them
         return 1 << 62
+
+
+def _cached_files() -> int:
+    """Bytes of files in memory, which the kernel gives back before it refuses any."""
+    entries = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    return int(entries["inactive_file"]) + int(entries["active_file"])
 
 
 def _of_limit() -> int:

@@ -150,3 +150,12 @@ def test_nobody_gives_way_to_one_who_holds_as_much() -> None:
     heavy.weight = 3.0
     assert displaceable([heavy], "new", 0, 1.0) is queue[3]
     assert displaceable([heavy], "new", 1, 1.0) is None
+
+
+def test_a_light_holder_of_one_place_does_not_shield_a_crowd() -> None:
+    tenants = FairShare()
+    tenants.enter(admitted(CONFIG, [3], request_id=1, tenant="light", weight=0.1))
+    crowd = [admitted(CONFIG, [3], request_id=10 + i, tenant="crowd") for i in range(9)]
+    for state in crowd:
+        tenants.enter(state)
+    assert displaceable(tenants, "newcomer", 0, 1.0) is crowd[-1]

@@ -40,6 +40,7 @@ class Bench:
         self.preempted += len(plan.preempted)
         assert len({item.state for item in plan.rows}) == len(plan.rows)
         assert all(item.state.line >= 0 and item.count > 0 for item in plan.rows)
+        assert all(state.line >= 0 for state in plan.started)
         assert sum(item.count for item in plan.rows if item.count > 1) <= self.config.prefill_chunk
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
@@ -81,6 +82,31 @@ def test_a_newcomer_gets_a_line_at_once_from_who_has_most() -> None:
         assert not bench.step().preempted
     bench.scheduler.remove(second, keep=True)
     assert bench.step().started
+
+
+def test_a_newcomer_that_makes_way_in_its_own_plan_has_not_started() -> None:
+    bench = Bench(num_pages=8, max_running=3, prefix_cache=False)
+    for _ in range(3):
+        bench.add("a", 4)
+    bench.step()
+    newcomer = bench.add("b", 20)
+    plan = bench.step()
+    assert newcomer in plan.preempted
+    assert not plan.started
+    for _ in range(40):
+        bench.step()
+        bench.end(8)
+    assert newcomer.prefilled
+
+
+def test_a_tenant_that_cannot_give_hides_nobody_who_can() -> None:
+    bench = Bench(max_running=10)
+    bench.add("light", weight=0.1)
+    crowd = [bench.add("crowd") for _ in range(9)]
+    bench.step()
+    newcomer = bench.add("newcomer")
+    plan = bench.step()
+    assert (plan.started, plan.preempted) == ([newcomer], [crowd[-1]])
 
 
 def test_lines_follow_weights() -> None:

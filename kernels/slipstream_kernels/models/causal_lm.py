@@ -80,8 +80,12 @@ class CausalLM:
 
 
 def _check_memory(path: Path, config: ModelConfig) -> None:
-    """Raises CheckpointError where weights, as read and as packed, and the table of positions exceed what there is."""
-    weights, table = 2 * weight_bytes(path), 4 * config.max_context * config.head_dim
+    """Raises CheckpointError where packed weights and the table of positions exceed what there is.
+
+    Files are mapped, and their pages given back as they are needed. Packed weights have two bytes an element, and those
+    converted from four bytes have two more as they are packed: what the file has, either way.
+    """
+    weights, table = weight_bytes(path), 4 * config.max_context * config.head_dim
     room = available_bytes()
     if weights + table > room:
         raise CheckpointError(
