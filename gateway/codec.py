@@ -89,9 +89,8 @@ def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int])
         submit.speculation.CopyFrom(_write_speculation(order.speculation))
     message = verify_pb2.SessionRequest(submit=submit)
     if order.prompt_wire:
-        message.submit.MergeFromString(
-            order.prompt_wire
-        )  # in place: to copy a long prompt costs more than to decode it
+        # In place: to copy a long prompt costs more than to decode it.
+        message.submit.MergeFromString(order.prompt_wire)
     return message
 
 

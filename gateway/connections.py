@@ -120,6 +120,12 @@ class ConnectionTable:
             self._phase[connection] = phase
             order[connection] = time.monotonic()
 
+    def renew(self, connection: Connection) -> None:
+        """The time of a connection's phase begins again: it has moved on."""
+        order = self._order[self._phase[connection]]
+        order.move_to_end(connection)
+        order[connection] = time.monotonic()
+
     def leave(self, connection: Connection) -> None:
         """A connection is closed."""
         phase = self._phase.pop(connection, None)

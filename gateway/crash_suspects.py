@@ -93,9 +93,11 @@ class CrashSuspects:
 
     def recall(self, tickets: Sequence[Ticket], now: float) -> None:
         """New tickets that repeat suspects are suspects."""
+        while self._former and now - next(iter(self._former.values()))[0] >= MEMORY_SECONDS:
+            del self._former[next(iter(self._former))]
         for ticket in tickets if self._former else ():
-            at, record = self._former.get(_prompt_hash(ticket), (-math.inf, None))
-            if record is not None and now - at < MEMORY_SECONDS:
+            _, record = self._former.get(_prompt_hash(ticket), (now, None))
+            if record is not None:
                 self._records[ticket] = replace(record, blamed_at=[*record.blamed_at], lone=[*record.lone])
 
     def progress(self, ticket: Ticket, now: float) -> None:
@@ -169,4 +171,5 @@ class CrashSuspects:
 
 
 def _prompt_hash(ticket: Ticket) -> int:
-    return hash((ticket.order.tenant, *ticket.order.prompt_token_ids))
+    order = ticket.order
+    return hash((order.tenant, order.prompt_wire or tuple(order.prompt_token_ids)))

@@ -85,6 +85,8 @@ class OpenAiApi:
         """Whether requests are taken: a verify service is ready, and no shutdown has begun."""
         gateway = self._gateway
         reason = "draining" if gateway.draining else "ready" if gateway.ready else "no verify service is ready"
+        if gateway.client.ready and not (gateway.ready or gateway.draining):
+            reason = "the text workers are not ready"
         return _json({"status": reason, "process_id": os.getpid()}, 200 if gateway.ready else 503)
 
     async def metrics(self) -> Response:

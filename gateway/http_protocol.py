@@ -30,6 +30,7 @@ CHUNK_OVERHEAD: Final = 8
 HEALTH_TARGETS: Final = frozenset({b"/health", b"/ready"})
 """Answered on connections beyond the limit too: a server that is full is not to be taken for one that hangs."""
 
+_BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 _TOO_MANY: Final = "too many connections are open; retry later"
 _LINE_BYTES: Final = len(": \r\n")
 _DISCARDED_BYTES: Final = 16 * 1024 * 1024
@@ -67,6 +68,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unfinished_bytes = 0  # of the reads that the head has not ended in
         self._framing_bytes = 0  # of a body, less its data and what may come with it
         self._discarded_bytes = 0
+        self._unread = 0  # bytes of an answer that were left when they were looked at last
 
     # asyncio
 
@@ -97,7 +99,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._unfinished_bytes += len(data)
             self._check_sizes()
         except httptools.HttpParserUpgrade:
-            pass  # no upgrade is offered: the request is answered as if it had not asked for one
+            # No upgrade is offered. What follows cannot be told from the other protocol, and is not read.
+            self.cycle.keep_alive, self._refusing = False, True
         except (httptools.HttpParserError, _RefusedError) as error:
             refusal = error if isinstance(error, _RefusedError) else error.__context__
             if isinstance(refusal, _RefusedError):
@@ -118,6 +121,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """See asyncio."""
         super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
         self._settle()
 
     def resume_writing(self) -> None:
@@ -154,6 +158,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A head ends."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _RefusedError(400, f"more than {MAX_PIPELINED} requests wait on this connection")
+        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
+            raise _RefusedError(400, "a request with a body may not ask for an upgrade")
         if self._excess and self.url not in HEALTH_TARGETS:
             raise _RefusedError(503, _TOO_MANY)
         super().on_headers_complete()
@@ -196,6 +202,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, _TOO_MANY)
         elif phase is Phase.HEAD and not self._fresh:
             self._refuse(408, f"the request's head did not arrive within {limits.head_seconds:g} s")
+        elif phase in (Phase.READER, Phase.CLOSE) and 0 < self.transport.get_write_buffer_size() < self._unread:
+            self._unread = self.transport.get_write_buffer_size()
+            self._table.renew(self)
         elif phase in (Phase.READER, Phase.CLOSE):
             self.transport.abort()
         else:
@@ -226,7 +235,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             phase = Phase.READER
         elif self._refusing and not self._answering:
             phase = Phase.LINGER
-        elif self._in_body and not self.pipeline and not self.flow.read_paused:
+        elif self._in_body and not self.pipeline:
             phase = Phase.BODY
         elif self._answering:
             phase = Phase.ANSWER
@@ -251,6 +260,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         else:
             if self._in_body and self._answering:
+                self.cycle.waiting_for_100_continue = False
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             else:

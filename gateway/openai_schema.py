@@ -25,7 +25,7 @@ Name = Annotated[str, Field(max_length=limits.MAX_NAME_BYTES)]
 Bias = Annotated[float, Field(ge=limits.BIAS.low, le=limits.BIAS.high)]
 BiasKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
-StopStrings = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)]
+StopList = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
@@ -76,9 +76,7 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="The output is a function of it. Drawn and reported if left out."
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)] | None = (
-        None
-    )
+    stop: StopString | StopList | None = None
     user: Name | None = Field(None, description="Tenant whose prefix cache is used, where no API keys are configured.")
 
     top_k: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = Field(None, description="0 keeps all.")

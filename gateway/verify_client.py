@@ -111,6 +111,14 @@ class VerifyClient:
         UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait.
         """
         self._suspects.recall(tickets, time.monotonic())
+        try:
+            self._submit(tickets)
+        except SlipstreamError:
+            for ticket in tickets:
+                self._suspects.clear(ticket, time.monotonic())
+            raise
+
+    def _submit(self, tickets: Sequence[Ticket]) -> None:
         usable = self._usable()
         replica = _least_loaded(usable) if usable else None
         if replica is not None and self._is_open(replica, tickets):

@@ -67,7 +67,8 @@ class WorkerConnection(asyncio.Protocol):
         self._received = bytearray()
         self.began = True
         self._settle(failed=bool(failed), answer=answer)
-        self._on_free(self)
+        if not self.late:  # else it is about to be killed
+            self._on_free(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""

@@ -139,7 +139,12 @@ class _ForkServer:
 
     def _fork(self, number: int, connection: socket.socket) -> None:
         server = os.getpid()
-        if process := os.fork():
+        try:
+            process = os.fork()
+        except OSError:  # too many processes or too little memory: the gateway tries again
+            connection.close()
+            return
+        if process:
             self._workers[number] = process
             connection.close()
             return

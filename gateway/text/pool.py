@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import pickle
@@ -20,7 +21,7 @@ from gateway.text.frames import request_head
 from gateway.text.prepared import FIELDS, Job, Prepared
 from gateway.text.queue import WorkerQueue
 from gateway.text.server_process import ServerProcess
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class TextWorkers:
             self._facts = (info, pickle.dumps(info, pickle.HIGHEST_PROTOCOL))
         head = request_head(job, self._facts[1], payload)
         seconds, field = self._settings.text_seconds, FIELDS[job]
+        server = self._server
         for _ in range(_ATTEMPTS):
             worker = await self._queue.take(large=len(payload) > LARGE_BYTES)
             try:
@@ -108,14 +110,18 @@ class TextWorkers:
                 if worker.late:
                     reason = f"{field}: not rendered and tokenised within {seconds:g} s"
                     raise InvalidArgumentError(reason, field=field) from None
+        if self._server is not server or server is None:
+            raise UnavailableError("the text workers were lost; retry later")
         most = self._settings.text_memory_mib
         reason = f"{field}: rendering or tokenising ends its process, which may take {most} MiB of memory"
         raise InvalidArgumentError(reason, field=field)
 
     def _kill(self, worker: WorkerConnection) -> None:
-        """A worker is late."""
+        """A worker is late. Its request does not wait for the fork server to obey."""
         if self._server is not None:
-            self._server.kill(worker.number)
+            with contextlib.suppress(OSError):
+                self._server.kill(worker.number)
+        worker.close()
 
     async def _fork(self) -> None:
         """Fork a worker, which joins the queue by itself. Tries until there is a server to fork it."""

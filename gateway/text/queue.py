@@ -36,6 +36,10 @@ class WorkerQueue:
         """
         lane = self._lanes[large]
         if len(lane) >= _MOST_WAITING:
+            waiting = [entry for entry in lane if not entry[1].done()]  # others gave up waiting
+            lane.clear()
+            lane.extend(waiting)
+        if len(lane) >= _MOST_WAITING:
             raise ResourceExhaustedError(f"{len(lane)} requests wait to be tokenised; retry later")
         self._order += 1
         turn: asyncio.Future[WorkerConnection] = asyncio.get_running_loop().create_future()

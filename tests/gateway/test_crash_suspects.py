@@ -147,3 +147,13 @@ def test_one_that_was_given_up_without_a_token_is_remembered_for_a_while() -> No
     suspects.clear(second, 3.1)
     suspects.recall([first], 3.1 + MEMORY_SECONDS)
     assert not len(suspects)
+
+
+def test_what_is_remembered_is_forgotten_in_time() -> None:
+    suspects, (suspect,) = CrashSuspects(TRIAL_SECONDS), tickets(1)
+    suspects.lost([suspect], yielded=True, now=1.0)
+    suspects.clear(suspect, 2.0)
+    assert len(suspects._former) == 1
+    suspects.recall(tickets(1), 2.0 + MEMORY_SECONDS)
+    assert not suspects._former
+    assert not len(suspects)

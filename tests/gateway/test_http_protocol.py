@@ -224,3 +224,21 @@ def test_beyond_the_limit_the_one_that_waits_longest_gives_way_to_a_new_one(toke
         for connection in (*idle, *late):
             connection.close()
     assert "Traceback" not in gateway.logs
+
+
+def test_a_large_body_that_stalls_is_late_as_a_small_one_is(hasty: tuple[GatewayProcess, FakeVerify]) -> None:
+    gateway, _ = hasty
+    head = request("POST", "/v1/completions", headers=raw_http.JSON | {"content-length": "1000000"})
+    begun = time.monotonic()
+    assert statuses(exchange(gateway.http_url, [head, b"x" * 120_000])) == [408]
+    assert time.monotonic() - begun < 30
+
+
+def test_an_upgrade_is_not_offered_and_hides_no_request(gateway: GatewayProcess) -> None:
+    upgrade = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    whole = request("POST", "/v1/completions", BODY, lines=upgrade)
+    begin = whole.index(b"\r\n\r\n") + 4
+    for parts in ([whole], [whole[:begin], PROBE]):
+        assert statuses(exchange(gateway.http_url, parts)) == [400]
+    bare = request("GET", "/health", lines=upgrade).replace(b"content-length: 0\r\n", b"")
+    assert statuses(exchange(gateway.http_url, [bare, PROBE])) == [200]

@@ -137,3 +137,15 @@ def test_a_caller_that_gives_up_leaves_the_worker_to_its_job(
             assert client.tokenize("xy", timeout=60) == client.tokenize("xy", timeout=60)
             assert len(client.tokenize("xy", timeout=60)) == 2
         assert "worker_ends_total{" not in httpx.get(f"{gateway.http_url}/metrics", timeout=60).text
+
+
+def test_a_fork_server_that_dies_with_commands_unread_is_started_again(process: GatewayProcess) -> None:
+    server = fork_server(process)
+    server.suspend()
+    for worker in server.children():
+        worker.kill()
+    time.sleep(1.5)  # until the gateway has asked for others
+    server.kill()
+    wait_for(lambda: [each.pid for each in psutil.Process(process.process.pid).children()] not in ([], [server.pid]))
+    wait_for(lambda: httpx.get(f"{process.http_url}/ready", timeout=60).status_code == 200)
+    assert ask(process) == 200
