@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import random
 import resource
 import select
@@ -32,6 +33,7 @@ MEMORY = 1 << 30
 SECONDS = 60.0
 """How long one may take, on a busy machine."""
 PER_PROCESS = 250
+ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -237,7 +239,11 @@ class Child:
 
     def _start(self) -> None:
         command = [sys.executable, __file__, "--work", str(self._root)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        paths = os.pathsep.join(str(ROOT / part) for part in ("tests", ".", "kernels", "protos"))
+        environment = {**os.environ, "PYTHONPATH": paths}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._left = PER_PROCESS
         assert self._line(10 * SECONDS) is not None, "the unchanged folders do not load"
 
