@@ -14,7 +14,7 @@ from slipstream_kernels.models.config import CheckpointError
 from support import lying_files
 from support.lying_files import KINDS, MEMORY, Child, Tally, outcome, run, write_folders
 
-COUNT = 8
+COUNT = 4
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

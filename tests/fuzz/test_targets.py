@@ -13,9 +13,9 @@ from fuzz.target import BrokenError, Target
 
 SEED = 20261122
 INPUTS = {
-    "byte_ring": 1500, "checkpoints": 250, "draft_commands": 250, "draft_exchange": 400, "draft_link": 800,
-    "gateway_messages": 250, "http_parser": 500, "openai_bodies": 500, "shared_memory": 250, "texts": 1000,
-    "tree_message": 3000, "verify_session": 800,
+    "byte_ring": 750, "checkpoints": 125, "draft_commands": 125, "draft_exchange": 200, "draft_link": 400,
+    "gateway_messages": 125, "http_parser": 250, "openai_bodies": 250, "shared_memory": 125, "texts": 500,
+    "tree_message": 1500, "verify_session": 400,
 }  # fmt: skip
 
 
