@@ -34,7 +34,7 @@ SLACK_SECONDS = 20.0
 def cluster(tiny_model):
     with Cluster(
         tiny_model,
-        draft=(f"inproc:{KILLER}=support.killing_proposer:create",),
+        draft=(f"inproc:{KILLER}=support.killer_proposer:create",),
         verify_args=("--default-proposer", "none", "--max-running", str(RUNNING)),
         gateway_args=("--resume-seconds", str(PATIENT_SECONDS)),
         env={"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))},
