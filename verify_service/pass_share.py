@@ -95,7 +95,7 @@ class PassShare:
         wanted = [float(load.requests + load.rows) for load in loads]
         weights = [load.weight for load in loads]
         shares, whole_weight = split(most, wanted, weights), sum(weights)
-        prompt_rows: dict[str, int] = {}
+        held_back, prompt_rows = frozenset(left_out), dict[str, int]()
         for demand, load, share in zip(demands, loads, shares, strict=True):
             tenant = demand.tenant
             if share < load.requests + load.rows - _DETAIL:
@@ -105,6 +105,10 @@ class PassShare:
                 if tenant.prompt_credit is not None:
                     unused = most * load.weight / whole_weight - share
                     tenant.prompt_credit = min(self._burst, tenant.prompt_credit + max(0.0, unused))
+        if not any(prompt_rows.get(each.tenant.name, each.prompt_rows) for each in demands):
+            decoding = [state for each in demands for state in each.decoding if state not in held_back]
+            if left_out.issuperset(decoding):
+                self._lend(demands, held_back, left_out, prompt_rows)
         return Turns(frozenset(left_out), prompt_rows) if left_out or prompt_rows else ALL
 
     def nodes(self, present: Sequence[Load], wanted: Sequence[int], room: int) -> list[int] | None:
@@ -149,15 +153,19 @@ class PassShare:
         tenant = demand.tenant
         decoding = [state for state in demand.decoding if state not in left_out]
         tenant.decode_credit += self._decode_share(load, share)
-        count = min(len(decoding), int(tenant.decode_credit + _DETAIL))
+        count = max(0, min(len(decoding), int(tenant.decode_credit + _DETAIL)))
         tenant.decode_credit = min(1.0, tenant.decode_credit - count)
+        return set(decoding) - self._next_in_turn(tenant, decoding, count)
+
+    def _next_in_turn(self, tenant: Tenant, decoding: list[RequestState], count: int) -> set[RequestState]:
+        """So many of a tenant's requests, which come in order of arrival, after the one whose turn was last."""
         if count == len(decoding):
-            return set()
+            return set(decoding)
         after = bisect_right(decoding, tenant.turn, key=lambda state: state.ticket)
-        order = decoding[after:] + decoding[:after]
-        if count:
-            tenant.turn = order[count - 1].ticket
-        return set(order[count:])
+        order = (decoding[after:] + decoding[:after])[:count]
+        if order:
+            tenant.turn = order[-1].ticket
+        return set(order)
 
     def _save_up(self, tenant: Tenant, load: Load, share: float) -> int:
         """Prompt rows of a tenant that has no share of the pass for all: its savings, none until they are a slice."""
@@ -167,6 +175,32 @@ class PassShare:
             rows = 0
         tenant.prompt_credit = min(self._burst, credit - rows)
         return rows
+
+    def _lend(
+        self,
+        demands: Sequence[Demand],
+        held_back: frozenset[RequestState],
+        left_out: set[RequestState],
+        prompt_rows: dict[str, int],
+    ) -> None:
+        """No tenant's savings are enough for a turn, and no pass may be empty: who is nearest to one has it now."""
+        best, whose, what = -float("inf"), None, 0
+        for demand in demands:
+            tenant = demand.tenant
+            if demand.prompt_rows:
+                rows = min(self._slice, demand.prompt_rows)
+                if (saved := self._credit(tenant) / rows) > best:
+                    best, whose, what = saved, demand, rows
+            if any(state not in held_back for state in demand.decoding) and tenant.decode_credit > best:
+                best, whose, what = tenant.decode_credit, demand, 0
+        if whose is None:
+            return
+        if what:
+            prompt_rows[whose.tenant.name] = what
+            whose.tenant.prompt_credit = self._credit(whose.tenant) - what
+        else:
+            left_out -= self._next_in_turn(whose.tenant, [s for s in whose.decoding if s not in held_back], 1)
+            whose.tenant.decode_credit -= 1.0
 
     def _credit(self, tenant: Tenant) -> float:
         return self._burst if tenant.prompt_credit is None else tenant.prompt_credit

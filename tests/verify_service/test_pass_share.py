@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.verify_loop import admitted
@@ -100,6 +100,8 @@ def test_decodes_and_prompts_of_one_tenant_go_halves() -> None:
              min_size=2, max_size=5),
     st.floats(0, 50),
 )  # fmt: skip
+@example([(0, 1, 0.01), (0, 1, 0.5)], 0.0)  # one row for two, and neither has saved up a whole one
+@example([(1, 0, 0.01), (1, 1, 0.5)], 0.0)
 def test_everybody_gets_on_and_no_pass_is_empty(tenants: list[tuple[int, int, float]], base: float) -> None:
     share = passes(base)
     demands = [
