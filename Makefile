@@ -1,14 +1,14 @@
 # Everything sets itself up in .venv; all it takes is Python 3.11 or 3.12, make and a package index. No root.
 #
 #   make serve      the server on 127.0.0.1 with the model that travels with the project
-#   make test       the test suite
+#   make test       the test suite, on up to four cores
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
 #   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
 #   make build      wheel and source distribution in dist/
 #   make clean      removes .venv and what tools left behind
 #
-# ARGS="..." is passed on: make serve ARGS="--http-port 9000", make test ARGS="-k launcher".
+# ARGS="..." is passed on: make serve ARGS="--http-port 9000", make test ARGS="-k launcher", ARGS="-n 0" for one process.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -37,7 +37,7 @@ serve: $(VENV)/installed-runtime
 	$(BIN)/slipstream serve $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 check: $(VENV)/installed-dev $(BUF_PREFIX)/installed
 	$(BIN)/ruff check .
