@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.cache_folders import settle_flashinfer_cache
 from slipstream_kernels.ops.gpu.page_indices import page_indices
 
 Int32 = npt.NDArray[np.int32]
@@ -36,9 +37,10 @@ class FlashInferError(RuntimeError):
 
 def load_flashinfer() -> Any:
     """The library. Raises FlashInferError."""
+    settle_flashinfer_cache()
     try:
         import flashinfer
-    except (ImportError, RuntimeError) as error:  # RuntimeError: parts of it of different versions, no CUDA toolkit
+    except (ImportError, OSError, RuntimeError) as error:  # parts of different versions, no CUDA toolkit, no folder
         raise FlashInferError(
             f"attention by FlashInfer needs the package flashinfer-python and CUDA's compiler ({error}); install "
             "'slipstream-server[gpu]', or choose --attention triton"

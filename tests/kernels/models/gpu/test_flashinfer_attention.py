@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +32,33 @@ def int32(*values: int) -> np.ndarray:
 @pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
 def test_missing_library_is_named_where_it_is_asked_for() -> None:
     with pytest.raises(FlashInferError, match=r"flashinfer-python.*slipstream-server\[gpu\].*--attention triton"):
+        settled_attention("flashinfer", mode="fast")
+    assert settled_attention("auto", mode="fast") == "triton"
+
+
+@pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
+def test_a_home_that_takes_nothing_is_no_reason_to_go_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package makes a folder as it is imported, as FlashInfer does."""
+    (tmp_path / "flashinfer.py").write_text(
+        "import os, pathlib\n"
+        "base = pathlib.Path(os.environ.get('FLASHINFER_WORKSPACE_BASE') or pathlib.Path.home())\n"
+        "(base / '.cache' / 'flashinfer').mkdir(parents=True, exist_ok=True)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOME", "/dev/null/home")
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "")
+    assert settled_attention("auto", mode="fast") == "flashinfer"
+    assert (Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer").is_dir()
+    del sys.modules["flashinfer"]
+
+
+@pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
+def test_an_import_that_finds_no_folder_is_as_if_it_were_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flashinfer.py").write_text("raise OSError('read-only file system')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(FlashInferError, match="read-only file system"):
         settled_attention("flashinfer", mode="fast")
     assert settled_attention("auto", mode="fast") == "triton"
 
