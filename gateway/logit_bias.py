@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
+import json
+from typing import Any
 
 from slipstream.rpc.errors import InvalidArgumentError
 
-_OBJECTS: Final = re.compile(rb'"logit_bias"\s*:\s*\{([^{}]*)\}')
-"""The object as the schema has it: without objects or texts inside, but for the keys. Within a JSON string no such
-match can begin, as quotes are escaped there."""
 
+def check_repeated_keys(body: bytes | bytearray) -> None:
+    """InvalidArgumentError unless the object `body` has `logit_bias` once and that has each of its keys once.
 
-def check_repeated_keys(body: bytes | bytearray, entries: int) -> None:
-    """InvalidArgumentError unless `body` writes `logit_bias` once and each of its keys once.
-
-    The body has been found valid, and its `logit_bias` was read with so many `entries`.
+    The body has been found valid. Objects elsewhere in it, as in `metadata`, are not looked at.
     """
-    objects = _OBJECTS.findall(body)
-    if len(objects) > 1 or any(found.count(b":") != entries for found in objects):
+    fields: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
+    biases = [value for key, value in fields if key == "logit_bias"]
+    keys = [key for bias in biases for key, _ in bias or ()]
+    if len(biases) > 1 or len(set(keys)) < len(keys):
         raise InvalidArgumentError("logit_bias names a token twice", field="logit_bias")

@@ -31,6 +31,7 @@ def read_body(raw: bytes | bytearray, kind: type[B]) -> tuple[B, Values]:
     InvalidArgumentError naming the field. Long lists of token ids are in the second part, see `Values.ids`.
     """
     values = bounded(raw)
+    written = values.json
     if values.json.count(b":") > KEYS_OF_AN_OBJECT:
         # What is checked next has each key once, so that each object makes a bounded number of errors.
         tree = _decoded(values.json)
@@ -41,7 +42,7 @@ def read_body(raw: bytes | bytearray, kind: type[B]) -> tuple[B, Values]:
     except ValidationError as error:
         raise from_validation(error, values.json) from None
     if body.logit_bias:
-        check_repeated_keys(raw, len(body.logit_bias))
+        check_repeated_keys(written)
     return body, values
 
 
