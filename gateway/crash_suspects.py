@@ -48,6 +48,7 @@ class _Record:
     blamed_at: list[float] = field(default_factory=list)
     lone: list[float] = field(default_factory=list)  # seconds to each loss with nothing else at the service
     others_before: int = 0  # tickets that had yielded when the first of these came
+    convicted: int = 0  # hash of the whole request, but for its seed
 
 
 class CrashSuspects:
@@ -58,7 +59,8 @@ class CrashSuspects:
     yield a token there. A group of one is tried with nothing else at the service at all, and only losses of that kind
     convict, two or three of them: with a chance below 0.1 % that losses at the recent rate, counted without those it
     was blamed for, hit trials as long as its own. A token clears a ticket; one that is over without a token is
-    remembered by its prompt, so that a client which repeats it does not start from innocence each time.
+    remembered by its prompt, so that a client which repeats it does not start from innocence each time. One that was
+    convicted is not tried again in the same form while it is remembered.
 
     A trial holds others for `trial_seconds` at most; 0: there are no trials. Times are time.monotonic() in seconds.
     """
@@ -100,6 +102,14 @@ class CrashSuspects:
             if record is not None:
                 self._records[ticket] = replace(record, blamed_at=[*record.blamed_at], lone=[*record.lone])
 
+    def was_convicted(self, tickets: Sequence[Ticket], now: float) -> bool:
+        """Whether a ticket repeats a convicted one, its seed aside; others of the same prompt are tried as suspects."""
+        for ticket in tickets if self._former else ():
+            at, record = self._former.get(_prompt_hash(ticket), (now, None))
+            if record is not None and now - at < MEMORY_SECONDS and record.convicted == _request_hash(ticket):
+                return True
+        return False
+
     def progress(self, ticket: Ticket, now: float) -> None:
         """The first token of a ticket since it was sent has come."""
         self._yields += 1
@@ -126,7 +136,10 @@ class CrashSuspects:
         if record is None or len(record.lone) < LONE_LOSSES - (self._yields > record.others_before):
             return False
         rate = self._rate_without(record, now)
-        return math.prod(-math.expm1(-rate * seconds) for seconds in record.lone) < CONVICTING_CHANCE
+        beyond_doubt = math.prod(-math.expm1(-rate * seconds) for seconds in record.lone) < CONVICTING_CHANCE
+        if beyond_doubt:
+            record.convicted = _request_hash(ticket)
+        return beyond_doubt
 
     def order(self, ticket: Ticket) -> tuple[int, float]:
         """Sort key: the least suspected first; among equals the one that ran shortest, which others lasted longer."""
@@ -173,3 +186,8 @@ class CrashSuspects:
 def _prompt_hash(ticket: Ticket) -> int:
     order = ticket.order
     return hash((order.tenant, order.prompt_wire or tuple(order.prompt_token_ids)))
+
+
+def _request_hash(ticket: Ticket) -> int:
+    order = ticket.order
+    return hash((_prompt_hash(ticket), repr(replace(order.sampling, seed=0)), order.speculation, order.adapter_id))

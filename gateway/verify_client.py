@@ -108,8 +108,11 @@ class VerifyClient:
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Send the choices of one request to one replica, where they share the prompt's pages.
 
-        UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait.
+        UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait; InternalError for a
+        request that repeats one which ended the service each time.
         """
+        if self._suspects.was_convicted(tickets, time.monotonic()):
+            raise InternalError("the verify service went away while this request ran alone, and it is not tried again")
         self._suspects.recall(tickets, time.monotonic())
         try:
             self._submit(tickets)

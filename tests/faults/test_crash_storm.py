@@ -79,13 +79,18 @@ def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
             await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
             with pytest.raises(grpc.RpcError) as raised:
                 await runner.generate(deadly)
-            return raised.value, await streams
+            killed = kept.killed
+            with pytest.raises(grpc.RpcError) as again:
+                await runner.generate(deadly)
+            assert kept.killed == killed
+            return raised.value, again.value, await streams
 
     with KeptVerify(cluster) as kept:
-        error, answers = asyncio.run(run())
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert "while this request ran alone" in error.details()
-    assert 2 <= kept.killed <= 6
+        *errors, answers = asyncio.run(run())
+    for error in errors:
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "while this request ran alone" in error.details()
+    assert 2 <= kept.killed <= 10  # the longer a trial takes, as on a busy machine, the less one loss says
     assert tokens_of(answers) == plain
     assert cluster.logs("gateway").count("ran alone") == 1
 

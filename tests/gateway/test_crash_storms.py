@@ -106,7 +106,7 @@ class Storm:
 
         try:
             client.submit([Ticket(Order(prompt, Sampling(max_tokens=tokens, seed=1)), deliver)])
-        except (UnavailableError, ResourceExhaustedError) as error:
+        except (InternalError, UnavailableError, ResourceExhaustedError) as error:
             outcome.error = error
             return outcome
         async with asyncio.timeout(10 * RESUME_SECONDS):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.crash_suspects import MEMORY_SECONDS, NO_LIMIT, CrashSuspects, Entry
-from gateway.request import Order, Sampling
+from gateway.request import Order, Sampling, Speculation
 from gateway.ticket import Ticket
 
 TRIAL_SECONDS = 10.0
@@ -147,6 +149,23 @@ def test_one_that_was_given_up_without_a_token_is_remembered_for_a_while() -> No
     suspects.clear(second, 3.1)
     suspects.recall([first], 3.1 + MEMORY_SECONDS)
     assert not len(suspects)
+
+
+def test_the_same_request_as_a_convicted_one_is_known_and_others_of_its_prompt_are_tried() -> None:
+    suspects, (killer,), (again,), (other,) = CrashSuspects(TRIAL_SECONDS), *(tickets(1) for _ in range(3))
+    again.order = replace(again.order, sampling=replace(again.order.sampling, seed=77))
+    other.order = replace(other.order, speculation=Speculation(proposer="another"))
+    for now in (1.0, 2.0, 3.0):
+        assert not suspects.was_convicted([again], now)
+        killer.sent_at = now
+        suspects.lost([killer], yielded=False, now=now + 0.1)
+    assert suspects.convicts(killer, 3.1)
+    suspects.clear(killer, 3.1)
+    assert suspects.was_convicted([again], 4.0)
+    assert not suspects.was_convicted([other], 4.0)
+    suspects.recall([other], 4.0)
+    assert len(suspects) == 1
+    assert not suspects.was_convicted([again], 3.1 + MEMORY_SECONDS)
 
 
 def test_what_is_remembered_is_forgotten_in_time() -> None:
