@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from draft_service.gpu.rounding import tell_rounding
 from draft_service.gpu.supported_shapes import NoGpuFormError, check_room, check_shapes
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.eagle import Eagle3, EagleHead
@@ -29,6 +30,7 @@ def head_weights(head: EagleHead, device: torch.device) -> EagleWeights:
         raise NoGpuFormError(f"it has {config.num_layers} MTP layers; a GPU takes one")
     take = _Tensors(head.weights, device)
     check_room(_bytes_of(head), device)
+    tell_rounding((*head.weights.values(), vocabulary.embedding, vocabulary.head), device)
     embedding = take.placed(vocabulary.embedding)
     tied = vocabulary.head.data_ptr() == vocabulary.embedding.data_ptr()
     return EagleWeights(

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from draft_service.gpu.rounding import tell_rounding
 from draft_service.gpu.supported_shapes import NoGpuFormError, check_room, check_sizes
 from draft_service.heads.medusa import MedusaHeads
 from draft_service.heads.mlp_speculator import EPS, MlpSpeculator
@@ -74,7 +75,9 @@ def _medusa(heads: MedusaHeads, levels: int, device: torch.device) -> MedusaWeig
     used = heads.heads[:levels]
     layers = list(zip(*(head.layers for head in used), strict=True))
     matrices = [weight for layer in layers for weight, _ in layer]
-    check_room(_bytes_of([*matrices, *(head.rows for head in used)]), device)
+    matrices += [head.rows for head in used]
+    check_room(_bytes_of(matrices), device)
+    tell_rounding(matrices, device)
     placed = _Placed(device)
     made: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     for layer in layers:
@@ -91,6 +94,7 @@ def _speculator(speculator: MlpSpeculator, levels: int, device: torch.device) ->
         each for stage in used for each in (stage.projection, stage.vocabulary.embedding, stage.vocabulary.head)
     ]
     check_room(_bytes_of(matrices), device)
+    tell_rounding(matrices, device)
     placed = _Placed(device)
     stages = [
         SpeculatorStage(

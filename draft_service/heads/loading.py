@@ -7,7 +7,7 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 
 import torch
@@ -18,6 +18,9 @@ from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
 from slipstream_kernels.models.fields import CheckpointError, flag, read_json
+from slipstream_kernels.models.tied_head import has_own_head
+
+_log = logging.getLogger(__name__)
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -64,15 +67,20 @@ def whole_vocabulary(embedding: torch.Tensor, head: torch.Tensor, map_file: Path
 
 
 def shared_rows(
-    config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: Path | None
+    config: HeadConfig, tensors: dict[str, torch.Tensor], target: Path | None
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Embedding rows, scoring rows, and whether the latter are the head's own.
 
-    They are `embed_tokens.weight` and `lm_head.weight` of `tensors`, else those of the model in `target`. Raises
-    CheckpointError.
+    They are `embed_tokens.weight` and `lm_head.weight` of `tensors`, else those of the model in `target`. Where the
+    config ties the two, a copy is dropped from `tensors`. Raises CheckpointError.
     """
+    own_head = _HEAD in tensors
+    if config.tie_word_embeddings and own_head and _EMBEDDING in tensors:
+        if torch.equal(tensors[_EMBEDDING], tensors[_HEAD]):
+            del tensors[_HEAD]
+        else:
+            _log.warning("the config ties %s to the embedding, but the file has another one, which is used", _HEAD)
     embedding, head = tensors.get(_EMBEDDING), tensors.get(_HEAD)
-    own_head = head is not None
     if head is None and config.tie_word_embeddings and embedding is not None:
         head = embedding
     if embedding is None or head is None:
@@ -93,7 +101,7 @@ def shared_rows(
 def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    tied = flag(read_json(folder / "config.json"), "tie_word_embeddings")
+    tied = flag(read_json(folder / "config.json"), "tie_word_embeddings") and not has_own_head(folder)
     wanted = names[:1] if tied else names
     found = read_tensors(folder, wanted)
     missing = [name for name in wanted if name not in found]

@@ -13,6 +13,7 @@ from slipstream_kernels.models.boundaries import Capture
 from slipstream_kernels.models.checkpoint import load_tensors, weight_bytes
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.cpu_backend import CpuBackend
+from slipstream_kernels.models.notices import tell
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.paged_kv import PagedKV
 from slipstream_kernels.threads import Team
@@ -39,6 +40,7 @@ class CausalLM:
             raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
         config = ModelConfig.from_folder(path)
         _check_memory(path, config)
+        tell(path, config)
         return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads, scored))
 
     @property
@@ -85,7 +87,7 @@ def _check_memory(path: Path, config: ModelConfig) -> None:
     Files are mapped, and their pages given back as they are needed. Packed weights have two bytes an element, and those
     converted from four bytes have two more as they are packed: what the file has, either way.
     """
-    weights, table = weight_bytes(path), 4 * config.max_context * config.head_dim
+    weights, table = weight_bytes(path, config), 4 * config.max_context * config.head_dim
     room = available_bytes()
     if weights + table > room:
         raise CheckpointError(

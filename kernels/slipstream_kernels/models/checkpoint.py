@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -14,16 +16,29 @@ from slipstream_kernels.models.fields import (
     MOST_JSON_BYTES,
     CheckpointError,
     read_bounded,
-    read_json,
     regular_size,
     shown,
 )
-from slipstream_kernels.models.weight_file import FLOATS, WeightFile, header_size, open_weights
+from slipstream_kernels.models.tied_head import EMBEDDING, HEAD
+from slipstream_kernels.models.weight_file import FLOATS, WeightFile, header_size, open_weights, weight_files
+
+__all__ = [
+    "Fingerprint",
+    "expected_shapes",
+    "fingerprint",
+    "iterate_tensors",
+    "load_tensors",
+    "mtp_prefixes",
+    "used_names",
+    "weight_bytes",
+    "weight_files",
+]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 _MOST_TOKENIZER_BYTES = 1 << 28
-_MOST_FILES = 1 << 12
-"""Of an index."""
+
+_DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+"""Buffers that some files hold and that the config determines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +67,24 @@ def fingerprint(folder: Path) -> Fingerprint:
     return Fingerprint(model=model.hexdigest(), tokenizer=tokenizer.hexdigest())
 
 
-def weight_files(folder: Path, single: str = "model.safetensors") -> list[Path]:
-    """The files of a folder that hold its weights, in order of name: those of the index of `single`, or that one."""
-    index = folder / f"{single}.index.json"
-    if not index.exists():
-        if not (folder / single).exists():
-            raise CheckpointError(f"{folder}: neither {single} nor {index.name}")
-        return [folder / single]
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map is missing")
-    for name in weight_map.values():
-        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
-            raise CheckpointError(
-                f"{index}: weight_map names {shown(name)}, which lies outside the folder or is no name"
-            )
-    names = sorted(set(weight_map.values()))
-    if len(names) > _MOST_FILES:
-        raise CheckpointError(f"{index}: weight_map names {len(names)} files, the limit is {_MOST_FILES}")
-    return [folder / name for name in names]
+def weight_bytes(folder: Path, config: ModelConfig) -> int:
+    """Bytes of the files of `weight_files`, less those of tensors that the model does not use.
 
-
-def weight_bytes(folder: Path) -> int:
-    """Bytes of the files of `weight_files`. Raises CheckpointError."""
-    return sum(regular_size(path) for path in weight_files(folder))
+    Raises CheckpointError.
+    """
+    total = 0
+    for path in weight_files(folder):
+        total += regular_size(path)
+        with open_weights(path) as file:
+            for name in set(file.names).difference(used_names(config, file.names)):
+                total -= prod(file.shape(name)) * FLOATS.get(file.dtype(name), 0)
+    return total
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of the model."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    yield EMBEDDING, (config.vocab_size, hidden)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         yield prefix + "input_layernorm.weight", (hidden,)
@@ -99,7 +102,7 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield prefix + "mlp.down_proj.weight", (hidden, intermediate)
     yield "model.norm.weight", (hidden,)
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", (config.vocab_size, hidden)
+        yield HEAD, (config.vocab_size, hidden)
 
 
 def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
@@ -111,20 +114,28 @@ def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
     )
 
 
+def used_names(config: ModelConfig, names: Sequence[str]) -> list[str]:
+    """Those of a file's tensors that the model reads, or has no place for, in order.
+
+    The others are layers that predict further tokens, buffers that follow from the config, and, where the head is the
+    embedding, its copy.
+    """
+    prefixes, copy = mtp_prefixes(config), HEAD if config.tie_word_embeddings else ""
+    return [name for name in names if not (name.startswith(prefixes) or name == copy or _DERIVED.fullmatch(name))]
+
+
 def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of all tensors of the model, in bfloat16 (wider ones are rounded), read one after the other.
 
-    Those of layers that predict further tokens are left out. Raises CheckpointError, before any is read, unless names,
-    shapes and types of all others fit exactly.
+    Those that are not `used_names` are left out. Raises CheckpointError, before any is read, unless names, shapes and
+    types of all others fit exactly.
     """
-    left_out = mtp_prefixes(config)
     files = weight_files(folder)
     _check_headers(folder, config, files)
     for path in files:
         with open_weights(path) as file:
-            for name in file.names:
-                if not name.startswith(left_out):
-                    yield name, file.read(name).to(torch.bfloat16)
+            for name in used_names(config, file.names):
+                yield name, file.read(name).to(torch.bfloat16)
 
 
 def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -133,12 +144,11 @@ def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def _check_headers(folder: Path, config: ModelConfig, files: Sequence[Path]) -> None:
-    shapes, left_out = dict(expected_shapes(config)), mtp_prefixes(config)
+    shapes = dict(expected_shapes(config))
     for path in files:
         with open_weights(path) as file:
-            for name in file.names:
-                if not name.startswith(left_out):
-                    _check(file, name, shapes.pop(name, None), path)
+            for name in used_names(config, file.names):
+                _check(file, name, shapes.pop(name, None), path)
     if shapes:
         missing = sorted(shapes)
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")

@@ -21,6 +21,7 @@ from slipstream_kernels.models.fields import (
     text,
     token_ids,
 )
+from slipstream_kernels.models.tied_head import has_own_head
 from slipstream_kernels.ops.rotary import Llama3Scaling
 
 __all__ = ["FAMILIES", "CheckpointError", "ModelConfig", "read_json"]
@@ -34,6 +35,7 @@ _BIASED = ("mimo", "qwen2")
 class ModelConfig:
     """Shape and constants of a dense decoder of the Llama family. Sizes are in elements, the context in tokens.
 
+    tie_word_embeddings: the head is the embedding; not where the folder has another one, whatever config.json says.
     num_mtp_layers: layers that predict further tokens; drafters read them from the same folder, the model never.
     """
 
@@ -76,7 +78,10 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read config.json and, for the ends of text, generation_config.json. Raises CheckpointError."""
+        """Read config.json and, for the ends of text, generation_config.json. Raises CheckpointError.
+
+        The weights need not be there. Where config.json ties head and embedding, and both are there, they are compared.
+        """
         fields = read_json(folder / "config.json")
         family = text(fields, "model_type")
         if family not in FAMILIES:
@@ -96,7 +101,7 @@ class ModelConfig:
             rope_theta=rope_theta(fields),
             rope_scaling=rope_scaling(fields),
             max_context=_context(fields, family),
-            tie_word_embeddings=flag(fields, "tie_word_embeddings"),
+            tie_word_embeddings=flag(fields, "tie_word_embeddings") and not has_own_head(folder),
             eos_token_ids=_eos_token_ids(folder, fields, vocab_size),
             bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
             num_mtp_layers=count(fields, "num_nextn_predict_layers"),

@@ -1,7 +1,7 @@
-"""One safetensors file, of which nothing is believed before it is checked.
+"""Safetensors files, of which nothing is believed before it is checked.
 
 The library refuses headers that are too long, do not parse, or name bytes outside the file or twice; what it has no
-rule for is checked here: that the file is a regular one, and which types its tensors have.
+rule for is checked here: that each is a regular file of its folder, and which types its tensors have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from slipstream_kernels.models.fields import CheckpointError, regular_size
+from slipstream_kernels.models.fields import CheckpointError, read_json, regular_size, shown
 
 MOST_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -23,6 +23,8 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Types of weights that are not quantised, and their bytes."""
 INTEGERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 """Types of maps between vocabularies, and their bytes."""
+_MOST_FILES = 1 << 12
+"""Of an index."""
 
 
 class WeightFile:
@@ -76,6 +78,27 @@ def header_size(path: Path) -> int:
     if size < 8 or header > most:
         raise CheckpointError(f"{path}: the header has {header} bytes, the limit is {max(0, most)}")
     return header
+
+
+def weight_files(folder: Path, single: str = "model.safetensors") -> list[Path]:
+    """The files of a folder that hold its weights, in order of name: those of the index of `single`, or that one."""
+    index = folder / f"{single}.index.json"
+    if not index.exists():
+        if not (folder / single).exists():
+            raise CheckpointError(f"{folder}: neither {single} nor {index.name}")
+        return [folder / single]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is missing")
+    for name in weight_map.values():
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
+            raise CheckpointError(
+                f"{index}: weight_map names {shown(name)}, which lies outside the folder or is no name"
+            )
+    names = sorted(set(weight_map.values()))
+    if len(names) > _MOST_FILES:
+        raise CheckpointError(f"{index}: weight_map names {len(names)} files, the limit is {_MOST_FILES}")
+    return [folder / name for name in names]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What is no EAGLE head, or not all of one, is refused by name."""
 
+import dataclasses
 import json
 import pickle
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_service.heads.loading import load_eagle
+from draft_service.heads.loading import load_eagle, target_rows
 from slipstream_kernels.models.config import CheckpointError
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
 
@@ -100,6 +101,28 @@ def test_an_eagle1_head_of_a_tied_target(tmp_path):
     write_head(tmp_path / "head", EAGLE1["two layers"])
     head = load(tmp_path / "head")
     assert torch.equal(head.vocabulary.head, target["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_tied_target_that_stores_a_head(tmp_path, differs):
+    target = write_target(tmp_path / "target", tie_word_embeddings=True)
+    if not differs:
+        change(tmp_path / "target", {"lm_head.weight": target["model.embed_tokens.weight"].clone()})
+    embedding, head = target_rows(tmp_path / "target")
+    assert torch.equal(head, target["lm_head.weight" if differs else "model.embed_tokens.weight"])
+    assert (embedding.data_ptr() != head.data_ptr()) == differs
+
+
+def test_a_tied_head_that_stores_its_scoring_rows(tmp_path, caplog):
+    stored = write_head(tmp_path / "head", dataclasses.replace(EAGLE3["tied"], own_head=True))
+    rows = load_eagle(tmp_path / "head").vocabulary
+    assert torch.equal(rows.head, stored["lm_head.weight"]) and not torch.equal(rows.head, rows.embedding)
+    assert "ties lm_head.weight to the embedding, but the file has another one" in caplog.text
+    caplog.clear()
+    change(tmp_path / "head", {"lm_head.weight": stored["embed_tokens.weight"].clone()})
+    head = load_eagle(tmp_path / "head")
+    assert head.vocabulary.head.data_ptr() == head.vocabulary.embedding.data_ptr()
+    assert "lm_head.weight" not in head.weights and not caplog.messages
 
 
 def test_token_map(tmp_path):

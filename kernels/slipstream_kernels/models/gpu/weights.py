@@ -13,6 +13,7 @@ from tqdm import tqdm
 from slipstream_kernels.models.checkpoint import expected_shapes, iterate_tensors
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.notices import tell
 from slipstream_kernels.ops.gpu.gate_up import gate_up_views
 
 _LAYERS = "model.layers."
@@ -71,6 +72,8 @@ class GpuWeights:
         Raises CheckpointError unless names and shapes fit exactly and the ranks divide the model.
         """
         weights = cls._empty(Shard(config, rank, size), device)
+        if rank == 0:
+            tell(folder, config)
         _fill(weights, iterate_tensors(folder, config), "loading weights", progress=progress)
         return weights
 
