@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
+from slipstream.generation_config import AUTO
 from slipstream.settings import Names, ServiceSettings
 
 Port = Annotated[int, Ge(0), Le(65535)]
@@ -23,7 +24,11 @@ class GatewaySettings(ServiceSettings):
     """Addresses of the verify services, host:port; replicas of one model."""
 
     model: Path
-    """Folder of the model; only its tokenizer and chat template are read."""
+    """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""
+
+    generation_config: str = AUTO
+    """Where sampling parameters come from that a request does not set: `auto`, generation_config.json of the model's
+    folder if there is one; `none`, this server's own defaults; or another folder with such a file."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""

@@ -68,6 +68,22 @@ def _check(name: str, value: float | None, allowed: Range) -> None:
 
 def check_sampling(sampling: Sampling, info: VerifyInfo, *, prefix: str = "") -> None:
     """Raise InvalidArgumentError naming the first field of `sampling` that is out of range."""
+    check_ranges(sampling, prefix=prefix)
+    _check_count(prefix + "logit_bias", len(sampling.logit_bias), MAX_BIASES)
+    _check_count(prefix + "stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKENS)
+    for token_id, bias in sampling.logit_bias.items():
+        _check(f"{prefix}logit_bias.{token_id}", bias, BIAS)
+    check_token_ids(prefix + "logit_bias", list(sampling.logit_bias), info)
+    check_token_ids(prefix + "stop_token_ids", sampling.stop_token_ids, info)
+    if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
+        raise InvalidArgumentError(
+            f"{prefix}min_tokens must be at most max_tokens, got {sampling.min_tokens} > {sampling.max_tokens}",
+            field=prefix + "min_tokens",
+        )
+
+
+def check_ranges(sampling: Sampling, *, prefix: str = "") -> None:
+    """The part of `check_sampling` that looks at single numbers."""
     for name, allowed in (
         ("temperature", TEMPERATURE),
         ("top_k", TOP_K),
@@ -82,17 +98,6 @@ def check_sampling(sampling: Sampling, info: VerifyInfo, *, prefix: str = "") ->
         ("logprobs", LOGPROBS),
     ):
         _check(prefix + name, getattr(sampling, name), allowed)
-    _check_count(prefix + "logit_bias", len(sampling.logit_bias), MAX_BIASES)
-    _check_count(prefix + "stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKENS)
-    for token_id, bias in sampling.logit_bias.items():
-        _check(f"{prefix}logit_bias.{token_id}", bias, BIAS)
-    check_token_ids(prefix + "logit_bias", list(sampling.logit_bias), info)
-    check_token_ids(prefix + "stop_token_ids", sampling.stop_token_ids, info)
-    if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
-        raise InvalidArgumentError(
-            f"{prefix}min_tokens must be at most max_tokens, got {sampling.min_tokens} > {sampling.max_tokens}",
-            field=prefix + "min_tokens",
-        )
 
 
 def check_speculation(speculation: Speculation) -> None:

@@ -14,6 +14,7 @@ from gateway.limits import check_context, check_name, check_sampling, check_spec
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.request import Order, VerifyInfo
+from gateway.sampling_defaults import completed, read_defaults
 from gateway.text.pool import TextWorkers
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
@@ -29,14 +30,15 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_draining", "_monitor", "_running", "client", "keys", "metrics", "settings", "text",
-                 "tokenizer")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "client", "keys", "metrics", "settings",
+                 "text", "tokenizer")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
         self.settings = settings
         self.text = text
         self.tokenizer = Tokenizer(settings.model)
+        self._defaults = read_defaults(settings.model, settings.generation_config)
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = metrics
         self._monitor = LoopMonitor(metrics, settings.loop_monitor_ms / 1e3)
@@ -103,8 +105,9 @@ class Gateway:
         """Check the choices of one request and make it ready to run.
 
         Their prompts have been read by a text worker. All choices share their sampling parameters. A request without
-        a seed is given one. `prefix` is put before the names of sampling parameters in errors. Raises
-        InvalidArgumentError naming the field, UnavailableError.
+        a seed is given one, and what else it leaves open is settled by the model's own defaults. `prefix` is put
+        before the names of sampling parameters in errors. Raises InvalidArgumentError naming the field,
+        UnavailableError.
         """
         self.check_draining()
         first = orders[0]
@@ -117,7 +120,9 @@ class Gateway:
         for order in orders:
             check_context(len(order.prompt_token_ids), order.sampling, info, field=prompt_field, prefix=prefix)
         seed = secrets.randbits(_SEED_BITS) if first.sampling.seed is None else first.sampling.seed
-        sampling = replace(first.sampling, seed=seed)
-        weight = self.keys.weight_of(first.tenant)
-        orders = [replace(order, sampling=sampling, weight=weight) for order in orders]
+        asked, weight = replace(first.sampling, seed=seed), self.keys.weight_of(first.tenant)
+        orders = [
+            replace(order, sampling=completed(asked, self._defaults, len(order.prompt_token_ids), info), weight=weight)
+            for order in orders
+        ]
         return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))

@@ -26,7 +26,7 @@ class ChatOptions:
     address: str
     system: str | None
     temperature: float
-    top_p: float
+    top_p: float | None
     max_tokens: int
     seed: int | None
     proposer: str | None
@@ -37,10 +37,11 @@ class ChatOptions:
         """Options of every answer."""
         options = Options(
             temperature=self.temperature,
-            top_p=self.top_p,
             max_tokens=self.max_tokens,
             speculation=SpeculationOptions(enabled=self.speculation, proposer=self.proposer or ""),
         )
+        if self.top_p is not None:
+            options["top_p"] = self.top_p
         if self.seed is not None:
             options["seed"] = self.seed
         return options

@@ -72,6 +72,14 @@ def serve(
     draft_deadline_ms: Annotated[
         float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
     ] = None,
+    generation_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|none|DIR",
+            help="Where sampling parameters come from that a request does not set: the model's generation_config.json, "
+            "nowhere, or that of another folder. [default: auto]",
+        ),
+    ] = None,
     api_keys_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file: [keys] from API key to tenant, [tenants.NAME] with weights."),
@@ -134,6 +142,7 @@ def serve(
             gateway_arguments=(
                 *shared,
                 *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),
+                *_flags({"generation-config": generation_config}),
                 *(gateway_arg or ()),
             ),
         )
@@ -157,7 +166,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     message: Annotated[str | None, typer.Option(help="Ask this one question and leave.")] = None,
     temperature: Annotated[float, typer.Option(help="0 picks the most likely token.", min=0, max=2)] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Nucleus kept.", min=0, max=1)] = 1.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus kept. [default: the model's, or 1]", min=0, max=1)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 512,
     seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.", min=0)] = None,
     proposer: Annotated[str | None, typer.Option(help="Proposer to use. [default: the operator's]")] = None,

@@ -18,6 +18,8 @@ from launcher.models import configured_draft, resolve_model
 from launcher.sampling_params import SamplingParams
 from slipstream.client import Client
 from slipstream.completion import Completion, Message, PositionLogprobs, SpeculationOptions, Usage
+from slipstream.generation_config import AUTO, config_file, sampling_defaults
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.speculation.reading import read
 
 Prompt = str | Sequence[int]
@@ -56,7 +58,8 @@ class LLM:
 
     `speculative_config` is None for plain decoding, or a mapping as vLLM's, such as {"method": "eagle3", "model": DIR,
     "num_speculative_tokens": 5}, or a list of them, of which the first is used; docs/proposers.md has all keys. It
-    changes speed and never a token.
+    changes speed and never a token. `generation_config` says which sampling parameters are used where a call states
+    none: "auto", those of generation_config.json in the model's folder; "none"; or another folder with such a file.
 
     Raises ModelNotFoundError, ValueError for a wrong configuration, StartupError with the services' logs.
     """
@@ -66,19 +69,27 @@ class LLM:
         model: str | Path,
         *,
         speculative_config: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        generation_config: str | Path = AUTO,
         verify_args: Sequence[str] = (),
         draft_args: Sequence[str] = (),
     ) -> None:
         folder = resolve_model(Path(model))
         draft = () if speculative_config is None else configured_draft(read(speculative_config), folder)
         self._speculation = SpeculationOptions(enabled=bool(draft))
+        try:
+            self._defaults = sampling_defaults(config_file(folder, str(generation_config)))
+        except FailedPreconditionError as error:
+            raise ValueError(f"generation_config: {error.message}") from error
         quiet = ("--log-level", "warning")
         self._cluster = Cluster(
             folder,
             draft=draft,
             verify_args=(*quiet, *verify_args),
             draft_args=(*quiet, *draft_args),
-            gateway_args=(*quiet, "--resume-seconds", "0"),  # nobody starts a service again
+            gateway_args=(
+                *(*quiet, "--generation-config", str(generation_config)),
+                *("--resume-seconds", "0"),  # nobody starts a service again
+            ),
         )
         self._client: Client | None = None
         self._cluster.__enter__()
@@ -94,10 +105,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs come in the order of the prompts.
 
-        `sampling_params` is one for all prompts or one for each. Raises the errors of slipstream.rpc.errors.
+        `sampling_params` is one for all prompts or one for each; without them `get_default_sampling_params` is used.
+        Raises the errors of slipstream.rpc.errors.
         """
         listed = _listed(prompts)
-        params = _params(sampling_params, len(listed))
+        params = self._params(sampling_params, len(listed))
         client = self._open_client()
         token_ids = [
             client.tokenize(prompt, timeout=TOKENIZE_SECONDS) if isinstance(prompt, str) else list(prompt)
@@ -120,10 +132,14 @@ class LLM:
                 listed = [conversations]  # type: ignore[list-item]  # its first item is a message: one conversation
                 break
             listed.append(each)
-        params = _params(sampling_params, len(listed))
+        params = self._params(sampling_params, len(listed))
         client = self._open_client()
         token_ids = [client.tokenize(messages=messages, timeout=TOKENIZE_SECONDS) for messages in listed]
         return self._run(client, [None] * len(listed), token_ids, params, use_tqdm=use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams() with what the model's generation_config.json says in place of its defaults."""
+        return SamplingParams(**self._defaults.given())  # type: ignore[arg-type]  # by their names
 
     def close(self) -> None:
         """Stop the services. Without effect the second time."""
@@ -176,6 +192,13 @@ class LLM:
             for prompt in range(len(token_ids))
         ]
 
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * count
+        if len(given) != count:
+            raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
+        return list(given)
+
     def _job(self, token_ids: list[int], params: SamplingParams, choice: int) -> Job:
         options = params.options()
         options["choice_index"] = choice
@@ -212,11 +235,3 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if listed and all(isinstance(each, int) for each in listed):
         return [[int(each) for each in listed if isinstance(each, int)]]
     return [each for each in listed if not isinstance(each, int)]
-
-
-def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
-    return list(given)

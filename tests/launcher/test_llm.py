@@ -14,9 +14,12 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_model, tiny_draft_model):
+def llm(tiny_model, tiny_draft_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("defaults")
+    defaults = '{"temperature": 0, "repetition_penalty": 1.5, "max_new_tokens": 5}'
+    (folder / "generation_config.json").write_text(defaults)
     config = {"method": "draft-model", "model": str(tiny_draft_model), "num_speculative_tokens": 3}
-    with LLM(tiny_model, speculative_config=config) as llm:
+    with LLM(tiny_model, speculative_config=config, generation_config=folder) as llm:
         yield llm
 
 
@@ -89,3 +92,13 @@ def test_progress_is_shown_and_closing_stops_the_services(tiny_model, capsys):
 def test_wrong_configurations_say_so(tiny_model, config, reason):
     with pytest.raises(ValueError, match=reason):
         LLM(tiny_model, speculative_config=config)
+
+
+def test_without_parameters_the_models_own_defaults_are_used(llm, tiny_model):
+    wanted = SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=5)
+    assert llm.get_default_sampling_params() == wanted
+    (output,) = llm.generate(PROMPTS[0], use_tqdm=False)
+    (expected,) = llm.generate(PROMPTS[0], wanted, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    with pytest.raises(ValueError, match="generation_config: 'nowhere' is neither"):
+        LLM(tiny_model, generation_config="nowhere")
