@@ -10,6 +10,7 @@ from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
 from slipstream.generation_config import AUTO
+from slipstream.model_folder import no_such_folder
 from slipstream.settings import Names, ServiceSettings
 
 Port = Annotated[int, Ge(0), Le(65535)]
@@ -25,6 +26,9 @@ class GatewaySettings(ServiceSettings):
 
     model: Path
     """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""
+
+    chat_template: Path | None = None
+    """Jinja file to write conversations by, in place of the model's own chat template."""
 
     generation_config: str = AUTO
     """Where sampling parameters come from that a request does not set: `auto`, generation_config.json of the model's
@@ -118,9 +122,18 @@ class GatewaySettings(ServiceSettings):
                 raise ValueError(f"{address!r} is not host:port")
         return value
 
+    @field_validator("chat_template")
+    @classmethod
+    def _file(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("no such file")
+        return value
+
     @field_validator("model")
     @classmethod
     def _folder(cls, value: Path) -> Path:
+        if not value.is_dir():
+            raise ValueError(no_such_folder(value))
         if not (value / "tokenizer.json").is_file():
             raise ValueError(f"no tokenizer.json in {value}")
         return value

@@ -72,6 +72,12 @@ def serve(
     draft_deadline_ms: Annotated[
         float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Jinja chat template to use in place of the model's own, or where it has none."
+        ),
+    ] = None,
     generation_config: Annotated[
         str | None,
         typer.Option(
@@ -110,7 +116,14 @@ def serve(
     SLIPSTREAM_GATEWAY_...); `python -m verify_service --help` and so on list them.
     """
     from launcher.commands import Layout, free_ports, join_address
-    from launcher.models import ModelNotFoundError, configured_draft, resolve_draft, resolve_model
+    from launcher.models import (
+        ModelNotFoundError,
+        configured_draft,
+        resolve_defaults,
+        resolve_draft,
+        resolve_model,
+        resolve_template,
+    )
     from launcher.serve import PortTakenError, ServeOptions, check_ports
     from launcher.serve import serve as run
     from slipstream.speculation.reading import json_text, parse
@@ -142,7 +155,8 @@ def serve(
             gateway_arguments=(
                 *shared,
                 *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),
-                *_flags({"generation-config": generation_config}),
+                *_flags({"chat-template": resolve_template(chat_template)}),
+                *_flags({"generation-config": resolve_defaults(generation_config, folder)}),
                 *(gateway_arg or ()),
             ),
         )

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from launcher.batch import Job, complete
 from launcher.cluster import Cluster
-from launcher.models import configured_draft, resolve_model
+from launcher.models import configured_draft, resolve_model, resolve_template
 from launcher.sampling_params import SamplingParams
 from slipstream.client import Client
 from slipstream.completion import Completion, Message, PositionLogprobs, SpeculationOptions, Usage
@@ -60,6 +60,7 @@ class LLM:
     "num_speculative_tokens": 5}, or a list of them, of which the first is used; docs/proposers.md has all keys. It
     changes speed and never a token. `generation_config` says which sampling parameters are used where a call states
     none: "auto", those of generation_config.json in the model's folder; "none"; or another folder with such a file.
+    `chat_template` is a Jinja file to write conversations by, in place of the model's own template.
 
     Raises ModelNotFoundError, ValueError for a wrong configuration, StartupError with the services' logs.
     """
@@ -70,6 +71,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         generation_config: str | Path = AUTO,
+        chat_template: str | Path | None = None,
         verify_args: Sequence[str] = (),
         draft_args: Sequence[str] = (),
     ) -> None:
@@ -80,6 +82,7 @@ class LLM:
             self._defaults = sampling_defaults(config_file(folder, str(generation_config)))
         except FailedPreconditionError as error:
             raise ValueError(f"generation_config: {error.message}") from error
+        template = None if chat_template is None else resolve_template(Path(chat_template))
         quiet = ("--log-level", "warning")
         self._cluster = Cluster(
             folder,
@@ -89,6 +92,7 @@ class LLM:
             gateway_args=(
                 *(*quiet, "--generation-config", str(generation_config)),
                 *("--resume-seconds", "0"),  # nobody starts a service again
+                *(() if template is None else ("--chat-template", str(template))),
             ),
         )
         self._client: Client | None = None

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.commands import IN_PROCESS, NO_DRAFT, proposer_name
+from slipstream.generation_config import config_file
+from slipstream.model_folder import no_such_folder, refuse_pointers
+from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.speculation.config import PARAMETERS, SpeculativeConfig
 
 DEMO_MODEL = "slipstream-demo"
@@ -30,14 +33,46 @@ def demo_folder(name: str) -> Path:
     return folder
 
 
-def resolve_model(model: Path | None) -> Path:
-    """The folder to serve: the given one, or the demo model."""
+def resolve_model(model: Path | None, *, flag: str = "--model") -> Path:
+    """The folder to serve: the given one, or the demo model. `flag` is what named it."""
     if model is None:
         return demo_folder(DEMO_MODEL)
-    folder = model.expanduser().resolve()
+    folder = _existing(model, flag)
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"no config.json in {folder}; --model wants the folder of a Hugging Face checkpoint")
+        raise ModelNotFoundError(f"no config.json in {folder}; {flag} wants the folder of a Hugging Face checkpoint")
     return folder
+
+
+def _existing(given: str | Path, flag: str) -> Path:
+    """A folder that is there, with its large files, as far as it has any. ModelNotFoundError says what to do."""
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{flag}: {no_such_folder(given)}")
+    try:
+        refuse_pointers(folder)
+    except (FailedPreconditionError, OSError) as error:
+        raise ModelNotFoundError(f"{flag}: {error}") from error
+    return folder
+
+
+def resolve_template(file: Path | None) -> Path | None:
+    """The file of a chat template, where one was given. ModelNotFoundError if it is not there."""
+    if file is None:
+        return None
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise ModelNotFoundError(f"--chat-template: no such file: {path}")
+    return path
+
+
+def resolve_defaults(source: str | None, model: Path) -> str | None:
+    """Where sampling defaults of the model in a folder come from. ModelNotFoundError for a folder without any."""
+    if source is not None:
+        try:
+            config_file(model, source)
+        except FailedPreconditionError as error:
+            raise ModelNotFoundError(f"--generation-config: {error.message}") from error
+    return source
 
 
 def resolve_draft(draft: Sequence[str], *, demo: bool, target: Path | None = None) -> tuple[str, ...]:
@@ -70,10 +105,7 @@ def configured_draft(configs: Sequence[SpeculativeConfig], model: Path) -> tuple
 def _with_folder(config: SpeculativeConfig) -> SpeculativeConfig:
     if config.model is None or config.method not in PARAMETERS:
         return config
-    folder = Path(config.model).expanduser().resolve()
-    if not folder.is_dir():
-        raise ModelNotFoundError(f"speculative_config: model: no such folder: {folder}")
-    return config.with_path("model", folder)
+    return config.with_path("model", _existing(config.model, "speculative_config: model"))
 
 
 def _resolve_spec(spec: str, *, demo: bool, target: Path | None) -> str:
@@ -89,7 +121,7 @@ def _resolve_spec(spec: str, *, demo: bool, target: Path | None) -> str:
         return spec
     if name == DRAFT_MODEL and colon:
         folder, more, parameters = argument.partition(":")
-        return f"{name}:{resolve_model(Path(folder))}{more}{parameters}"
+        return f"{name}:{resolve_model(Path(folder), flag=f'--draft {name}')}{more}{parameters}"
     if name == DRAFT_MODEL:
         if not demo:
             raise ValueError("--draft draft-model needs a folder: --draft draft-model:DIR")
@@ -107,8 +139,6 @@ def _with_target(spec: str, target: Path | None) -> str:
         return f"mtp:{target}"
     if not folder or "=" in folder:
         raise ValueError(f"--draft {name} needs a folder: --draft {name}:DIR")
-    place = Path(folder).expanduser().resolve()
-    if not place.is_dir():
-        raise ModelNotFoundError(f"--draft {name}: no such folder: {place}")
+    place = _existing(folder, f"--draft {name}")
     lends = target is not None and not any(each.startswith("target=") for each in parameters)
     return ":".join((name, str(place), *parameters, *((f"target={target}",) if lends else ())))

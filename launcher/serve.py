@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
-import shlex
 import signal
 import socket
 import sys
@@ -13,6 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from launcher.commands import Layout, reachable, split_address
+from launcher.first_request import first_request
 from launcher.log_view import LogView
 from launcher.readiness import StartupError, wait_attached
 from launcher.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
@@ -94,11 +93,6 @@ def serve(layout: Layout, options: ServeOptions) -> int:
 def greeting(layout: Layout, model_name: str) -> str:
     """Where the services listen, and a command to try them with."""
     http = reachable(layout.http_address)
-    body = {
-        "model": model_name,
-        "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse."}],
-        "stream": True,
-    }
     names = [f"{name} (default)" if not index else name for index, name in enumerate(layout.proposers)]
     return f"""
 Slipstream is ready.
@@ -108,9 +102,7 @@ Slipstream is ready.
   gRPC       {reachable(layout.grpc_address)}
 
 Try it:
-  curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d {shlex.quote(json.dumps(body))}
-  slipstream chat --address {reachable(layout.grpc_address)}
+{first_request(layout, model_name)}
 
 Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.
 """

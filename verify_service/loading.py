@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
@@ -40,6 +41,8 @@ def load(settings: VerifySettings) -> Loaded:
 
     Raises FailedPreconditionError where device, libraries or memory will not do, CheckpointError for the folder.
     """
+    if not settings.model.is_dir():
+        raise FailedPreconditionError(f"--model: {no_such_folder(settings.model)}")
     _log.info("loading %s", settings.model)
     max_context = _checked_context(settings)
     alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1

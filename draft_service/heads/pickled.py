@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slipstream_kernels.models.fields import CheckpointError, regular_size, shown
+from slipstream_kernels.models.fields import LFS_POINTER, CheckpointError, refuse_pointer, regular_size, shown
 
 
 def load_pickled(path: Path) -> Any:
@@ -35,6 +35,8 @@ def load_pickled(path: Path) -> Any:
 
 def _check_members(path: Path) -> None:
     """torch.save compresses nothing, so that a member which is compressed may be of any size."""
+    with path.open("rb") as file:
+        refuse_pointer(path, file.read(len(LFS_POINTER)))
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path}: not in torch's zip format, which torch.save writes since 1.6")
     with zipfile.ZipFile(path) as archive:

@@ -12,6 +12,7 @@ import torch
 
 from draft_service.proposers.arguments import Config, configured, expanded
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Sampling, Target
+from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
@@ -27,7 +28,7 @@ def folder_and_config(options: ProposerOptions, default: Config) -> tuple[Path, 
         raise InvalidArgumentError(f"proposer {options.name} needs a folder: {options.name}:DIR", field="proposers")
     folder = expanded(argument, options)
     if not folder.is_dir():
-        raise InvalidArgumentError(f"proposer {options.name}: no such folder: {folder}", field="proposers")
+        raise InvalidArgumentError(f"proposer {options.name}: {no_such_folder(argument)}", field="proposers")
     if options.top_k is not None:
         default = replace(default, top_k=options.top_k)  # type: ignore[type-var] # as in `configured`
     return folder, configured(default, replace(options, argument=rest))

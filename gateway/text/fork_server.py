@@ -44,6 +44,8 @@ class Options:
 
     parent: int
     model: str
+    chat_template: str
+    """A file; empty: the model's own."""
     most_bytes: int
     most_choices: int
     worker_memory_bytes: int
@@ -72,6 +74,7 @@ def _load(control: socket.socket, options: Options) -> Jobs:
     try:
         jobs = Jobs(
             Path(options.model),
+            Path(options.chat_template) if options.chat_template else None,
             most_bytes=options.most_bytes,
             most_choices=options.most_choices,
             stages=lambda file: control.sendall(f"reading {file}\n".encode()),

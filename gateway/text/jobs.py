@@ -29,6 +29,7 @@ from gateway.text.prepared import Job, Prepared, token_array
 from gateway.text.wire_fields import check_fields
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
+from slipstream.model_folder import TEMPLATE_FILE
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
 
@@ -47,15 +48,20 @@ class Jobs:
 
     __slots__ = ("_most_bytes", "_most_choices", "_template", "_tokenizer")
 
-    def __init__(self, folder: Path, *, most_bytes: int, most_choices: int, stages: Stages) -> None:
-        """Load tokenizer and template from `folder`. InvalidArgumentError, naming the file, if it cannot be used."""
+    def __init__(
+        self, folder: Path, template: Path | None = None, *, most_bytes: int, most_choices: int, stages: Stages
+    ) -> None:
+        """Load tokenizer and template from `folder`, the latter from the file `template` where there is one.
+
+        FailedPreconditionError, naming the file, if it cannot be used.
+        """
         self._most_bytes = most_bytes
         self._most_choices = most_choices
         stages(os.fspath(folder / "tokenizer.json"))
         self._tokenizer = Tokenizer(folder)
-        file = folder / "chat_template.jinja"
+        file = template or folder / TEMPLATE_FILE
         stages(os.fspath(file if file.is_file() else folder / "tokenizer_config.json"))
-        self._template = ChatTemplate.from_folder(folder)
+        self._template = ChatTemplate.from_folder(folder, template)
 
     def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int]:
         """Do one job for the model of `info`."""

@@ -45,6 +45,7 @@ class TextWorkers:
         self._options = Options(
             parent=os.getpid(),
             model=os.fspath(settings.model),
+            chat_template="" if settings.chat_template is None else os.fspath(settings.chat_template),
             most_bytes=settings.max_body_bytes,
             most_choices=settings.max_choices,
             worker_memory_bytes=settings.text_memory_mib * _MIB,

@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slipstream.json_file import read_bounded, read_object
+from slipstream.model_folder import TEMPLATE_FILE
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 
 _MOST_ERROR_CHARACTERS: Final = 500
@@ -24,6 +25,11 @@ _MOST_ERROR_CHARACTERS: Final = 500
 Message = Mapping[str, str]
 """One turn of a conversation: "role", "content" and perhaps "name"."""
 
+
+_NO_TEMPLATE: Final = (
+    "the model has no chat template; use a plain prompt (/v1/completions), or have the server started with "
+    "--chat-template FILE"
+)
 
 _LONGEST_TEMPLATE = 1 << 20
 """Characters of a template; public ones have some thousands."""
@@ -39,23 +45,25 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate:
-        """Read chat_template.jinja or, failing that, tokenizer_config.json. A folder may have no template at all.
+    def from_folder(cls, folder: Path, file: Path | None = None) -> ChatTemplate:
+        """Read `file`, else chat_template.jinja or, failing that, tokenizer_config.json, which names special tokens.
 
-        FailedPreconditionError, which names the file, where either is not what it should be.
+        A folder may have no template at all. FailedPreconditionError, which names the file, where one is not what it
+        should be.
         """
-        path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        path, own = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
         config = read_object(path) if path.exists() else {}
-        source = _read_text(file) if file.exists() else _named_default(config.get("chat_template"), path)
+        file = own if file is None and own.exists() else file
+        source = _named_default(config.get("chat_template"), path) if file is None else _read_text(file)
         if source is not None and len(source) > _LONGEST_TEMPLATE:
             raise FailedPreconditionError(
-                f"{folder}: the chat template has {len(source)} characters, the limit is {_LONGEST_TEMPLATE}"
+                f"{file or folder}: the chat template has {len(source)} characters, the limit is {_LONGEST_TEMPLATE}"
             )
         tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         try:
             return cls(source, {name: text for name, text in tokens.items() if text is not None})
         except InvalidArgumentError as error:
-            raise FailedPreconditionError(f"{file if file.exists() else path}: {error.message}") from error
+            raise FailedPreconditionError(f"{file or path}: {error.message}") from error
 
     def render(
         self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
@@ -69,7 +77,7 @@ class ChatTemplate:
     def pieces(self, messages: Sequence[Message], *, field: str, add_generation_prompt: bool = True) -> Iterator[str]:
         """The prompt in pieces as the template writes them, so that a reader can stop. Errors are those of `render`."""
         if self._template is None:
-            raise InvalidArgumentError("the model has no chat template; use a plain prompt", field=field)
+            raise InvalidArgumentError(_NO_TEMPLATE, field=field)
         try:
             yield from self._template.generate(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens

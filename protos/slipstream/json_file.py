@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slipstream.lfs_pointer import refuse_pointer
 from slipstream.rpc.errors import FailedPreconditionError
 
 MOST_BYTES = 1 << 26
@@ -32,6 +33,8 @@ def read_bounded(path: Path, most: int) -> bytes:
         size = path.stat().st_size
         if size > most:
             raise FailedPreconditionError(f"{path}: the file has {size} bytes, the limit is {most}")
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise FailedPreconditionError(f"{path}: {error.strerror}") from error
+    refuse_pointer(path, content)
+    return content

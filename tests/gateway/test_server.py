@@ -106,7 +106,8 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "/nowhere"], "--model: no tokenizer.json in /nowhere"),
+        (["--model", "/nowhere"], "--model: no such folder: /nowhere"),
+        (["--model", ".", "--chat-template", "/nowhere"], "--chat-template: no such file"),
         (["--model", ".", "--verify", "nowhere"], "is not host:port"),
         (["--http-port", "70000"], "--http-port"),
     ],

@@ -1,14 +1,67 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from launcher.models import ModelNotFoundError, configured_draft, resolve_draft, resolve_model
+from launcher.models import (
+    ModelNotFoundError,
+    configured_draft,
+    resolve_defaults,
+    resolve_draft,
+    resolve_model,
+    resolve_template,
+)
 from slipstream.speculation.reading import read
 
 
 def test_a_folder_without_a_model_is_refused_with_a_hint(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"no config\.json in .*--model"):
         resolve_model(tmp_path)
+
+
+HUB = r"no such folder: org/name; .*`hf download org/name --local-dir name`"
+
+
+@pytest.mark.parametrize(
+    ("resolve", "flag"),
+    [
+        (lambda: resolve_model(Path("org/name")), "--model"),
+        (lambda: resolve_draft(("draft-model:org/name:topk=1",), demo=False), "--draft draft-model"),
+        (lambda: resolve_draft(("inproc:eagle3:org/name",), demo=False), "--draft eagle3"),
+        (
+            lambda: configured_draft(read({"method": "eagle3", "model": "org/name"}), Path()),
+            "speculative_config: model",
+        ),
+        (lambda: read({"model": "org/name"}), "model"),
+    ],
+)
+def test_a_hubs_name_is_no_folder(resolve, flag):
+    with pytest.raises((ModelNotFoundError, ValueError), match=f"{flag}: {HUB}"):
+        resolve()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_clone_without_its_large_files_is_refused(tiny_model, tmp_path, file):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 7\n")
+    resolvers = {
+        "--model": lambda: resolve_model(folder),
+        "--draft draft-model": lambda: resolve_draft((f"draft-model:{folder}",), demo=False),
+        "--draft medusa": lambda: resolve_draft((f"medusa:{folder}",), demo=False),
+    }
+    for flag, resolve in resolvers.items():
+        with pytest.raises(ModelNotFoundError, match=rf"{flag}: {folder}/{file}: a git-lfs pointer .*git lfs pull"):
+            resolve()
+
+
+def test_files_that_are_named_must_be_there(tiny_model):
+    with pytest.raises(ModelNotFoundError, match="--chat-template: no such file: /nowhere"):
+        resolve_template(Path("/nowhere"))
+    with pytest.raises(ModelNotFoundError, match="--generation-config: '/nowhere' is neither auto nor none"):
+        resolve_defaults("/nowhere", tiny_model)
+    assert resolve_template(None) is None and resolve_defaults("none", tiny_model) == "none"
 
 
 def test_a_given_model_gets_ngrams_and_no_foreign_draft_model():

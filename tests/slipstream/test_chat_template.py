@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.chat_template import ChatTemplate
-from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n{{ 1 }} <b>&</b>"}]
 
@@ -44,6 +44,18 @@ def test_a_file_of_its_own_wins_over_the_config(tmp_path: Path) -> None:
     config = {"chat_template": "config", "eos_token": {"content": "</s>", "special": True}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     assert ChatTemplate.from_folder(tmp_path).render(MESSAGES) == "</s>file"
+
+
+def test_a_file_that_is_named_wins_over_the_models_own(tmp_path: Path) -> None:
+    named = tmp_path / "named.jinja"
+    named.write_text("{{ eos_token }}named", "utf-8")
+    config = {"chat_template": "config", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "chat_template.jinja").write_text("file", "utf-8")
+    assert ChatTemplate.from_folder(tmp_path, named).render(MESSAGES) == "</s>named"
+    named.write_text("{% if %}", "utf-8")
+    with pytest.raises(FailedPreconditionError, match=f"{named}: the chat template does not compile"):
+        ChatTemplate.from_folder(tmp_path, named)
 
 
 def test_the_default_one_of_several_is_taken(tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ def test_a_model_whose_rows_keep_their_bits_is_loaded(tiny_model: Path) -> None:
         loading.load(settings(tiny_model, feature_boundaries=(3, 4)))
 
 
+def test_a_hubs_name_is_no_folder() -> None:
+    with pytest.raises(FailedPreconditionError, match=r"--model: no such folder: org/name; .*`hf download org/name "):
+        loading.load(settings(Path("org/name")))
+
+
 def test_a_model_whose_rows_depend_on_their_company_is_not_served(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,12 @@ from slipstream_kernels.ops.rotary import Llama3Scaling
 MOST_JSON_BYTES = 1 << 26
 """Of a JSON file; the largest index of a public checkpoint has some 2^24."""
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+"""How the few lines begin that stand in a clone for a large file that was not fetched.
+
+https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+"""
+
 _MOST = {
     **dict.fromkeys(("vocab_size", "draft_vocab_size", "truncated_vocab_size"), 1 << 20),
     **dict.fromkeys(("hidden_size", "target_hidden_size", "emb_dim", "inner_dim"), 1 << 17),
@@ -88,9 +94,19 @@ def read_bounded(path: Path, most: int) -> bytes:
     if size > most:
         raise CheckpointError(f"{path}: the file has {size} bytes, the limit is {most}")
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
+    refuse_pointer(path, content)
+    return content
+
+
+def refuse_pointer(path: Path, content: bytes) -> None:
+    """Raises CheckpointError, which says what to do, if what a file holds begins as a pointer of git-lfs does."""
+    if content.startswith(LFS_POINTER):
+        raise CheckpointError(
+            f"{path}: a git-lfs pointer stands here, not the file itself; run `git lfs pull` in {path.parent}"
+        )
 
 
 def regular_size(path: Path) -> int:

@@ -32,7 +32,8 @@ def has_own_head(folder: Path) -> bool:
 
 def _are_equal(places: dict[str, Path]) -> bool:
     with open_weights(places[EMBEDDING]) as first, open_weights(places[HEAD]) as second:
-        if first.shape(EMBEDDING) != second.shape(HEAD):
+        shape = first.shape(EMBEDDING)
+        if len(shape) != 2 or shape != second.shape(HEAD):
             return False
         if not {first.dtype(EMBEDDING), second.dtype(HEAD)} <= FLOATS.keys():
             return False

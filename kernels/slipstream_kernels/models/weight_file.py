@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from slipstream_kernels.models.fields import CheckpointError, read_json, regular_size, shown
+from slipstream_kernels.models.fields import (
+    LFS_POINTER,
+    CheckpointError,
+    read_json,
+    refuse_pointer,
+    regular_size,
+    shown,
+)
 
 MOST_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -73,7 +80,9 @@ def header_size(path: Path) -> int:
     """Bytes of a file's header behind its first 8. Raises CheckpointError where the file cannot hold so many."""
     size = regular_size(path)
     with _named(path), path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
+        beginning = file.read(len(LFS_POINTER))
+        refuse_pointer(path, beginning)
+        header = int.from_bytes(beginning[:8], "little")
     most = min(MOST_HEADER_BYTES, size - 8)
     if size < 8 or header > most:
         raise CheckpointError(f"{path}: the header has {header} bytes, the limit is {max(0, most)}")

@@ -9,6 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from slipstream.lfs_pointer import BEGINNING, refuse_pointer
+from slipstream.model_folder import no_such_folder
+
 MOST_BYTES = 100_000_000
 """Of a list of names; the format safetensors has the same limit."""
 
@@ -43,6 +46,8 @@ _METHODS = {
 
 def method_of(folder: Path) -> str:
     """The proposer whose weights lie in `folder`. ValueError, which says why, if that cannot be told."""
+    if not folder.is_dir():
+        raise ValueError(no_such_folder(folder))
     names = tensor_names(folder)
     for pattern, family in _FAMILIES:
         if any(re.fullmatch(pattern, name) for name in names):
@@ -59,6 +64,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
         try:
             if (index.exists() and not index.is_file()) or (path.exists() and not path.is_file()):
                 raise ValueError("not a regular file")
+            _refuse_pointer(index if index.exists() else path)
             if index.exists():
                 with index.open("rb") as file:
                     return frozenset(_object(file.read(MOST_BYTES))["weight_map"])
@@ -67,6 +73,12 @@ def tensor_names(folder: Path) -> frozenset[str]:
         except Exception as error:  # zipfile and pickletools raise whatever a file that lies makes them run into
             raise ValueError(f"the names in {path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     raise ValueError(f"{folder} holds none of {', '.join(_FILES)}, and no index of one")
+
+
+def _refuse_pointer(path: Path) -> None:
+    if path.exists():
+        with path.open("rb") as file:
+            refuse_pointer(path, file.read(len(BEGINNING)))
 
 
 def _in_safetensors(path: Path) -> frozenset[str]:

@@ -37,6 +37,12 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         load_pickled(tmp_path / "packed")
 
 
+def test_a_pointer_of_git_lfs_is_told_from_other_files(tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 7\n")
+    with pytest.raises(CheckpointError, match="a git-lfs pointer stands here"):
+        load_pickled(tmp_path / "w")
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="not in torch's zip format"):

@@ -46,7 +46,10 @@ def test_a_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert folder_and_config(options(f"~/{tmp_path.name}:topk=3"), Limits()) == (tmp_path, Limits(3))
 
 
-@pytest.mark.parametrize(("argument", "told"), [("", "needs a folder: guess:DIR"), ("/nowhere", "no such folder")])
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("", "needs a folder: guess:DIR"), ("/nowhere", "no such folder"), ("org/name:topk=1", "hf download org/name")],
+)
 def test_no_folder_is_refused(argument: str, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told) as raised:
         folder_and_config(options(argument), Limits())

@@ -30,6 +30,7 @@ SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
         ("tokenizer_config.json", "{", "Expecting property name"),
         ("tokenizer_config.json", '{"chat_template": "{% x %}"}', "does not compile"),
         ("tokenizer.json", "{}", "Cannot instantiate Tokenizer"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:1f\n", "run `git lfs pull` in"),
     ],
 )
 def test_a_start_is_refused_by_the_files_name(make_folder: Any, file: str, content: str, words: str) -> None:

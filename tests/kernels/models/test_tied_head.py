@@ -94,6 +94,14 @@ def test_a_head_that_fits_nothing_is_named(
         load_tensors(folder, ModelConfig.from_folder(folder))
 
 
+def test_tensors_without_rows_are_refused_by_their_shape(make: Make) -> None:
+    folder = make(torch.clone)
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {EMBEDDING: torch.ones(()), HEAD: torch.ones(())}, path)
+    with pytest.raises(CheckpointError, match=r"model.embed_tokens.weight has shape \[\]|lm_head.weight has shape \[\]"):
+        load_tensors(folder, ModelConfig.from_folder(folder))
+
+
 def test_a_config_without_weights_is_believed(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     (folder / "model.safetensors").unlink()
