@@ -98,7 +98,9 @@ def test_tensors_without_rows_are_refused_by_their_shape(make: Make) -> None:
     folder = make(torch.clone)
     path = folder / "model.safetensors"
     save_file(load_file(path) | {EMBEDDING: torch.ones(()), HEAD: torch.ones(())}, path)
-    with pytest.raises(CheckpointError, match=r"model.embed_tokens.weight has shape \[\]|lm_head.weight has shape \[\]"):
+    with pytest.raises(
+        CheckpointError, match=r"model.embed_tokens.weight has shape \[\]|lm_head.weight has shape \[\]"
+    ):
         load_tensors(folder, ModelConfig.from_folder(folder))
 
 
