@@ -1,23 +1,31 @@
-"""Bodies of the OpenAI API's requests: what is taken, its types and ranges. Unknown fields are refused.
+"""Bodies of the OpenAI API's requests: what is taken, its types and ranges. Unknown fields are refused unless null.
 
 Lists fail at their first bad entry, so that a body makes few errors, however long it is.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Annotated, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from gateway import limits
+from gateway.openai_fields import (
+    BODY,
+    Body,
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    Ignored,
+    NoEntries,
+    NoText,
+    OnlyFalse,
+    Supported,
+    Unsupported,
+)
 from gateway.request import Sampling, Speculation
-
-Unsupported = Annotated[None, Field(description="Not supported: only null is accepted.")]
-"""A field of the OpenAI API that this server refuses by name."""
-
-Ignored = Annotated[Any, Field(description="Accepted and without effect.")]
 
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
@@ -29,22 +37,15 @@ StopList = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS,
 Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
-
-
-BODY = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Body(BaseModel):
-    """Base of all request bodies and their parts."""
-
-    model_config = BODY
+Reasoning = Annotated[str | None, Field(description="Given to the chat template as reasoning_content.")]
 
 
 class StreamOptions(Body):
-    """Options of a streamed answer."""
+    """Options of a streamed answer. Others are ignored: they change its chunks, not the text."""
+
+    model_config = ConfigDict(extra="ignore")
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage and no choices.")
-    include_obfuscation: Ignored = None
 
 
 class SpeculationOptions(Body):
@@ -58,7 +59,7 @@ class SpeculationOptions(Body):
     max_depth: Annotated[int, Field(ge=0, le=63)] | None = Field(None, description="Longest path below the root.")
 
 
-class GenerationBody(Body):
+class GenerationBody(CommonFields):
     """What chat and plain completions have in common."""
 
     model: str = Field(description="Name of the model, as /v1/models lists it.")
@@ -66,6 +67,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices to generate for each prompt.")
     max_tokens: TokenCount | None = Field(None, description="Default: as many as the context holds.")
+    max_completion_tokens: TokenCount | None = Field(None, description="The newer name of max_tokens.")
     temperature: Annotated[float, Field(ge=limits.TEMPERATURE.low, le=limits.TEMPERATURE.high)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -79,7 +81,7 @@ class GenerationBody(Body):
     stop: StopString | StopList | None = None
     user: Name | None = Field(None, description="Tenant whose prefix cache is used, where no API keys are configured.")
 
-    top_k: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = Field(None, description="0 keeps all.")
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_INT)] | None = Field(None, description="0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=limits.REPETITION_PENALTY.high)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_INT)] | None = None
@@ -87,11 +89,6 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     speculation: SpeculationOptions | None = None
-
-    metadata: Ignored = None
-    prompt_cache_key: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
 
     prompt_field: ClassVar[str]
 
@@ -121,7 +118,7 @@ class GenerationBody(Body):
     @property
     def output_limit(self) -> int | None:
         """Most tokens of the output, where stated."""
-        return self.max_tokens
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def top_count(self) -> int | None:
@@ -132,7 +129,7 @@ class GenerationBody(Body):
         """The sampling parameters."""
         return Sampling(
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=None if self.top_k is None else max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
@@ -155,16 +152,20 @@ class GenerationBody(Body):
         return Speculation(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
 
 
-class TextPart(TypedDict):
+class TextPart(TypedDict, extra_items=None):  # type: ignore[call-arg]  # PEP 728, which mypy does not know
     """A part of a message's content."""
 
     __pydantic_config__ = BODY  # type: ignore[misc]  # how pydantic configures a TypedDict
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], Supported("is supported as 'text' only")]
     text: str
+    annotations: NotRequired[Ignored]
+    cache_control: NotRequired[Ignored]
+    id: NotRequired[Ignored]
+    index: NotRequired[Ignored]
 
 
-class ChatMessage(TypedDict):
+class ChatMessage(TypedDict, extra_items=None):  # type: ignore[call-arg]  # as above
     """One turn of a conversation. A dictionary, as a body may have thousands of them."""
 
     __pydantic_config__ = BODY  # type: ignore[misc]  # as above
@@ -179,17 +180,30 @@ class ChatMessage(TypedDict):
         ]
     ]
     name: NotRequired[str | None]
-    refusal: NotRequired[Unsupported]
+    reasoning_content: NotRequired[Reasoning]
+    reasoning: NotRequired[Reasoning]
+
+    # What clients keep of an earlier answer and send back with it.
+    annotations: NotRequired[Ignored]
+    cache_control: NotRequired[Ignored]
+    id: NotRequired[Ignored]
+    parsed: NotRequired[Ignored]
+    provider_specific_fields: NotRequired[Ignored]
+    reasoning_details: NotRequired[Ignored]
+    thinking_blocks: NotRequired[Ignored]
+
     audio: NotRequired[Unsupported]
-    annotations: NotRequired[Unsupported]
-    tool_calls: NotRequired[Unsupported]
     function_call: NotRequired[Unsupported]
+    prefix: NotRequired[OnlyFalse]
+    refusal: NotRequired[NoText]
+    tool_calls: NotRequired[NoEntries]
 
 
 def content_length(message: ChatMessage) -> int:
-    """Characters of a message's content."""
+    """Characters of a message's content and reasoning."""
     content = message.get("content") or ""
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    length = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    return length + len(_reasoning(message))
 
 
 def for_template(message: ChatMessage) -> dict[str, str]:
@@ -198,7 +212,16 @@ def for_template(message: ChatMessage) -> dict[str, str]:
     text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
     role, name = message["role"], message.get("name")
     written = {"role": "system" if role == "developer" else role, "content": text}
-    return written if name is None else written | {"name": name}
+    if name is not None:
+        written["name"] = name
+    if reasoning := _reasoning(message):
+        written["reasoning_content"] = reasoning
+    return written
+
+
+def _reasoning(message: ChatMessage) -> str:
+    """What the model thought before its answer, under the name that vLLM gives it or the older one."""
+    return message.get("reasoning") or message.get("reasoning_content") or ""
 
 
 class TextFormat(Body):
@@ -207,40 +230,24 @@ class TextFormat(Body):
     type: Literal["text"]
 
 
-class ChatCompletionRequest(GenerationBody):
+class ChatCompletionRequest(GenerationBody, ChatFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
-    max_completion_tokens: TokenCount | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
-    top_logprobs: LogprobCount | None = Field(None, description="Needs logprobs.")
-    response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    store: Literal[False] | None = None
-    tool_choice: Literal["none"] | None = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    functions: Unsupported = None
-    moderation: Unsupported = None
-    parallel_tool_calls: Unsupported = None
-    prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
-    tools: Unsupported = None
-    verbosity: Unsupported = None
-    web_search_options: Unsupported = None
+    top_logprobs: LogprobCount | None = Field(None, description="Above 0 it needs logprobs.")
+    response_format: Annotated[TextFormat | None, Supported("is supported as plain text only")] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, Supported("is supported as text only")
+    ] = None
 
     prompt_field: ClassVar[str] = "messages"
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
         return self
-
-    @property
-    def output_limit(self) -> int | None:
-        """See GenerationBody."""
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def top_count(self) -> int | None:
@@ -248,7 +255,7 @@ class ChatCompletionRequest(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(GenerationBody, CompletionFields):
     """Body of POST /v1/completions."""
 
     prompt: (
@@ -259,8 +266,7 @@ class CompletionRequest(GenerationBody):
     ) = Field(description="A text, token ids, or several of either.")
     logprobs: LogprobCount | None = None
     echo: bool | None = Field(None, description="Put the prompt before the text. Not together with logprobs.")
-    best_of: Literal[1] | None = None
-    suffix: Unsupported = None
+    best_of: int | None = Field(None, description="Supported only where it equals n.")
 
     prompt_field: ClassVar[str] = "prompt"
 
@@ -268,6 +274,12 @@ class CompletionRequest(GenerationBody):
     def _echo_has_no_logprobs(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise PydanticCustomError("echo", "echo together with logprobs is not supported")
+        return self
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.choices_per_prompt:
+            raise PydanticCustomError("best_of", "best_of is supported only where it equals n")
         return self
 
     @property

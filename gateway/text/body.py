@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.limits import shortened
 from gateway.logit_bias import check_repeated_keys
+from gateway.openai_fields import UNSUPPORTED_KIND
 from gateway.openai_schema import GenerationBody
 from gateway.text.json_values import KEYS_OF_AN_OBJECT, MalformedBodyError, Values, bounded, check_keys
 from slipstream.rpc.errors import InvalidArgumentError
@@ -66,10 +67,12 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
     path, detail = max(located, key=lambda entry: (len(entry[0]), not entry[1]["type"].endswith("_type")))
     name = "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in path).lstrip(".")
     kind, message = detail["type"], str(detail["msg"])
-    if kind == "extra_forbidden":
+    if kind == "none_required":  # of fields that are declared nowhere
         return UnknownFieldError(f"unknown parameter: {name}", field=name)
-    if kind == "none_required":
-        return UnsupportedFieldError(f"{name} is not supported by this server", field=name)
+    if kind == UNSUPPORTED_KIND:
+        return UnsupportedFieldError(f"{name} {message}", field=name)
+    if kind == "best_of":
+        return UnsupportedFieldError(message, field=kind)
     if kind == "missing":
         return InvalidArgumentError(f"missing required parameter: {name}", field=name)
     if not name:
