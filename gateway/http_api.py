@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from gateway import request_id
 from gateway.http_errors import error_response, plain_error
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
@@ -96,7 +97,7 @@ class OpenAiApi:
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """What an endpoint raised."""
-        response = error_response(error)
+        response = error_response(error, request_id.of(request.scope))
         self._gateway.metrics.answered("http", str(response.status_code))
         return response
 

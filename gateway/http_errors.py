@@ -29,10 +29,10 @@ _CODES: Final[Mapping[type[SlipstreamError], str]] = {
 }
 
 
-def error_body(error: BaseException) -> ErrorResponse:
-    """The body for an error; one that is not of the domain is logged and reported without details."""
+def error_body(error: BaseException, request_id: str = "") -> ErrorResponse:
+    """The body for an error; one not of the domain is logged with the request's id, and reported without details."""
     if not isinstance(error, SlipstreamError):
-        _log.error("unexpected error in a request", exc_info=error)
+        _log.error("unexpected error in request %s", request_id or "without id", exc_info=error)
         error = InternalError("internal error")
     return {
         "error": {
@@ -44,13 +44,13 @@ def error_body(error: BaseException) -> ErrorResponse:
     }
 
 
-def error_response(error: BaseException) -> Response:
-    """The whole answer for an error."""
+def error_response(error: BaseException, request_id: str = "") -> Response:
+    """The whole answer for an error; `request_id` is for the log."""
     codes = codes_of(error)
     headers = {"www-authenticate": "Bearer"} if codes.http == 401 else {}
     if codes.http in (429, 503):
         headers["retry-after"] = str(_retry_seconds(error))
-    return Response(orjson.dumps(error_body(error)), codes.http, headers, "application/json")
+    return Response(orjson.dumps(error_body(error, request_id)), codes.http, headers, "application/json")
 
 
 def _retry_seconds(error: BaseException) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway import request_id
 from gateway.connections import ConnectionTable, Phase
 from gateway.http_errors import plain_error
 from gateway.peer_probe import PeerProbe
@@ -48,7 +49,8 @@ class _RefusedError(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection, which `table` bounds in number and time.
 
-    A client that has shut down its sending side gets its answers. Trailers are dropped: as uvicorn would have it they
+    Every answer has the id of its request (see gateway.request_id), as has the state of the request's scope. A client
+    that has shut down its sending side gets its answers. Trailers are dropped: as uvicorn would have it they
     were headers of a request that has been looked at already.
     """
 
@@ -164,6 +166,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _RefusedError(503, _TOO_MANY)
         super().on_headers_complete()
         self.cycle.keep_alive &= not self._excess
+        self._identify()
         self._in_head, self._in_body = False, True
         self._framing_bytes = 0
 
@@ -245,6 +248,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             phase = Phase.IDLE
         self._table.enter(self, phase)
 
+    def _identify(self) -> None:
+        """Give the request whose head has ended its id. Its application has not begun yet."""
+        chosen = request_id.choose(self.headers)
+        self.scope["state"][request_id.STATE_KEY] = chosen
+        self.cycle.default_headers = [*self.cycle.default_headers, (request_id.HEADER, chosen.encode("ascii"))]
+
     def _check_sizes(self) -> None:
         if max(self._head_bytes, self._unfinished_bytes) > MAX_HEAD_BYTES:
             raise _RefusedError(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
@@ -269,7 +278,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _write_error(self, status: int, message: str) -> None:
         body = bytes(plain_error(status, message).body)
-        lines = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        if self._in_body:
+            headers = self.cycle.default_headers
+        else:
+            chosen = request_id.choose(self.headers if self._in_head else ())
+            headers = [*self.server_state.default_headers, (request_id.HEADER, chosen.encode("ascii"))]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         fixed = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
         retry = "retry-after: 1\r\n" if status == 503 else ""
         self.transport.write(STATUS_LINE[status] + lines + f"{fixed}{retry}\r\n".encode("ascii") + body)

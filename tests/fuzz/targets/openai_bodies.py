@@ -22,7 +22,7 @@ _COMMON: dict[str, Any] = {
     "min_tokens": 1,
     "stop_token_ids": [4], "ignore_eos": True, "return_token_ids": True,
     "speculation": {"enabled": True, "proposer": "ngram", "max_nodes": 8, "max_depth": 4}, "metadata": {"a": "b"},
-    "service_tier": "auto",
+    "service_tier": "auto", "skip_special_tokens": True, "bad_words": [], "priority": 0, "wings": None,
 }  # fmt: skip
 _CHAT: dict[str, Any] = {
     "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 2, "response_format": {"type": "text"},
@@ -33,6 +33,7 @@ _MESSAGES: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "why?"}],
     [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "why?"}]}],
     [{"role": "user", "content": "a", "name": "b"}, {"role": "assistant", "content": None, "tool_calls": None}],
+    [{"role": "assistant", "content": "a", "tool_calls": [], "provider_specific_fields": {"a": []}, "reasoning": "b"}],
 )
 _PROMPTS: tuple[Any, ...] = ("a lighthouse", ["a", "b"], [5, 6, 7], [[5], [6, 7]], "<|end|>", "é東\U0001f600")
 
