@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.known_hosts import checked_origin
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
 from slipstream.settings import Names, ServiceSettings
@@ -51,6 +52,10 @@ class GatewaySettings(ServiceSettings):
     """Host names that clients may call this server by while no keys are required, beside localhost, any IP address,
     `--host` and, beyond loopback, this machine's name; `*` allows all. Other names are refused, as are requests of web
     pages from elsewhere: a page must not be able to use a server that only its visitor's browser can reach."""
+
+    allowed_origins: Names = ()
+    """Origins of web pages that may use this server from a browser, such as `https://chat.example.org`; `*` allows all.
+    Their requests are let in, and answered with CORS headers. Without it there are no CORS headers."""
 
     max_connections: Annotated[int, Ge(0)] = 0
     """Most HTTP connections open at a time; 0 derives it from the limit of file descriptors, at most 16384. Beyond it
@@ -128,6 +133,11 @@ class GatewaySettings(ServiceSettings):
         if value is not None and not value.is_file():
             raise ValueError("no such file")
         return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(checked_origin(origin) for origin in value)
 
     @field_validator("model")
     @classmethod

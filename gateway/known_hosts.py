@@ -17,20 +17,24 @@ ANY_HOST: Final = "*"
 """Stands for all names, which turns the checks off."""
 
 _LOCAL_NAME: Final = "localhost"
+_NO_ORIGIN: Final = "null"
+"""What browsers write for pages without an origin of their own, such as files."""
 
 
 class KnownHosts:
     """Names of the server: its addresses, localhost, what it listens on, this machine's name, and those given.
 
-    Names of `allowed` match without regard to case and port; `*` matches all.
+    Names of `allowed` match without regard to case and port; `*` matches all. `origins` are those of pages that are
+    trusted wherever they come from, as browsers write them; `*` matches all.
     """
 
-    __slots__ = ("_any", "_names")
+    __slots__ = ("_any", "_names", "_origins")
 
-    def __init__(self, bound: str, allowed: Sequence[str]) -> None:
+    def __init__(self, bound: str, allowed: Sequence[str], origins: Sequence[str] = ()) -> None:
         names = {_LOCAL_NAME, bound, *allowed} | (set() if _is_loopback(bound) else {socket.gethostname()})
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._any = ANY_HOST in allowed
+        self._origins = frozenset(origins)
 
     def knows(self, host: str) -> bool:
         """Whether a `Host` header, with or without port, names this server. An address always does: it is no name."""
@@ -38,12 +42,22 @@ class KnownHosts:
         return self._any or (name is not None and (name in self._names or _address(name) is not None))
 
     def trusts(self, origin: str, host: str) -> bool:
-        """Whether a page of `origin` may send requests here: it is of this server, or of this machine."""
-        if self._any:
+        """Whether a page of `origin` may send requests here: it is of this server, of this machine, or named."""
+        if self._any or origin in self._origins or ANY_HOST in self._origins:
             return True
         parts = origin.partition("://")
         name = _name(parts[2]) if parts[0] in ("http", "https") else None
         return name is not None and (name in self._names or name == _name(host) or _is_loopback(name))
+
+
+def checked_origin(text: str) -> str:
+    """An origin as browsers write it. ValueError unless it is scheme://host[:port], `null` or `*`."""
+    if text in (ANY_HOST, _NO_ORIGIN):
+        return text
+    scheme, separator, host = text.lower().removesuffix("/").partition("://")
+    if not (scheme and separator and _name(host)):
+        raise ValueError(f"{text!r} is no origin: write scheme://host or scheme://host:port")
+    return f"{scheme}://{host}"
 
 
 def _name(host: str) -> str | None:

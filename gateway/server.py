@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from gateway.config import GatewaySettings
 from gateway.connections import ConnectionLimits, ConnectionTable
+from gateway.cors import with_cors
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
 from gateway.http_api import create_app
 from gateway.http_protocol import BoundedHttpProtocol
@@ -120,15 +121,21 @@ class _HttpServer(uvicorn.Server):
 
 
 def _application(gateway: Gateway) -> ASGIApp:
-    """The OpenAI API, with requests refused that their headers speak against."""
+    """The OpenAI API, with requests refused that their headers speak against.
+
+    Pages of allowed origins can read those refusals too, so CORS is outermost.
+    """
     app = create_app(gateway)
     settings = gateway.settings
-    return RequestGuard(
+    guarded = RequestGuard(
         app,
         json_paths=[path for path, methods in app.openapi()["paths"].items() if "post" in methods],
-        known_hosts=None if gateway.keys.required else KnownHosts(settings.host, settings.allowed_hosts),
+        known_hosts=None
+        if gateway.keys.required
+        else KnownHosts(settings.host, settings.allowed_hosts, settings.allowed_origins),
         count=functools.partial(_count, gateway),
     )
+    return with_cors(guarded, settings.allowed_origins) if settings.allowed_origins else guarded
 
 
 def _connections(gateway: Gateway) -> ConnectionTable:

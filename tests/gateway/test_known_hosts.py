@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gateway.known_hosts import KnownHosts
+from gateway.known_hosts import KnownHosts, checked_origin
 
 LOCAL = KnownHosts("127.0.0.1", ())
 OPEN = KnownHosts("0.0.0.0", ("api.example.org",))
@@ -52,3 +52,21 @@ def test_pages_of_this_machine_or_server_are_trusted(origin: str) -> None:
 def test_other_pages_are_not(origin: str) -> None:
     assert not LOCAL.trusts(origin, "10.1.2.3:8000")
     assert KnownHosts("127.0.0.1", ("*",)).trusts(origin, "10.1.2.3:8000")
+
+
+def test_named_origins_are_trusted_wherever_they_lead() -> None:
+    named = KnownHosts("127.0.0.1", (), ("https://chat.example.org",))
+    assert named.trusts("https://chat.example.org", "10.1.2.3:8000")
+    for other in ("http://chat.example.org", "https://chat.example.org:8443", "https://a.chat.example.org", "null"):
+        assert not named.trusts(other, "10.1.2.3:8000")
+    assert KnownHosts("127.0.0.1", (), ("*",)).trusts("null", "10.1.2.3:8000")
+    assert not KnownHosts("127.0.0.1", (), ("*",)).knows("evil.example")
+
+
+def test_origins_are_written_as_browsers_write_them() -> None:
+    assert checked_origin("HTTPS://Chat.Example.org/") == "https://chat.example.org"
+    for good in ("*", "null", "http://localhost:3000", "http://[::1]:80", "app://x"):
+        assert checked_origin(good) == good
+    for bad in ("chat.example.org", "https://", "https://a/b", "https://a:b", "http://u@h", "https://a?b", ""):
+        with pytest.raises(ValueError, match="is no origin"):
+            checked_origin(bad)

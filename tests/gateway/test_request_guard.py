@@ -92,7 +92,11 @@ def test_names_can_be_given_and_keys_make_them_needless(tokenizer_folder: Path, 
         with GatewayProcess(tokenizer_folder, verify.address, *named) as gateway:
             for host, status in (("api.example.org:443", 200), ("LLM", 200), ("evil.example", 403), ("10.9.8.7", 200)):
                 assert httpx.get(f"{gateway.http_url}/ready", headers={"host": host}, timeout=60).status_code == status
-        with GatewayProcess(tokenizer_folder, verify.address, "--api-keys-file", str(file)) as gateway:
+        keyed = ("--api-keys-file", str(file), "--allowed-origins", "*")
+        with GatewayProcess(tokenizer_folder, verify.address, *keyed) as gateway:
             headers = raw_http.JSON | {"host": "evil.example", "authorization": "Bearer sk-good"}
             assert post(gateway, headers)[0] == 200
             assert post(gateway, headers | {"authorization": "Bearer sk-bad"})[0] == 401
+            for key, status in (("Bearer sk-good", 200), ("Bearer sk-bad", 401)):
+                found, answer = post(gateway, headers | {"authorization": key, "origin": "https://chat.example.org"})
+                assert (found, "access-control-allow-origin: *\r\n" in answer) == (status, True)

@@ -110,6 +110,8 @@ def test_a_port_in_use_is_said_so(tokenizer_folder: Path) -> None:
         (["--model", ".", "--chat-template", "/nowhere"], "--chat-template: no such file"),
         (["--model", ".", "--verify", "nowhere"], "is not host:port"),
         (["--http-port", "70000"], "--http-port"),
+        (["--allowed-origins", "chat.example.org"], "--allowed-origins: 'chat.example.org' is no origin"),
+        (["--keep-alive-seconds", "0"], "--keep-alive-seconds: should be greater than or equal to 1"),
     ],
 )
 def test_bad_settings_are_named(arguments: list[str], words: str) -> None:
