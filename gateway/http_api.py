@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway import request_id
-from gateway.http_errors import error_response, plain_error
+from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
 from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
@@ -37,6 +38,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/v1/models/{model:path}", api.get_model, responses=API_RESPONSES["model"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], responses=API_RESPONSES["completions"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], responses=API_RESPONSES["chat"])
+    app.add_api_route("/tokenize", api.tokenize, methods=["POST"], responses=API_RESPONSES["tokenize"])
+    app.add_api_route("/detokenize", api.detokenize, methods=["POST"], responses=API_RESPONSES["detokenize"])
+    app.add_api_route("/version", api.version, responses=PROBE_RESPONSES["version"])
     app.add_api_route("/health", api.health, responses=PROBE_RESPONSES["health"])
     app.add_api_route("/ready", api.ready, responses=PROBE_RESPONSES["ready"])
     app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
@@ -51,10 +55,11 @@ def create_app(gateway: Gateway) -> FastAPI:
 class OpenAiApi:
     """The endpoints."""
 
-    __slots__ = ("_gateway",)
+    __slots__ = ("_gateway", "_version")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._version = importlib.metadata.version("slipstream-server")
 
     async def list_models(self, request: Request) -> Response:
         """The models that can be asked for."""
@@ -77,6 +82,18 @@ class OpenAiApi:
     async def complete(self, request: Request) -> Response:
         """Continue a text, or several."""
         return await self._generate(request, Job.COMPLETION, CompletionShape())
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text, or of a conversation as the model's chat template writes it."""
+        return await self._write(request, Job.TOKENIZE_HTTP)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        return await self._write(request, Job.DETOKENIZE_HTTP)
+
+    async def version(self) -> Response:
+        """The version of this server."""
+        return _json({"version": self._version})
 
     async def health(self) -> Response:
         """Whether the process lives."""
@@ -107,6 +124,14 @@ class OpenAiApi:
 
     def _authenticate(self, request: Request) -> str | None:
         return self._gateway.keys.tenant_of(request.headers.getlist("authorization"))
+
+    async def _write(self, request: Request, job: Job) -> Response:
+        """The answer that a text worker writes."""
+        self._authenticate(request)
+        raw = await _read_body(request, self._gateway.settings.max_body_bytes)
+        body = await self._gateway.text.answer(job, raw, self._gateway.model())
+        self._gateway.metrics.answered("http", "200")
+        return Response(body, media_type="application/json")
 
     async def _generate(self, request: Request, job: Job, shape: Shape) -> Response:
         tenant = self._authenticate(request)
@@ -161,6 +186,8 @@ async def _read_body(request: Request, most: int) -> bytearray:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return unknown_path(request.method, request.url.path)
     message = f"{error.detail}: {request.method} {request.url.path}"
     return plain_error(error.status_code, message, error.headers)
 

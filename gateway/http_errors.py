@@ -10,7 +10,7 @@ from typing import Final
 import orjson
 from starlette.responses import Response
 
-from gateway.limits import ContextLengthError, UnknownModelError
+from gateway.limits import ContextLengthError, UnknownModelError, shortened
 from gateway.openai_types import ErrorResponse
 from gateway.text.body import UnknownFieldError, UnsupportedFieldError
 from gateway.text.json_values import MalformedBodyError
@@ -59,7 +59,15 @@ def _retry_seconds(error: BaseException) -> int:
     return max(1, math.ceil(seconds or 0.0))
 
 
-def plain_error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer for errors of HTTP itself, such as an unknown path."""
-    body: ErrorResponse = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+def unknown_path(method: str, path: str) -> Response:
+    """The answer where there is no endpoint, under OpenAI's own code for it."""
+    message = f"{method} {shortened(path)} is not supported by this server; GET /openapi.json lists what is"
+    return plain_error(404, message, code="unknown_url")
+
+
+def plain_error(
+    status: int, message: str, headers: Mapping[str, str] | None = None, code: str | None = None
+) -> Response:
+    """An answer for errors of HTTP itself."""
+    body: ErrorResponse = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return Response(orjson.dumps(body), status, headers, "application/json")

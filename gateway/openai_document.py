@@ -14,11 +14,15 @@ from gateway.openai_types import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    DetokenizedText,
     ErrorResponse,
     Health,
     ModelEntry,
     ModelList,
+    Tokens,
+    Version,
 )
+from gateway.tokenize_schema import DetokenizeRequest, TokenizeRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -62,8 +66,11 @@ API_RESPONSES: Final[dict[str, Responses]] = {
     "model": _responses(ModelEntry, 400, 401, 403, 404, 500, 503, 504),
     "completions": _responses(Completion, *_REASONS, events=True),
     "chat": _responses(ChatCompletion, *_REASONS, events=True),
+    "tokenize": _responses(Tokens, *_REASONS),
+    "detokenize": _responses(DetokenizedText, *_REASONS),
 }
 PROBE_RESPONSES: Final[dict[str, Responses]] = {
+    "version": {200: {"model": Version, "description": "The server's version."}},
     "health": {200: {"model": Health, "description": "The process lives."}},
     "ready": {
         200: {"model": Health, "description": "Requests are taken."},
@@ -73,6 +80,8 @@ PROBE_RESPONSES: Final[dict[str, Responses]] = {
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 
 
@@ -106,7 +115,7 @@ def _document(app: FastAPI, *, secured: bool) -> dict[str, Any]:
     if secured:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") or path in _BODIES:
                 for operation in operations.values():
                     operation["security"] = [{"key": []}]
     return document

@@ -170,6 +170,27 @@ class ModelList(TypedDict):
     data: list[ModelEntry]
 
 
+class Tokens(TypedDict):
+    """Answer of /tokenize. `max_model_len` is the model's context; `token_strs` are null unless asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(TypedDict):
+    """Answer of /detokenize."""
+
+    prompt: str
+
+
+class Version(TypedDict):
+    """Answer of /version."""
+
+    version: str
+
+
 class ErrorBody(TypedDict):
     """What went wrong: in words, by kind, in which field, and by a code for programs."""
 

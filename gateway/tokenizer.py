@@ -52,9 +52,13 @@ class Tokenizer:
             raise
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, special tokens left out. InternalError if the tokenizer fails on them."""
-        return decode(self._tokenizer, token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`. InternalError if the tokenizer fails on them."""
+        return decode(self._tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; empty beyond it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer for one output."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from gateway.limits import shortened
 from gateway.logit_bias import check_repeated_keys
-from gateway.openai_fields import UNSUPPORTED_KIND
+from gateway.openai_fields import UNSUPPORTED_KIND, Body
 from gateway.openai_schema import GenerationBody
 from gateway.text.json_values import KEYS_OF_AN_OBJECT, MalformedBodyError, Values, bounded, check_keys
 from slipstream.rpc.errors import InvalidArgumentError
 
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=Body)
+
+
+_CONDITIONS: Final = frozenset({"stream_options", "top_logprobs", "echo", "prompt"})
+"""Fields whose values depend on others', by which the errors of such checks are called."""
 
 
 class UnknownFieldError(InvalidArgumentError):
@@ -42,7 +46,7 @@ def read_body(raw: bytes | bytearray, kind: type[B]) -> tuple[B, Values]:
         body = kind.model_validate_json(values.json)
     except ValidationError as error:
         raise from_validation(error, values.json) from None
-    if body.logit_bias:
+    if isinstance(body, GenerationBody) and body.logit_bias:
         check_repeated_keys(written)
     return body, values
 
@@ -76,7 +80,7 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
     if kind == "missing":
         return InvalidArgumentError(f"missing required parameter: {name}", field=name)
     if not name:
-        return InvalidArgumentError(message, field=kind if kind in ("stream_options", "top_logprobs", "echo") else "")
+        return InvalidArgumentError(message, field=kind if kind in _CONDITIONS else "")
     return InvalidArgumentError(f"{name}: {message[:1].lower()}{message[1:]}", field=name)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import orjson
+
 from gateway import codec
 from gateway.limits import (
     ContextLengthError,
@@ -21,12 +23,21 @@ from gateway.limits import (
     check_prompt_tokens,
     check_token_ids,
 )
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody, content_length, for_template
+from gateway.openai_schema import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    GenerationBody,
+    content_length,
+    for_template,
+)
+from gateway.openai_types import DetokenizedText, Tokens
 from gateway.request import VerifyInfo
 from gateway.text.body import read_body
 from gateway.text.json_values import Values
 from gateway.text.prepared import Job, Prepared, token_array
 from gateway.text.wire_fields import check_fields
+from gateway.tokenize_schema import DetokenizeRequest, TokenizeRequest
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
 from slipstream.model_folder import TEMPLATE_FILE
@@ -35,6 +46,9 @@ from slipstream.v1 import gateway_pb2
 
 _MOST_RENDERED: Final = 16 * 1024 * 1024
 """Characters that a template may write where the tokenizer gives no bound."""
+
+_MOST_ANSWERED: Final = 16 * 1024 * 1024
+"""Bytes of an answer that a worker writes: a few bytes may name a token of a hundred."""
 
 _MOST_LEFT_OUT: Final = 4
 """Messages may have so many times the text that can fit the context."""
@@ -63,7 +77,7 @@ class Jobs:
         stages(os.fspath(file if file.is_file() else folder / "tokenizer_config.json"))
         self._template = ChatTemplate.from_folder(folder, template)
 
-    def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int]:
+    def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int] | bytes:
         """Do one job for the model of `info`."""
         match job:
             case Job.CHAT:
@@ -76,15 +90,16 @@ class Jobs:
                 request = self._read(gateway_pb2.TokenizeRequest, data)
                 check_model(request.model, info)
                 return self._prompt(request, info)[0]
+            case Job.TOKENIZE_HTTP:
+                return _answer(self._tokenize(data, info), "prompt")
+            case Job.DETOKENIZE_HTTP:
+                return _answer(self._detokenize(data, info), "tokens")
 
     def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
         body, _ = read_body(data, ChatCompletionRequest)
         check_model(body.model, info)
         check_choices(body.choices_per_prompt, self._most_choices)
-        check_message_count("messages", len(body.messages), info)
-        self._check_length(sum(map(content_length, body.messages)), info, field="messages")
-        prompt = self._encode_chat(list(map(for_template, body.messages)), info, field="messages")
-        return _prepared(body, (prompt,))
+        return _prepared(body, (self._encode_messages(body.messages, info),))
 
     def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
         body, values = read_body(data, CompletionRequest)
@@ -120,6 +135,29 @@ class Jobs:
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
         )
+
+    def _tokenize(self, data: bytearray, info: VerifyInfo) -> Tokens:
+        body, _ = read_body(data, TokenizeRequest)
+        check_model(body.model or "", info)
+        if body.messages is not None:
+            ids = self._encode_messages(
+                body.messages,
+                info,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        else:
+            special = body.add_special_tokens is not False
+            ids = self._tokenise(body.prompt or "", info, field="prompt", add_special_tokens=special)
+        check_prompt_tokens(len(ids), info, field="prompt" if body.messages is None else "messages")
+        names = self._tokenizer.names(ids) if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": info.max_context, "tokens": ids.tolist(), "token_strs": names}
+
+    def _detokenize(self, data: bytearray, info: VerifyInfo) -> DetokenizedText:
+        body, values = read_body(data, DetokenizeRequest)
+        check_model(body.model or "", info)
+        ids = self._ids(body.tokens, values, info, field="tokens")
+        return {"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}
 
     def _read(self, kind: type[codec.M], data: bytearray) -> codec.M:
         check_fields(data, kind.DESCRIPTOR, self._most_bytes)
@@ -163,17 +201,44 @@ class Jobs:
             reason = f"the model's context is {info.max_context} tokens; {field} have {characters} characters"
             raise ContextLengthError(reason, field=field)
 
-    def _encode_chat(self, messages: Sequence[Message], info: VerifyInfo, *, field: str) -> array[int]:
+    def _encode_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        info: VerifyInfo,
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> array[int]:
+        """Token ids of the messages of a JSON body."""
+        check_message_count("messages", len(messages), info)
+        self._check_length(sum(map(content_length, messages)), info, field="messages")
+        return self._encode_chat(
+            list(map(for_template, messages)),
+            info,
+            field="messages",
+            add_generation_prompt=add_generation_prompt,
+            add_special_tokens=add_special_tokens,
+        )
+
+    def _encode_chat(
+        self,
+        messages: Sequence[Message],
+        info: VerifyInfo,
+        *,
+        field: str,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> array[int]:
         """Token ids of a conversation. The template is stopped once its text cannot fit the context any more."""
         longest = self._tokenizer.most_characters(info.max_context) or _MOST_RENDERED
         pieces, length = [], 0
-        for piece in self._template.pieces(messages, field=field):
+        for piece in self._template.pieces(messages, field=field, add_generation_prompt=add_generation_prompt):
             pieces.append(piece)
             length += len(piece)
             if length > longest:
                 reason = f"the chat template writes more than {longest} characters for {field}"
                 raise ContextLengthError(f"{reason}; the model's context is {info.max_context} tokens", field=field)
-        return self._tokenise("".join(pieces), info, field=field, add_special_tokens=False)
+        return self._tokenise("".join(pieces), info, field=field, add_special_tokens=add_special_tokens)
 
     def _tokenise(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> array[int]:
         if (fewest := self._tokenizer.fewest_tokens(text)) >= info.max_context:
@@ -204,6 +269,14 @@ def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tup
         include_usage=body.include_usage,
         return_token_ids=bool(body.return_token_ids),
     )
+
+
+def _answer(content: Tokens | DetokenizedText, field: str) -> bytes:
+    """The body of an answer. InvalidArgumentError naming `field` if it is out of all proportion."""
+    body = orjson.dumps(content)
+    if len(body) > _MOST_ANSWERED:
+        raise InvalidArgumentError(f"{field}: the answer would have more than {_MOST_ANSWERED} bytes", field=field)
+    return body
 
 
 def _check_unicode(text: str, field: str) -> None:

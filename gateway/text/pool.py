@@ -97,6 +97,11 @@ class TextWorkers:
         ids: array[int] = await self._run(Job.TOKENIZE, payload, info)
         return ids
 
+    async def answer(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> bytes:
+        """The body of the answer to a request that a worker answers by itself. Errors as of `prepare`."""
+        body: bytes = await self._run(job, payload, info)
+        return body
+
     async def _run(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Any:
         if self._facts[0] is not info:
             self._facts = (info, pickle.dumps(info, pickle.HIGHEST_PROTOCOL))

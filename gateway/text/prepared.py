@@ -24,9 +24,20 @@ class Job(IntEnum):
     """GenerateRequest; yields Prepared."""
     TOKENIZE = 3
     """TokenizeRequest; yields the token ids as an array."""
+    TOKENIZE_HTTP = 4
+    """Body of POST /tokenize; yields the answer's body."""
+    DETOKENIZE_HTTP = 5
+    """Body of POST /detokenize; yields the answer's body."""
 
 
-FIELDS: Final = {Job.CHAT: "messages", Job.COMPLETION: "prompt", Job.GENERATE: "prompt", Job.TOKENIZE: "prompt"}
+FIELDS: Final = {
+    Job.CHAT: "messages",
+    Job.COMPLETION: "prompt",
+    Job.GENERATE: "prompt",
+    Job.TOKENIZE: "prompt",
+    Job.TOKENIZE_HTTP: "prompt",
+    Job.DETOKENIZE_HTTP: "tokens",
+}
 """What an error names where the job cannot say more."""
 
 

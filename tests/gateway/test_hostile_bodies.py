@@ -66,7 +66,8 @@ def hostile_gateway(shared_verify: FakeVerify, tokenizer_folder: Path) -> Iterat
 
 def post(gateway: GatewayProcess, path: str, body: bytes) -> httpx.Response:
     headers = {"content-type": "application/json"}
-    return httpx.post(f"{gateway.http_url}/v1/{path}", content=body, headers=headers, timeout=120)
+    url = gateway.http_url + (path if path.startswith("/") else f"/v1/{path}")
+    return httpx.post(url, content=body, headers=headers, timeout=120)
 
 
 def filled(begin: bytes, unit: bytes, end: bytes, size: int = MOST - 64) -> bytes:
@@ -107,6 +108,9 @@ SHAPES: dict[str, tuple[str, bytes, str]] = {
         filled(CHAT + b'[{"role":"user","annotations":[', b'{"a":[]},', b"]}]}"),
         "messages",
     ),
+    "text to tokenise": ("/tokenize", filled(b'{"prompt":"', b"ab, ", b'"}'), "prompt"),
+    "tokens": ("/detokenize", filled(b'{"tokens":[', b"1,", b"]}"), "tokens"),
+    "tokens in lists": ("/detokenize", filled(b'{"tokens":[', b"[1],", b"]}"), "tokens"),
     "empty messages": ("chat/completions", filled(CHAT + b"[", b"{},", b"]}"), "messages"),
     "messages": ("chat/completions", many(CHAT + b"[", MESSAGE, b"]}"), "messages"),
     "parts": ("chat/completions", filled(CHAT + b'[{"role":"user","content":[', b"{},", b"]}]}"), "messages"),

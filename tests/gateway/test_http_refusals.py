@@ -124,7 +124,14 @@ def test_bad_prompts_of_completions(gateway: GatewayProcess, body: dict[str, Any
 def test_unknown_model_path_and_method(gateway: GatewayProcess) -> None:
     response = post(gateway, "chat/completions", CHAT | {"model": "gpt-9"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert post(gateway, "nothing", {}).status_code == 404
+    for path in ("responses", "embeddings", "messages", "nothing", "x" * 3000):
+        missing = post(gateway, path, {"model": "tiny", "input": "x"})
+        error = missing.json()["error"]
+        assert (missing.status_code, error["type"], error["param"]) == (404, "invalid_request_error", None)
+        assert error["code"] == "unknown_url"
+        assert f"POST /v1/{path[:100]}" in error["message"]
+        assert "is not supported by this server" in error["message"]
+        assert len(error["message"]) < 400
     refused = httpx.get(f"{gateway.http_url}/v1/completions", timeout=60)
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 

@@ -99,4 +99,9 @@ def test_names_can_be_given_and_keys_make_them_needless(tokenizer_folder: Path, 
             assert post(gateway, headers | {"authorization": "Bearer sk-bad"})[0] == 401
             for key, status in (("Bearer sk-good", 200), ("Bearer sk-bad", 401)):
                 found, answer = post(gateway, headers | {"authorization": key, "origin": "https://chat.example.org"})
+                asked = {"prompt": "x"}
+                tokenised = httpx.post(
+                    f"{gateway.http_url}/tokenize", json=asked, headers={"authorization": key}, timeout=60
+                )
+                assert tokenised.status_code == status
                 assert (found, "access-control-allow-origin: *\r\n" in answer) == (status, True)

@@ -1,0 +1,34 @@
+"""Answers that text workers write, where they end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.text.jobs import Jobs
+from gateway.text.prepared import Job
+from slipstream.rpc.errors import InvalidArgumentError
+from support.virtual_verify import INFO
+
+WIDE = replace(INFO, max_context=4_000_000)
+
+
+def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Path) -> None:
+    """A token takes a few bytes of the request, and as many as its name has of the answer."""
+    jobs = Jobs(tokenizer_folder, most_bytes=1, most_choices=1, stages=lambda file: None)
+
+    def asked(job: Job, body: str) -> bytes:
+        answer = jobs.run(job, bytearray(body, "ascii"), WIDE)
+        assert isinstance(answer, bytes)
+        return answer
+
+    name = "<|user|>"
+    (token,) = json.loads(asked(Job.TOKENIZE_HTTP, json.dumps({"prompt": name})))["tokens"]
+    few, many = (f'{{"tokens":[{token}{f",{token}" * (count - 1)}]}}' for count in (500_000, 2_200_000))
+    assert json.loads(asked(Job.DETOKENIZE_HTTP, few)) == {"prompt": name * 500_000}
+    with pytest.raises(InvalidArgumentError, match="more than 16777216 bytes") as caught:
+        asked(Job.DETOKENIZE_HTTP, many)
+    assert caught.value.field == "tokens"
