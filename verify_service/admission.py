@@ -47,8 +47,10 @@ class Admission:
         self._check_names(request)
         limit = self._limit(request)
         self._check_memory(request, limit)
-        proposer, max_nodes, max_depth = self._speculation(request.speculation)
         params = request.sampling
+        proposer, max_nodes, max_depth = self._speculation(request.speculation)
+        if params.max_tokens == 0:
+            proposer = ""
         seed = secrets.randbits(63) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self._eos_token_ids))
         self._tickets += 1
@@ -92,7 +94,8 @@ class Admission:
     def _limit(self, request: GenerationRequest) -> int:
         """Prompt and output tokens together at which the request ends.
 
-        Without max_tokens that is the end of the context, or of the KV cache if that holds less.
+        Without max_tokens that is the end of the context, or of the KV cache if that holds less; where it is 0 there is
+        a token that is decided and dropped.
         """
         prompt = len(request.prompt_token_ids)
         context = self._max_context
@@ -102,7 +105,7 @@ class Admission:
                 field="prompt_token_ids",
             )
         max_tokens = request.sampling.max_tokens
-        limit = max(prompt + 1, min(context, self._room)) if max_tokens is None else prompt + max_tokens
+        limit = max(prompt + 1, min(context, self._room)) if max_tokens is None else prompt + max(1, max_tokens)
         if limit > context:
             raise InvalidArgumentError(
                 f"max_tokens is {max_tokens}, but a prompt of {prompt} tokens in a context of {context} "

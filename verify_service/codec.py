@@ -13,6 +13,7 @@ from slipstream.v1 import sampling_pb2, verify_pb2
 from verify_service.facts import VerifyFacts
 from verify_service.link_types import DrafterState, LinkState, ProposerStatus
 from verify_service.loop_state import LoopState
+from verify_service.prompt_scores import PromptScores
 from verify_service.request import (
     FinishReason,
     GenerationRequest,
@@ -96,6 +97,7 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=given("logprobs", default.logprobs),
+        prompt_logprobs=given("prompt_logprobs", default.prompt_logprobs),
     )
 
 
@@ -116,6 +118,7 @@ def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -138,6 +141,8 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
     message = verify_pb2.RequestOutput(request_id=output.key.request_id, token_ids=output.token_ids, seed=output.seed)
     if output.logprobs:
         message.logprobs.extend(map(_position, output.logprobs))
+    if output.prompt_scores is not None:
+        message.prompt_logprobs.CopyFrom(_prompt_logprobs(output.prompt_scores))
     if output.step is not None:
         step = output.step
         message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
@@ -153,6 +158,17 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
     if output.error is not None:
         message.error.CopyFrom(_error(output.error))
     return message
+
+
+def _prompt_logprobs(scores: PromptScores) -> sampling_pb2.PromptLogprobs:
+    return sampling_pb2.PromptLogprobs(
+        first_position=scores.first,
+        logprobs=scores.logprobs.tolist(),
+        ranks=scores.ranks.tolist(),
+        top=scores.top_ids.shape[1],
+        top_ids=scores.top_ids.ravel().tolist(),
+        top_logprobs=scores.top_logprobs.ravel().tolist(),
+    )
 
 
 def _source(count: SourceCount) -> sampling_pb2.SourceCount:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.page_table import PageTable
+from verify_service.prompt_scores import PromptScores, next_tokens
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.row_builder import RowBuilder, StepRows
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float32]
 
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_SCORED_ROWS = 128
+"""Rows of a prompt whose logits, for logprobs of its tokens, are there at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +46,7 @@ class CpuStep(Launched):
     decisions: list[Decision]
     logits: FloatArray
     states: StepStates | None = None
+    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
 
 
 class CpuEngine:
@@ -113,13 +117,14 @@ class CpuEngine:
         rows = self._builder.build(items)
         capture = self._new_capture(len(rows.batch))
         logits = self._model.forward(self._cache, rows.batch, capture)
+        scores = self._score(items)
         if not rows.deciding:
-            return CpuStep((), [], logits, self._states(capture, items, []))
+            return CpuStep((), [], logits, self._states(capture, items, []), scores)
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
         sampled = sample(logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
         self._compact(decisions, rows.node_slots)
-        return CpuStep(rows.deciding, decisions, logits, self._states(capture, items, decisions))
+        return CpuStep(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
 
     def decide(self, launched: CpuStep) -> list[Decision]:
         return launched.decisions
@@ -134,6 +139,25 @@ class CpuEngine:
         chosen = np.array(decision.walk.tokens[:count], dtype=np.int32)
         rows = launched.logits[chosen_rows(decision, count)]
         return logprob_entries(chosen, *logprobs(rows, chosen, top))
+
+    def prompt_scores(self, launched: CpuStep, item: ScheduledRows) -> PromptScores:
+        return launched.scores[item]
+
+    def _score(self, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, PromptScores]:
+        """What the rows of the pass that has just run tell of their prompts' tokens."""
+        wanted = [item for item in items if item.scored]
+        places = places_of(items, {}) if wanted else {}
+        return {item: self._scores(item, places[item][0] - item.first) for item in wanted}
+
+    def _scores(self, item: ScheduledRows, offset: int) -> PromptScores:
+        """Of an item's `scored` positions; the row of each is `offset` from it."""
+        chosen, top = next_tokens(item.state.tokens, item.scored), item.state.sampling.prompt_logprobs or 0
+        rows = np.arange(item.scored.start + offset, item.scored.stop + offset, dtype=np.int32)
+        parts = [
+            logprobs(self._model.last_logits(rows[at : at + _SCORED_ROWS]), chosen[at : at + _SCORED_ROWS], top)
+            for at in range(0, len(rows), _SCORED_ROWS)
+        ]
+        return PromptScores(item.scored.start + 1, *map(np.concatenate, zip(*parts, strict=True)))
 
     def _timed(self, batch: RowBatch) -> float:
         begun = time.perf_counter()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from slipstream.rpc.errors import InternalError
 from verify_service.device_fault import end_if_device_lost
 from verify_service.drafting import Drafting
-from verify_service.outputs import PLAIN_STEP, end_output, step_output
+from verify_service.outputs import PLAIN_STEP, end_output, score_outputs, step_output
 from verify_service.pipeline import Step
 from verify_service.request import FinishReason, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
+from verify_service.scheduler import ScheduledRows
 from verify_service.step_engine import Decision, StepEngine
 from verify_service.tally import by_source
 from verify_service.verifier import NO_TOKEN
@@ -23,11 +25,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Decided:
-    """A decided step; `entries` are its decisions, the tokens of each that are output, and why the output ends."""
+    """A decided step; `entries` are its decisions, the tokens of each that are output, and why the output ends.
+
+    `scored` are the items whose rows tell logprobs of their prompts.
+    """
 
     step: Step
     seconds: float
     now: float
+    scored: Sequence[ScheduledRows] = ()
     entries: list[tuple[Decision, tuple[int, ...], FinishReason | None]] = field(default_factory=list)
 
 
@@ -47,9 +53,15 @@ class Epilogue:
         """Whether there is anything left to do."""
         return bool(self._decided or self._outputs)
 
-    def begin(self, step: Step, seconds: float, now: float) -> None:
-        """A step is decided, which took the engine so many seconds; `now` is time.monotonic()."""
-        self._decided.append(_Decided(step, seconds, now))
+    def begin(self, step: Step, live: Sequence[ScheduledRows], seconds: float, now: float) -> None:
+        """A step is decided, which took the engine so many seconds; `now` is time.monotonic().
+
+        `live` are its items whose requests are not over. Their prompts' tokens count as scored as far as they are.
+        """
+        scored = [item for item in live if item.scored]
+        for item in scored:
+            item.state.scored = item.scored.stop
+        self._decided.append(_Decided(step, seconds, now, scored))
 
     def add(self, decision: Decision, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """A decision of that step has made `tokens` output, which ends there for `reason`, if it does."""
@@ -65,19 +77,30 @@ class Epilogue:
         decided, self._decided = self._decided, []
         for each in decided:
             self._learn(each)
+            for item in each.scored:
+                self._try(each, item.state, failed, partial(self._scores, each, item))
             for decision, tokens, reason in each.entries:
-                state = decision.item.state
-                if state in failed:
-                    continue
-                try:
-                    self._outputs.append(self._output(each, decision, tokens, reason))
-                except Exception:  # noqa: BLE001 - the loop must outlive any step
-                    _log.exception("the output of a verify step failed")
-                    end_if_device_lost()
-                    failed.append(state)
-                    error = InternalError("the verify step of this request failed")
-                    self._outputs.append(end_output(state, FinishReason.ERROR, each.now, error))
+                self._try(each, decision.item.state, failed, partial(self._output, each, decision, tokens, reason))
         return failed
+
+    def _try(
+        self,
+        decided: _Decided,
+        state: RequestState,
+        failed: list[RequestState],
+        write: Callable[[], Iterable[StepOutput]],
+    ) -> None:
+        """Add what `write` makes of a request, unless that is among the `failed`, which it joins if that fails."""
+        if state in failed:
+            return
+        try:
+            self._outputs.extend(write())
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("the output of a verify step failed")
+            end_if_device_lost()
+            failed.append(state)
+            error = InternalError("the verify step of this request failed")
+            self._outputs.append(end_output(state, FinishReason.ERROR, decided.now, error))
 
     def take(self) -> list[StepOutput]:
         """The outputs written since the last call."""
@@ -95,12 +118,15 @@ class Epilogue:
         except Exception:  # noqa: BLE001 - it may cost speed and nothing else
             _log.exception("nothing is learnt from a step")
 
+    def _scores(self, decided: _Decided, item: ScheduledRows) -> Iterable[StepOutput]:
+        return score_outputs(item.state, self._engine.prompt_scores(decided.step.launched, item))
+
     def _output(
         self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None
-    ) -> StepOutput:
-        logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens))
+    ) -> Iterable[StepOutput]:
+        logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens)) if tokens else ()
         speculation = self._count(decision, len(tokens))
-        return step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now)
+        return (step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now),)
 
     def _count(self, decision: Decision, count: int) -> SpeculationStep:
         """Enter a decision of which `count` tokens are output into the figures."""

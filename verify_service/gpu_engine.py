@@ -19,6 +19,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.gpu_rows import GpuRows
 from verify_service.late_trees import read, unread
 from verify_service.page_table import PageTable
+from verify_service.prompt_scores import PromptScores
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
@@ -38,7 +39,10 @@ _NODES, _TOKENS = 2, 2 + MAX_ROWS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStep(Launched):
-    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the first is asked for."""
+    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the first is asked for.
+
+    So are `scores`, by item.
+    """
 
     first_rows: list[int]
     ticket: Ticket
@@ -49,6 +53,7 @@ class GpuStep(Launched):
     """Whether states reach the host compacted to what could be accepted."""
     decisions: list[Decision] = field(default_factory=list)
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
 
 
 class GpuEngine:
@@ -139,6 +144,8 @@ class GpuEngine:
         routes, self._routes = self._routes, {}
         self._know(items)
         plan, deciding = self._rows.build(items, self._places)
+        if scored := [item for item in items if item.scored]:
+            plan.scored = self._rows.scored(items, scored)
         first_rows = plan.deciding[:, 0].tolist()
         packed = plan.has_trees and not len(plan.prefills)
         if self._boundaries:
@@ -178,6 +185,19 @@ class GpuEngine:
         if not launched.logprobs:
             self._take_logprobs(launched)
         return launched.logprobs[decision.first_row][:count]
+
+    def prompt_scores(self, launched: GpuStep, item: ScheduledRows) -> PromptScores:
+        if not launched.scores:
+            values, ranks, ids, logs = self._model.scores(launched.ticket)
+            end = 0
+            for each in launched.items:
+                start, end = end, end + len(each.scored)
+                if end > start:
+                    top, part = each.state.sampling.prompt_logprobs or 0, slice(start, end)
+                    launched.scores[each] = PromptScores(
+                        each.scored.start + 1, values[part], ranks[part], ids[part, :top], logs[part, :top]
+                    )
+        return launched.scores[item]
 
     def _know(self, items: Sequence[ScheduledRows]) -> None:
         """Wait for the trees that the device has alone where the pass cannot take them from there."""

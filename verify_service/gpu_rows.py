@@ -14,6 +14,7 @@ from slipstream_kernels.models.gpu.plan_kernels import lay_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.choice_tables import choice_tables
 from verify_service.page_table import PageTable
+from verify_service.prompt_scores import next_tokens
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
 
@@ -68,6 +69,18 @@ class GpuRows:
                 places[item] = [*range(row, end), *places[item]] if item in places else range(row, end)
                 row = end
         return places
+
+    def scored(self, items: Sequence[ScheduledRows], scored: Sequence[ScheduledRows]) -> IntArray:
+        """`PassPlan.scored` of those of a plan's items that have scored positions, one item after the other."""
+        places = self.places(items, {})
+        tables = []
+        for item in scored:
+            rows = places[item][item.scored.start - item.first : item.scored.stop - item.first]
+            table = np.empty((len(rows), 3), dtype=np.int32)
+            table[:, 0], table[:, 1] = rows, next_tokens(item.state.tokens, item.scored)
+            table[:, 2] = item.state.sampling.prompt_logprobs or 0
+            tables.append(table)
+        return np.concatenate(tables)
 
     @staticmethod
     def packed_places(

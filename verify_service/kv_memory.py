@@ -62,7 +62,7 @@ class KVMemory:
         """Whether `running`, once its prompt is computed, will spare `waiting` a page that the cache lacks now."""
         if not self._caching or running.namespace != waiting.namespace:
             return False
-        tokens, size = waiting.tokens[:-1], self._page_size
+        tokens, size = waiting.tokens[: waiting.reusable], self._page_size
         if running.tokens[:size] != tokens[:size]:
             return False
         matched = self._cache.match(waiting.namespace, tokens)
@@ -72,11 +72,11 @@ class KVMemory:
     def begin(self, state: RequestState) -> None:
         """Give a request that `fits` and took line `state.line` its cached prefix, and pages for all its tokens.
 
-        The last token is never taken from the cache, so that its logits exist.
+        What is not `reusable` is never taken from the cache, so that its logits exist.
         """
         state.prefilled = False
         if self._caching:
-            state.lease = self._cache.acquire(state.namespace, state.tokens[:-1])
+            state.lease = self._cache.acquire(state.namespace, state.tokens[: state.reusable])
             state.pages = list(state.lease.pages)
             state.computed = state.settled = len(state.pages) * self._page_size
             self.page_table.write(state.line, 0, state.pages)

@@ -265,7 +265,7 @@ class VerifyLoop:
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
-        self._epilogue.begin(step, seconds, now)
+        self._epilogue.begin(step, live, seconds, now)
         for item in live:
             item.state.settled = item.base
         features = self._features.take(step, live, [decision.item for decision in decisions])
@@ -295,7 +295,7 @@ class VerifyLoop:
         if not state.prefilled:
             state.prefilled = True
             self._memory.share(state)
-        if not state.first_token_at:
+        if tokens and not state.first_token_at:
             state.first_token_at = now
         self._epilogue.add(decision, tokens, reason)
         if reason is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from slipstream.rpc.errors import SlipstreamError
+from verify_service.prompt_scores import PromptScores
 from verify_service.request import (
     FinishReason,
     GenerationRequest,
@@ -24,6 +25,8 @@ def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishR
 
     The deciding token itself is output. A stop at the last token the limit allows counts as a stop.
     """
+    if state.only_scores:
+        return 0, FinishReason.LENGTH
     room = state.limit - len(state.tokens)
     if len(tokens) < room and state.stop_ids.isdisjoint(tokens):
         return len(tokens), None
@@ -53,6 +56,11 @@ def step_output(
     return StepOutput(
         state.key, tokens, logprobs, step, reason, usage=usage_of(state), timings=timings_of(state, now), seed=seed
     )
+
+
+def score_outputs(state: RequestState, scores: PromptScores) -> Iterator[StepOutput]:
+    """Outputs that tell logprobs of the prompt."""
+    return (StepOutput(state.key, prompt_scores=piece) for piece in scores.pieces())
 
 
 def end_output(

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from slipstream.rpc.errors import SlipstreamError
+from verify_service.prompt_scores import PromptScores
 
 
 class FinishReason(Enum):
@@ -30,7 +31,8 @@ class SamplingParams:
     """How tokens are chosen; ranges and meaning are those of slipstream/v1/sampling.proto.
 
     `seed` is None until one is assigned at admission; `max_tokens` None means as many as the context holds;
-    `logprobs` None means none, 0 the chosen token's alone. `logit_bias` holds (token id, bias) pairs.
+    `logprobs` None means none, 0 the chosen token's alone; so do `prompt_logprobs`, of the prompt's tokens, without
+    which `max_tokens` is at least 1. `logit_bias` holds (token id, bias) pairs.
     """
 
     temperature: float = 1.0
@@ -47,6 +49,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,8 @@ class StepOutput:
     """What one step yielded for one request.
 
     `usage`, `timings` and `finish_reason` are set on a request's last output, `error` with FinishReason.ERROR,
-    `seed` on the first output that carries tokens. `logprobs` has one entry a token where they were asked for.
+    `seed` on the first output that carries tokens. `logprobs` has one entry a token where they were asked for. The
+    prompt's own come before the first token, in order, in outputs of nothing else.
     """
 
     key: RequestKey
@@ -160,3 +164,4 @@ class StepOutput:
     timings: Timings | None = None
     error: SlipstreamError | None = None
     seed: int | None = None
+    prompt_scores: PromptScores | None = None

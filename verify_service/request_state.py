@@ -8,6 +8,8 @@ from verify_service.node_budget import Acceptance
 from verify_service.prefix_cache import Lease, Namespace
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
 
+_NOTHING = range(0)
+
 
 @dataclass(slots=True, eq=False)
 class RequestState:
@@ -23,7 +25,8 @@ class RequestState:
     `rests` its drafter is told nothing of it. One whose drafter is `behind` gets no tree before that has caught up.
     `gone` says that the loop has let go of it. `tenant` is whose share of the service the request counts to, "" where
     requests of all tenants are served in order of arrival. `most_rows` bounds the next tree, root included, where the
-    last one was cut for another tenant's share; else 0.
+    last one was cut for another tenant's share; else 0. `scored` of the prompt's tokens after the first have had their
+    logprobs decided, where these were asked for.
     """
 
     request: GenerationRequest
@@ -62,6 +65,7 @@ class RequestState:
     gone: bool = False
     tenant: str = ""
     most_rows: int = 0
+    scored: int = 0
 
     @property
     def key(self) -> RequestKey:
@@ -84,6 +88,24 @@ class RequestState:
     def remaining(self) -> int:
         """Tokens whose KV no step has been given to write; 1 while decoding."""
         return self.length - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Tokens, from the first on, whose KV may be another's: those whose logits nobody wants."""
+        if self.sampling.prompt_logprobs is not None and self.scored < self.prompt_length - 1:
+            return self.scored
+        return len(self.tokens) - 1
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether nothing but the prompt's logprobs is wanted: the token that its last row decides is dropped."""
+        return self.sampling.max_tokens == 0
+
+    def unscored(self, first: int, end: int) -> range:
+        """Of these positions those whose logits tell logprobs that are still wanted."""
+        if self.sampling.prompt_logprobs is None:
+            return _NOTHING
+        return range(max(first, self.scored), min(end, self.prompt_length - 1))
 
     @property
     def depth_left(self) -> int:

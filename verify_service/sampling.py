@@ -44,8 +44,9 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     check_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     if params.seed is not None:
         check_range("seed", params.seed, 0, 2**64 - 1)
-    if params.logprobs is not None:
-        check_range("logprobs", params.logprobs, 0, min(MAX_LOGPROBS, vocab_size))
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            check_range(name, count, 0, min(MAX_LOGPROBS, vocab_size))
     _validate_lengths(params)
     _validate_token_lists(params, vocab_size)
 
@@ -60,7 +61,7 @@ def _validate_temperature(temperature: float) -> None:
 
 def _validate_lengths(params: SamplingParams) -> None:
     if params.max_tokens is not None:
-        check_range("max_tokens", params.max_tokens, 1, 2**31 - 1)
+        check_range("max_tokens", params.max_tokens, 1 if params.prompt_logprobs is None else 0, 2**31 - 1)
     check_range("min_tokens", params.min_tokens, 0, 2**31 - 1)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidArgumentError(

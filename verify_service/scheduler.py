@@ -37,7 +37,8 @@ class ScheduledRows:
     The step `decides` where the rows reach the request's last token, whose value may be known to the engine alone;
     then drafted nodes, if there are any, hang below it in `tree`. Where the engine may not even know how many tokens
     the step before decides, there are `choices`, perhaps none: it takes the tree of the first that fits, or the root
-    alone. Until that step is decided, the rows are `unsettled`, and `first` is the least that it can be.
+    alone. Until that step is decided, the rows are `unsettled`, and `first` is the least that it can be. The logits at
+    positions `scored` tell logprobs of the prompt's next tokens, which the request wants.
     """
 
     state: RequestState
@@ -51,10 +52,12 @@ class ScheduledRows:
     """Nodes of such a tree that were worth their rows, where that is not all of them."""
     first: int = field(init=False)
     decides: bool = field(init=False)
+    scored: range = field(init=False)
 
     def __post_init__(self) -> None:
         self.first = self.state.computed
         self.decides = self.first + self.count == self.state.length
+        self.scored = self.state.unscored(self.first, self.first + self.count)
 
     @property
     def base(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from verify_service.device_ring import Span
+from verify_service.prompt_scores import PromptScores
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.scheduler import ScheduledRows
@@ -136,6 +137,10 @@ class StepEngine(Protocol[L]):
 
         To be called before the second launch after that of the decision's step.
         """
+        ...
+
+    def prompt_scores(self, launched: L, item: ScheduledRows) -> PromptScores:
+        """Logprobs of the tokens that follow the positions `item.scored`, from the raw logits. The step is decided."""
         ...
 
     def pass_costs(self) -> list[tuple[int, int, float]]:

@@ -34,6 +34,7 @@ _RICH = SamplingParams(
     max_tokens=_TOKENS,
     min_tokens=2,
     logprobs=2,
+    prompt_logprobs=2,
 )
 
 

@@ -48,6 +48,7 @@ class HostTicket:
         self.keeps_logits = keeps_logits
         self.logits: NDArray[np.float32] | None = None
         self.rows: IntArray | None = None
+        self.scores: tuple[Any, Any, Any, Any] | None = None
         self.error: Exception | None = None
 
     def done(self) -> bool:
@@ -143,6 +144,10 @@ class HostModel:
         assert ticket.logits is not None and ticket.keeps_logits
         return logprobs(np.ascontiguousarray(ticket.logits[logit_indices]), chosen, top)
 
+    def scores(self, ticket: HostTicket) -> tuple[Any, Any, Any, Any]:
+        assert ticket.scores is not None
+        return ticket.scores
+
     def _run(self, plan: PassPlan, ticket: HostTicket) -> None:
         laid_out = len(plan.logit_rows)
         plan, kept = self._choose(plan)
@@ -164,6 +169,9 @@ class HostModel:
             logit_rows=plan.logit_rows,
         )
         ticket.logits = np.array(self._model.forward(self._cache, batch))
+        if len(plan.scored):
+            rows, tokens, tops = map(np.ascontiguousarray, plan.scored.T)
+            ticket.scores = logprobs(self._model.last_logits(rows), tokens, int(tops.max()))
         sampled = sample(ticket.logits, self._sampling(plan, ids, paths)) if len(plan.logit_rows) else ids[:0]
         ticket.rows = np.full((len(plan.deciding), 130), STALE, dtype=np.int32)
         for item, result in zip(plan.deciding.tolist(), ticket.rows, strict=True):

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.admission import Admission
@@ -24,6 +26,7 @@ from verify_service.request import (
     StepOutput,
 )
 from verify_service.request_state import RequestState
+from verify_service.step_logprobs import logprob_entries
 from verify_service.tree_source import Committed, FeatureTaker, ForesightSource, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
@@ -36,6 +39,7 @@ class Answer:
     """All that one request was told."""
 
     outputs: list[StepOutput] = field(default_factory=list)
+    prompt: tuple[int, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -44,6 +48,21 @@ class Answer:
     @property
     def logprobs(self) -> tuple[PositionLogprobs, ...]:
         return tuple(entry for output in self.outputs for entry in output.logprobs)
+
+    @property
+    def prompt_scores(self) -> tuple[PositionLogprobs, ...]:
+        """Those of the prompt's tokens from the second on, which come in order and before any token."""
+        entries: list[PositionLogprobs] = []
+        for output in self.outputs:
+            scores = output.prompt_scores
+            if scores is not None:
+                assert not (output.token_ids or output.finish_reason) and scores.first == 1 + len(entries)
+                chosen = self.prompt[scores.first : scores.first + len(scores.logprobs)]
+                arrays = scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs
+                entries.extend(logprob_entries(np.array(chosen, dtype=np.int32), *arrays))
+        told = [output.prompt_scores is not None for output in self.outputs]
+        assert told == sorted(told, reverse=True)
+        return tuple(entries)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -94,6 +113,8 @@ class LoopRunner:
             for request in part:
                 self.loop.submit(request)
             self.wait_for(lambda part=part: all(self.finished(request.key) for request in part))
+        for request in requests:
+            self.answers[request.key].prompt = request.prompt_token_ids
         return [self.answers[key] for key in keys]
 
 

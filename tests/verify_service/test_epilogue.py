@@ -61,7 +61,7 @@ def epilogue(*decisions: Decision) -> tuple[Epilogue, Learner]:
     learner = Learner()
     made = Epilogue(Engine(), learner)  # type: ignore[arg-type]  # what an epilogue uses of them
     items = [each.item for each in decisions]
-    made.begin(Step(items, Launched(items), 0.0), 0.25, 5.0)
+    made.begin(Step(items, Launched(items), 0.0), items, 0.25, 5.0)
     for each in decisions:
         made.add(each, each.walk.tokens, None)
     return made, learner

@@ -73,6 +73,13 @@ class CausalLM:
         """
         return self._backend.forward(cache, rows, capture)
 
+    def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Logits of rows of the last pass, int32 [n] in any order, as `forward` gives them; before there is another.
+
+        The bits are those that `forward` would have given. Raises ValueError for rows that it did not have.
+        """
+        return self._backend.last_logits(rows)
+
     def warm_up(self) -> None:
         """Compile, or read from the disk cache, every kernel of a pass. CheckpointError if logits are no numbers."""
         cache = self.new_cache(num_pages=1, page_size=8, scratch_slots=0)

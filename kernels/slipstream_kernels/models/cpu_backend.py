@@ -49,7 +49,7 @@ _arrays_of = attrgetter(*[field.name for field in fields(RowBatch)])
 class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
-    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "team")
+    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_rows", "team")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class CpuBackend:
         self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
         self._buffers: dict[str, Array] = {}
         self._capacity = 0
+        self._rows = 0  # of the last pass
         self._lock = threading.Lock()
         self.team = Team(threads)
         self._set(_sizes(config, self._entries) | {name: array.ctypes.data for name, array in self._arrays.items()})
@@ -91,6 +92,20 @@ class CpuBackend:
             )
             if fault:
                 raise ValueError(f"malformed batch: {_FAULTS[fault]}")
+            self._rows = len(rows)
+            if len(rows):
+                self.team.run(forward_job, self._args.ctypes.data)
+        return logits[:, : self._entries]
+
+    def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """See `CausalLM.last_logits`: a pass of no rows over what the last one has left in the residual stream."""
+        with self._lock:
+            if len(rows) and not 0 <= rows.min() <= rows.max() < self._rows:
+                raise ValueError(f"the last pass had {self._rows} rows, asked for {rows.min()} to {rows.max()}")
+            logits = np.empty((len(rows), int(self._args["vocab_stride"][0])), np.float32)
+            self._board[:] = 0
+            self._set({"rows": 0, "states": 0, "num_logit_rows": len(rows)})
+            self._set({"logit_rows": rows.ctypes.data, "logits": logits.ctypes.data})
             if len(rows):
                 self.team.run(forward_job, self._args.ctypes.data)
         return logits[:, : self._entries]

@@ -14,6 +14,7 @@ from slipstream_kernels.models.gpu.ops_namespace import Ops
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.rank_group import RankGroup
+from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import GpuWeights, LayerWeights
 
 Plan = PlanArrays[torch.Tensor]
@@ -26,6 +27,40 @@ class KVStore:
     keys: torch.Tensor
     values: torch.Tensor
     page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBuffers:
+    """Room for the logits of `rows` rows: `head_in` bfloat16 [rows, hidden], `logits` float32 [rows, vocab].
+
+    Of ranks that share a model also float32 `part` [rows, vocab of the shard] and `parts` [ranks, rows, the same].
+    """
+
+    head_in: torch.Tensor
+    logits: torch.Tensor
+    part: torch.Tensor
+    parts: torch.Tensor
+
+    @classmethod
+    def empty(cls, shard: Shard, rows: int, device: torch.device) -> HeadBuffers:
+        """Buffers of their own."""
+        config, ranks = shard.config, shard.size if shard.size > 1 else 0
+        return cls(
+            torch.empty(rows, config.hidden_size, dtype=torch.bfloat16, device=device),
+            torch.empty(rows, config.vocab_size, dtype=torch.float32, device=device),
+            torch.empty(rows if ranks else 0, shard.vocab_size, dtype=torch.float32, device=device),
+            torch.empty(ranks * rows * shard.vocab_size, dtype=torch.float32, device=device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.head_in.nbytes + self.logits.nbytes + self.part.nbytes + self.parts.nbytes
+
+    def first(self, rows: int) -> HeadBuffers:
+        """Those of fewer rows, in the same memory."""
+        part, ranks = self.part[:rows], self.parts.numel() // max(1, self.part.numel())
+        parts = self.parts[: ranks * part.numel()].view(ranks, *part.shape)
+        return HeadBuffers(self.head_in[:rows], self.logits[:rows], part, parts)
 
 
 class GpuForward:
@@ -99,6 +134,17 @@ class GpuForward:
     def hand(self, choices: ChoiceArrays[torch.Tensor], trees: torch.Tensor) -> None:
         """In front of `choose`: what it chooses from that is drafted on the device, in `trees`; see `hand_trees`."""
         self._ops.hand_trees(trees, choices.choices, choices.entries, choices.nodes, self._pool.results)
+
+    def head(self, x: torch.Tensor, rows: torch.Tensor, b: HeadBuffers) -> None:
+        """Logits of rows, int32 [n], of the residual stream behind the last layer; those of -1 are padding."""
+        ops, weights = self._ops, self._weights
+        ops.rms_norm(x, weights.final_norm, b.head_in, self._config.rms_norm_eps, rows)
+        if self._group is None:
+            ops.linear(b.head_in, weights.head, b.logits)
+            return
+        ops.linear(b.head_in, weights.head, b.part)
+        self._group.all_gather(b.parts, b.part)
+        b.logits.unflatten(1, (self._group.size, -1)).copy_(b.parts.transpose(0, 1))
 
     def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
         """Keep the rows' states at a boundary, those in the residual stream unless others are given."""
@@ -181,14 +227,8 @@ class GpuForward:
         self._ops.rank_sum(b.parts, b.x, b.x)
 
     def _decide(self, bucket: Bucket, plan: Plan, b: PassBuffers) -> None:
-        ops, weights, tables = self._ops, self._weights, self._tables
-        ops.rms_norm(b.x, weights.final_norm, b.head_in, self._config.rms_norm_eps, plan.logit_rows)
-        if self._group is None:
-            ops.linear(b.head_in, weights.head, b.logits)
-        else:
-            ops.linear(b.head_in, weights.head, b.logits_part)
-            self._group.all_gather(b.logits_parts, b.logits_part)
-            b.logits.unflatten(1, (self._group.size, -1)).copy_(b.logits_parts.transpose(0, 1))
+        ops, tables = self._ops, self._tables
+        self.head(b.x, plan.logit_rows, HeadBuffers(b.head_in, b.logits, b.logits_part, b.logits_parts))
         ops.sample(
             b.logits,
             plan.logit_rows,

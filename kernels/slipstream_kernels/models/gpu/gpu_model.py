@@ -32,6 +32,7 @@ from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.plan_buckets import bucket_of, buckets_of
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.resolved_limits import resolved_limits, shard_of
+from slipstream_kernels.models.gpu.row_scores import RowScorer, read_scores
 from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
 from slipstream_kernels.models.gpu.ticket import Ticket
 from slipstream_kernels.models.gpu.tree_chooser import TreeChooser
@@ -102,6 +103,7 @@ class GpuModel:
             if attention == FLASHINFER:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
             self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain)
+            self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = StateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = PassGraphs[Bucket](self._run)
@@ -281,6 +283,8 @@ class GpuModel:
                 self._chooser.run(bucket)
             self._graphs.run(bucket)
             ticket = self._receive(bucket, plan, buffer, copies)
+            if len(plan.scored):
+                ticket.scores = self._scorer.queue(self._pool.of(bucket).x, plan.scored)
         buffer.ticket = ticket
         self._recent.append(ticket)
         return ticket
@@ -306,6 +310,12 @@ class GpuModel:
             of_chosen, of_ids = ticket.logits.new_empty(n), ticket.logits.new_empty(n, top)
             self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
             return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
+
+    def scores(self, ticket: Ticket) -> tuple[Float32, Int32, Int32, Float32]:
+        """As `logprobs`, of the rows that the plan names as `scored`; they may be asked for at any time."""
+        assert ticket.scores is not None
+        with self._on_stream(self._side_stream):
+            return read_scores(ticket.scores)
 
     def warm_up(self) -> None:
         """Compile what no graph holds, so that no request waits for that."""

@@ -11,6 +11,7 @@ from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.row_scores import RowScorer
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.state_copies import StateSender
 from slipstream_kernels.models.gpu.weights import weight_bytes
@@ -89,7 +90,7 @@ def plan_memory(
         pages=0,
         scratch=limits.scratch_slots * per_token,
         partials=buffers["partials"] + (PlainAttention.num_bytes(shard, limits) if plain else 0),
-        logits=buffers["logits"] + kept_logits,
+        logits=buffers["logits"] + kept_logits + RowScorer.num_bytes(shard, limits),
         activations=buffers["activations"] + StateSender.num_bytes(limits, shard.config.hidden_size),
         tables=DeviceTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,

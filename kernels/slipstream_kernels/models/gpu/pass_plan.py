@@ -20,6 +20,10 @@ def _no_spans() -> Int32:
     return np.zeros((0, 4), np.int32)
 
 
+def _none_scored() -> Int32:
+    return np.zeros((0, 3), np.int32)
+
+
 def _no_choices() -> Int32:
     return np.zeros((0, CHOICE), np.int32)
 
@@ -54,6 +58,8 @@ class PassPlan:
     """[spans, 4]: first row, rows, line, prefix length; rows of a span share line and prefix"""
     prefills: Int32 = field(default_factory=_no_spans)
     """[spans, 4]: first row, rows, line, first position; consecutive committed tokens"""
+    scored: Int32 = field(default_factory=_none_scored)
+    """[any, 3]: row, a token whose logprob its logits are to tell, how many of the likeliest tokens are told beside"""
     choices: Int32 = field(default_factory=_no_choices)
     """[requests whose trees the device chooses, 8], as in `choose_trees`, but for the first segments. The pass consists
     of decoding items, `in_order`, `has_trees`, and follows the one whose results the choices are made by"""
@@ -124,6 +130,8 @@ class PassPlan:
             raise ValueError(f"spans hold {total} rows of {self.rows}, or some of them more than once")
         new = np.empty_like(old)
         new[old] = np.arange(total, dtype=np.int32)
+        scored = self.scored.copy()
+        scored[:, 0] = new[scored[:, 0]]
         spans[:, 0] = starts
         return replace(
             self,
@@ -137,4 +145,5 @@ class PassPlan:
             logit_rows=new[self.logit_rows],
             decodes=spans[: len(self.decodes)],
             prefills=spans[len(self.decodes) :],
+            scored=scored,
         )

@@ -12,7 +12,10 @@ from slipstream_kernels.models.gpu.pass_plan import CHOICE, Int32, PassPlan
 
 _ARRAYS = tuple(field.name for field in fields(PassPlan) if field.type == "Int32")
 _FLAGS = tuple(field.name for field in fields(PassPlan) if field.type == "bool")
-_COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills", "entries", "entry_nodes"), 4) | {"choices": CHOICE}
+_COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills", "entries", "entry_nodes"), 4) | {
+    "choices": CHOICE,
+    "scored": 3,
+}
 _NONE = -1
 assert {*_ARRAYS, *_FLAGS, "trees"} == {field.name for field in fields(PassPlan)}  # models of several ranks take none
 

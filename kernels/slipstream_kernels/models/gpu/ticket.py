@@ -10,6 +10,7 @@ from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.models.gpu.pass_plan import Int32
 
 if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.row_scores import RowScores
     from slipstream_kernels.models.gpu.state_copies import KeptStates
 
 
@@ -27,6 +28,7 @@ class Ticket:
         "_rows",
         "_states",
         "decided",
+        "scores",
     )
 
     def __init__(
@@ -54,6 +56,8 @@ class Ticket:
         self._moved: torch.cuda.Event | None = None
         self._states = states
         self._rows: Bits | None = None
+        self.scores: RowScores | None = None
+        """Of the plan's `scored` rows, where there are any."""
 
     def done(self) -> bool:
         """Whether `results` would not wait."""

@@ -40,6 +40,7 @@ def test_bytes_hold_everything() -> None:
     bias = np.array([0.5, -np.inf], np.float32)
     choices, entries = np.arange(16, dtype=np.int32).reshape(2, 8), np.arange(12, dtype=np.int32).reshape(3, 4)
     plan = dataclasses.replace(plan, choices=choices, entries=entries, entry_nodes=entries[:2] + 5)
+    plan = dataclasses.replace(plan, scored=np.arange(6, dtype=np.int32).reshape(2, 3))
     message = StepMessage(
         (
             LineChange(3, int32(*range(16)), int32(1, 2, 3), int32(), int32(5, 6), bias, None),

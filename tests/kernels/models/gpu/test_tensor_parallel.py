@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,8 +40,8 @@ class ThreadGroup:
         self._threads.barrier.wait()
 
 
-def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[list[int]], GpuModel]:
-    """Logits and results of a prompt, a tree beside another prompt, and a plain step."""
+def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[list[int]], torch.Tensor, GpuModel]:
+    """Logits, results and scores of a prompt, a tree beside another prompt, and a plain step."""
     model = GpuModel.load(folder, LIMITS, device="cpu", group=group, progress=False)
     model.kv.keys.fill_(torch.nan)
     model.kv.values.fill_(torch.nan)
@@ -48,14 +50,16 @@ def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[
         [Span(0, [7], 50, range(5), TokenTree((1, 2, 3), (-1, 0, -1))), Span(1, list(range(9)), 0, [8])],
         [Span(0, [-1], 51, range(5)), Span(1, [-1], 9, [8])],
     )
-    logits, results = [], []
+    logits, results, scores = [], [], []
     for spans in passes:
         for span in spans:
             model.set_pages(span.line, 0, span.pages)
-        ticket = model.launch(pass_of(model.limits, spans))
+        scored = np.array([(0, 7, 2), (len(spans[0].tokens) - 1, 9, 2)], np.int32)
+        ticket = model.launch(replace(pass_of(model.limits, spans), scored=scored))
         results.extend(ticket.results().tolist())
         logits.append(ticket.logits.clone())
-    return torch.cat(logits), results, model
+        scores.append(torch.from_numpy(model.scores(ticket)[0]))
+    return torch.cat(logits), results, torch.cat(scores), model
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -64,10 +68,11 @@ def test_ranks_compute_what_one_computes(family: str, tmp_path: Path) -> None:
     threads = Threads(2)
     with ThreadPoolExecutor(2) as pool:
         ranks = list(pool.map(lambda rank: decode(folder, ThreadGroup(threads, rank)), range(2)))
-    logits, results, whole = decode(folder, None)
+    logits, results, scores, whole = decode(folder, None)
     assert torch.equal(ranks[0][0], ranks[1][0]) and ranks[0][1] == ranks[1][1]
+    assert torch.equal(ranks[0][2], ranks[1][2]) and torch.allclose(ranks[0][2], scores, atol=0.05)
     assert float((ranks[0][0] - logits).norm() / logits.norm()) < 1e-2
     assert [row[66] for row in ranks[0][1]] == [row[66] for row in results]
-    for _, _, model in ranks:
+    for *_, model in ranks:
         assert model.kv.keys.shape[1] == 1 and model.kv_bytes_per_token() == whole.kv_bytes_per_token() / 2
         assert model.limits.num_pages == 10
