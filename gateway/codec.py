@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from gateway.prompt_logprobs import PromptLogprobs
 from gateway.request import (
     Delta,
     FinishReason,
@@ -47,6 +50,7 @@ _OPTIONAL_SAMPLING: Final = (
     "max_tokens",
     "min_tokens",
     "logprobs",
+    "prompt_logprobs",
 )
 
 
@@ -73,12 +77,16 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
 
 
 def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int]) -> verify_pb2.SessionRequest:
-    """A Submit; `output_token_ids` are those already received where a stream is resumed."""
+    """A Submit; `output_token_ids` are those already received where a stream is resumed.
+
+    The prompt's logprobs come before any of them, and are not asked for again.
+    """
+    sampling = replace(order.sampling, prompt_logprobs=None) if output_token_ids else order.sampling
     submit = verify_pb2.Submit(
         request_id=request_id,
         prompt_token_ids=() if order.prompt_wire else order.prompt_token_ids,
         output_token_ids=output_token_ids,
-        sampling=_write_sampling(order.sampling),
+        sampling=_write_sampling(sampling),
         tenant=order.tenant,
         adapter_id=order.adapter_id,
         choice_index=order.choice_index,
@@ -129,6 +137,8 @@ def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
     output = StepOutput(list(message.token_ids))
     if message.logprobs:
         output.logprobs = [_read_logprobs(entry) for entry in message.logprobs]
+    if message.HasField("prompt_logprobs"):
+        output.prompt_logprobs = _read_prompt_logprobs(message.prompt_logprobs)
     if message.HasField("step"):
         step = message.step
         sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in step.sources)
@@ -145,6 +155,17 @@ def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
             if message.error.HasField("retry_after"):
                 output.error.retry_after = message.error.retry_after
     return output
+
+
+def _read_prompt_logprobs(message: sampling_pb2.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(
+        message.first_position,
+        array("f", message.logprobs),
+        array("I", message.ranks),
+        message.top,
+        array("I", message.top_ids),
+        array("f", message.top_logprobs),
+    )
 
 
 def _read_logprobs(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
@@ -191,7 +212,7 @@ def read_speculation(message: sampling_pb2.Speculation) -> Speculation:
 
 
 def write_delta(delta: Delta, usage: Usage, seed: int | None) -> bytes:
-    """One GenerateResponse of the public stream. `seed` on the first one only; `usage` goes with the finish reason."""
+    """A GenerateResponse with output. `seed` on the first one only; `usage` goes with the finish reason."""
     message = gateway_pb2.GenerateResponse(text=delta.text, token_ids=delta.token_ids)
     if seed is not None:
         message.seed = seed
@@ -205,6 +226,24 @@ def write_delta(delta: Delta, usage: Usage, seed: int | None) -> bytes:
         step.SetInParent()
     if delta.finish_reason is not None:
         _write_end(message, delta, delta.finish_reason, usage)
+    return message.SerializeToString()
+
+
+def write_prompt_start(seed: int) -> bytes:
+    """The first GenerateResponse where the prompt's logprobs are asked for: with the entry of its first token."""
+    message = gateway_pb2.GenerateResponse(seed=seed)
+    message.prompt_logprobs.add()
+    return message.SerializeToString()
+
+
+def write_prompt_logprobs(scores: PromptLogprobs, token_ids: Sequence[int]) -> bytes:
+    """A GenerateResponse with logprobs of these tokens of a prompt."""
+    message, top = gateway_pb2.GenerateResponse(), scores.top
+    for index, (token, logprob, rank) in enumerate(zip(token_ids, scores.logprobs, scores.ranks, strict=True)):
+        position = message.prompt_logprobs.add()
+        position.chosen.token_id, position.chosen.logprob, position.chosen.rank = token, logprob, rank
+        for place, at in enumerate(range(index * top, index * top + top), start=1):
+            position.top.add(token_id=scores.top_ids[at], logprob=scores.top_logprobs[at], rank=place)
     return message.SerializeToString()
 
 

@@ -177,7 +177,7 @@ class Generation:
             if isinstance(error, ResourceExhaustedError) and error.retry_after is None:
                 error.retry_after = self._backend.queue.seconds(len(self.orders))
             raise error
-        if not self._first_token:
+        if not self._first_token and output.token_ids:
             self._first_token = self._elapsed()
         delta = choice.feed(output)
         if delta.finish_reason is not None:

@@ -163,6 +163,8 @@ class OpenAiApi:
             return_token_ids=request.return_token_ids,
             include_usage=request.include_usage,
             echoes=[echo for echo in request.echoes for _ in range(count)],
+            top=request.sampling.logprobs or 0,
+            prompt_logprobs=request.prompt_logprobs,
         )
         writer = OutputWriter(shape, generation, options, self._gateway.tokenizer)
         kind = EventStreamResponse if request.stream else WholeResponse

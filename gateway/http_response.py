@@ -25,6 +25,10 @@ _EVENT_STREAM: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 
+_JSON: Final = [(b"content-type", b"application/json")]
+_SEND_BYTES: Final = 256 * 1024
+"""Of an answer, from which on it is sent in parts."""
+
 _COMMENT: Final = b":\n\n"
 """A comment of an event stream, which clients pass over."""
 
@@ -69,7 +73,7 @@ class WholeResponse(GenerationResponse):
             for delta in deltas:
                 choices[delta.index].add(delta)
             deltas = await self._generation.next()
-        await Response(self._writer.body(choices), media_type="application/json")(scope, receive, send)
+        await _send_json(self._writer.body(choices), scope, receive, send)
 
 
 class EventStreamResponse(GenerationResponse):
@@ -84,6 +88,8 @@ class EventStreamResponse(GenerationResponse):
             while deltas:
                 for delta in deltas:
                     body += chunk(delta)
+                    if delta.prompt_logprobs is not None:  # which may be many, and have the loop all the time
+                        await asyncio.sleep(0)
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     body = b""
@@ -94,6 +100,24 @@ class EventStreamResponse(GenerationResponse):
                 raise
             body = b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_json(pieces: Iterator[bytes], scope: Scope, receive: Receive, send: Send) -> None:
+    """Send a document, whole if it is small, else as its pieces are made: others are served between any two."""
+    body, begun = bytearray(), False
+    for piece in pieces:
+        if begun or body:
+            await asyncio.sleep(0)
+        body += piece
+        if len(body) >= _SEND_BYTES:
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": _JSON})
+            await send({"type": "http.response.body", "body": bytes(body), "more_body": True})
+            body, begun = bytearray(), True
+    if begun:
+        await send({"type": "http.response.body", "body": bytes(body), "more_body": False})
+    else:
+        await Response(bytes(body), media_type="application/json")(scope, receive, send)
 
 
 @contextmanager

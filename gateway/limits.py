@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.request import Sampling, Speculation, VerifyInfo
+from gateway.request import Order, Sampling, Speculation, VerifyInfo
 from slipstream.rpc.errors import InvalidArgumentError, NotFoundError
 
 
@@ -48,8 +48,12 @@ REPETITION_PENALTY: Final = Range(0.009999999776482582, 2)
 PENALTY: Final = Range(-2, 2)
 BIAS: Final = Range(-100, 100)
 MAX_TOKENS: Final = Range(1, MAX_INT)
+SCORED_MAX_TOKENS: Final = Range(0, MAX_INT)
+"""Of requests that ask for the prompt's logprobs."""
 MIN_TOKENS: Final = Range(0, MAX_INT)
 LOGPROBS: Final = Range(0, 20)
+MAX_PROMPT_LOGPROBS: Final = 4 * 1024 * 1024
+"""Entries in the answer to one request: for each token of its prompts one, and those of alternatives."""
 MAX_NODES: Final = Range(1, 64)
 MAX_DEPTH: Final = Range(0, 63)
 MAX_BIASES: Final = 1024
@@ -93,9 +97,10 @@ def check_ranges(sampling: Sampling, *, prefix: str = "") -> None:
         ("repetition_penalty", REPETITION_PENALTY),
         ("presence_penalty", PENALTY),
         ("frequency_penalty", PENALTY),
-        ("max_tokens", MAX_TOKENS),
+        ("max_tokens", MAX_TOKENS if sampling.prompt_logprobs is None else SCORED_MAX_TOKENS),
         ("min_tokens", MIN_TOKENS),
         ("logprobs", LOGPROBS),
+        ("prompt_logprobs", LOGPROBS),
     ):
         _check(prefix + name, getattr(sampling, name), allowed)
 
@@ -177,11 +182,25 @@ def check_choices(count: int, most: int) -> None:
         raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {count}", field="n")
 
 
+def check_prompt_logprobs(orders: Sequence[Order], *, prefix: str = "") -> None:
+    """Raise InvalidArgumentError if an answer would have more log-probabilities of prompts than one may."""
+    asked = orders[0].sampling.prompt_logprobs
+    if asked is None:
+        return
+    count = (1 + asked) * sum(len(order.prompt_token_ids) for order in orders)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidArgumentError(
+            f"{prefix}prompt_logprobs, or logprobs with echo: an answer may have at most {MAX_PROMPT_LOGPROBS} of the "
+            f"prompts' tokens and of their alternatives, this one would have {count}",
+            field=prefix + "prompt_logprobs",
+        )
+
+
 def check_context(prompt_tokens: int, sampling: Sampling, info: VerifyInfo, *, field: str, prefix: str = "") -> None:
     """Raise if the prompt is empty, or with the output asked for does not fit the model's context."""
     if prompt_tokens == 0:
         raise InvalidArgumentError(f"{field} is empty", field=field)
-    wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
+    wanted = max(1, sampling.max_tokens or 0)
     if prompt_tokens + wanted > info.max_context:
         asked = "at least 1" if sampling.max_tokens is None else str(sampling.max_tokens)
         raise ContextLengthError(

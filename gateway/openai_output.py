@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
 
 from gateway.generation import Generation
+from gateway.openai_prompt_logprobs import (
+    LEAST_LOGPROB,
+    PromptChunks,
+    PromptWriter,
+    Splicer,
+    token_name,
+    with_prompt,
+)
 from gateway.openai_types import CompletionLogprobs, Head, Speculation, TopLogprob
 from gateway.openai_types import Usage as UsageBody
+from gateway.prompt_logprobs import PromptLogprobs
 from gateway.request import Delta, PositionLogprobs, TokenLogprob, Usage
 from gateway.tokenizer import Tokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
-_LEAST_LOGPROB: Final = -9999.0
 _MARK: Final = "\x00text\x00"
 
 
@@ -31,6 +40,13 @@ class OutputOptions:
     return_token_ids: bool
     include_usage: bool
     echoes: Sequence[str] = ()  # by choice, or empty
+    top: int = 0  # likely tokens at each position of an echo
+    prompt_logprobs: int | None = None  # likely tokens at each position of the prompt, where asked for
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether logprobs of a text begin with those of its prompt."""
+        return self.logprobs and bool(self.echoes)
 
 
 @dataclass(slots=True)
@@ -40,6 +56,7 @@ class Collected:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
     last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -47,6 +64,10 @@ class Collected:
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        elif delta.prompt_logprobs is not None:
+            self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.last = delta
 
 
@@ -56,6 +77,8 @@ class Shape(Protocol):
     id_prefix: str
     chunk_object: str
     body_object: str
+    prompt_in_choice: bool
+    """Whether the prompt's logprobs stand in each choice, and not beside all of them."""
 
     def opening(self, generation: Generation, options: OutputOptions) -> list[dict[str, Any]]:
         """Bodies of the chunks before any text, without the head."""
@@ -77,7 +100,8 @@ class Shape(Protocol):
 class OutputWriter:
     """Writes the answer to one request."""
 
-    __slots__ = ("_generation", "_head", "_offsets", "_options", "_plain", "_shape", "_templates", "_tokenizer")
+    __slots__ = ("_generation", "_head", "_offsets", "_options", "_plain", "_prompts", "_shape", "_templates",
+                 "_tokenizer")  # fmt: skip
 
     def __init__(self, shape: Shape, generation: Generation, options: OutputOptions, tokenizer: Tokenizer) -> None:
         self._shape = shape
@@ -94,14 +118,22 @@ class OutputWriter:
         }
         self._plain = not (options.logprobs or options.return_token_ids)
         self._templates: list[tuple[bytes, bytes]] = []
+        self._prompts: list[PromptChunks] = []  # of a streamed echo with logprobs, by choice
 
     def opening(self) -> bytes:
         """The chunks before any text."""
         self._templates = [self._template(index) for index in range(len(self._offsets))]
-        return b"".join(self._chunk(body) for body in self._shape.opening(self._generation, self._options))
+        bodies = self._shape.opening(self._generation, self._options)
+        if self._options.echoes_logprobs:
+            self._prompts = [PromptChunks(order.prompt_token_ids, self._tokenizer) for order in self._generation.orders]
+            for prompt, body in zip(self._prompts, bodies, strict=True):
+                body["choices"][0]["logprobs"] = prompt.first()
+        return b"".join(map(self._chunk, bodies))
 
     def chunk(self, delta: Delta) -> bytes:
         """A delta as an event; empty if it has nothing to say."""
+        if delta.prompt_logprobs is not None:
+            return self._prompt_chunk(delta.index, delta.prompt_logprobs)
         if self._plain and delta.finish_reason is None:
             if not delta.text:
                 return b""
@@ -123,16 +155,35 @@ class OutputWriter:
             return DONE
         return self._event({"choices": [], "usage": usage_body(self._generation.usage)}) + DONE
 
-    def body(self, choices: Sequence[Collected]) -> bytes:
-        """The answer in one piece."""
+    def body(self, choices: Sequence[Collected]) -> Iterator[bytes]:
+        """The answer in pieces, as many as its prompts' logprobs take."""
+        splicer = Splicer()
         entries = [self._entry(index, collected) for index, collected in enumerate(choices)]
         body: dict[str, Any] = {**self._head, "object": self._shape.body_object, "choices": entries}
+        for index, (entry, collected) in enumerate(zip(entries, choices, strict=True)):
+            prompt = self._generation.orders[index].prompt_token_ids
+            writer = PromptWriter(prompt, collected.prompt_logprobs, self._tokenizer)
+            if self._options.echoes_logprobs:
+                entry["logprobs"] = with_prompt(entry["logprobs"], writer, self._options.top, splicer)
+            if self._options.prompt_logprobs is not None and (self._shape.prompt_in_choice or index == 0):
+                listed = splicer.list(partial(writer.entries, self._options.prompt_logprobs))
+                (entry if self._shape.prompt_in_choice else body)["prompt_logprobs"] = listed
         body["usage"] = usage_body(self._generation.usage)
         if self._options.return_token_ids:
             for opening in self._shape.opening(self._generation, self._options):
                 if "prompt_token_ids" in opening:
                     body["prompt_token_ids"] = opening["prompt_token_ids"]
-        return orjson.dumps(body)
+        return splicer.pieces(body)
+
+    def _prompt_chunk(self, index: int, scores: PromptLogprobs) -> bytes:
+        if not self._prompts:
+            return b""
+        choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+        choice["logprobs"] = self._prompts[index].part(scores, self._options.top)
+        self._offsets[index] = self._prompts[index].length
+        if self._options.return_token_ids:
+            choice["token_ids"] = []
+        return self._chunk({"choices": [choice]})
 
     def _entry(self, index: int, collected: Collected) -> dict[str, Any]:
         last = collected.last
@@ -180,6 +231,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
+    prompt_in_choice = False
 
     def opening(self, generation: Generation, options: OutputOptions) -> list[dict[str, Any]]:
         """See Shape: the role of every choice, and with the first the prompt's ids."""
@@ -218,6 +270,7 @@ class CompletionShape:
     id_prefix = "cmpl-"
     chunk_object = "text_completion"
     body_object = "text_completion"
+    prompt_in_choice = True
 
     def opening(self, generation: Generation, options: OutputOptions) -> list[dict[str, Any]]:
         """See Shape: the echo and the prompt's ids, where asked for."""
@@ -245,13 +298,16 @@ class CompletionShape:
         body: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         tops: list[dict[str, float]] = []
         for position in positions:
-            name = _token_name(tokenizer, position.chosen.token_id)
+            name, logprob = token_name(tokenizer, position.chosen.token_id), _finite(position.chosen.logprob)
             body["tokens"].append(name)
-            body["token_logprobs"].append(_finite(position.chosen.logprob))
+            body["token_logprobs"].append(logprob)
             body["text_offset"].append(offset)
             offset += len(token_text(tokenizer, position.chosen.token_id))
-            tops.append({_token_name(tokenizer, entry.token_id): _finite(entry.logprob) for entry in position.top})
-        body["top_logprobs"] = tops if any(tops) else None
+            likely = {token_name(tokenizer, entry.token_id): _finite(entry.logprob) for entry in position.top}
+            if likely:
+                likely.setdefault(name, logprob)
+            tops.append(likely)
+        body["top_logprobs"] = [*tops] if any(tops) else None
         return body
 
 
@@ -283,15 +339,6 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def _token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text; one that is no whole characters as "bytes:" and its bytes as escapes."""
-    raw = tokenizer.token_bytes(token_id)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
 def _top_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TopLogprob:
     return {
         "token": token_text(tokenizer, entry.token_id),
@@ -301,5 +348,4 @@ def _top_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TopLogprob:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity."""
-    return max(logprob, _LEAST_LOGPROB)
+    return max(logprob, LEAST_LOGPROB)

@@ -35,7 +35,7 @@ BiasKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 StopList = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
-TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_INT)]
+TokenCount = Annotated[int, Field(ge=0, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
 Reasoning = Annotated[str | None, Field(description="Given to the chat template as reasoning_content.")]
 
@@ -66,7 +66,9 @@ class GenerationBody(CommonFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices to generate for each prompt.")
-    max_tokens: TokenCount | None = Field(None, description="Default: as many as the context holds.")
+    max_tokens: TokenCount | None = Field(
+        None, description="Default: as many as the context holds. 0 only with prompt_logprobs, or echo."
+    )
     max_completion_tokens: TokenCount | None = Field(None, description="The newer name of max_tokens.")
     temperature: Annotated[float, Field(ge=limits.TEMPERATURE.low, le=limits.TEMPERATURE.high)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -88,6 +90,9 @@ class GenerationBody(CommonFields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKENS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: LogprobCount | None = Field(
+        None, description="Report the logprobs of the prompt's tokens, with so many likely ones. Not in a stream."
+    )
     speculation: SpeculationOptions | None = None
 
     prompt_field: ClassVar[str]
@@ -96,6 +101,21 @@ class GenerationBody(CommonFields):
     def _stream_options_need_stream(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_fit_the_rest(self) -> GenerationBody:
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError("prompt_logprobs", "prompt_logprobs is not available when stream is true")
+        if self.output_limit == 0 and self.prompt_top_count is None:
+            name: Literal["max_tokens", "max_completion_tokens"]
+            name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+            raise PydanticCustomError(
+                name,
+                "{name}: input should be greater than or equal to 1 unless the prompt is asked for, by prompt_logprobs "
+                "or in plain completions echo",
+                {"name": name},
+            )
         return self
 
     @property
@@ -125,6 +145,11 @@ class GenerationBody(CommonFields):
         """How many likely tokens to report at each position; None without logprobs."""
         raise NotImplementedError
 
+    @property
+    def prompt_top_count(self) -> int | None:
+        """How many likely tokens to compute at each position of the prompt; None without its logprobs."""
+        return self.prompt_logprobs
+
     def sampling(self) -> Sampling:
         """The sampling parameters."""
         return Sampling(
@@ -142,6 +167,7 @@ class GenerationBody(CommonFields):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.top_count,
+            prompt_logprobs=self.prompt_top_count,
         )
 
     def speculation_wish(self) -> Speculation | None:
@@ -265,16 +291,10 @@ class CompletionRequest(GenerationBody, CompletionFields):
         | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     ) = Field(description="A text, token ids, or several of either.")
     logprobs: LogprobCount | None = None
-    echo: bool | None = Field(None, description="Put the prompt before the text. Not together with logprobs.")
+    echo: bool | None = Field(None, description="Put the prompt before the text, and its logprobs before the text's.")
     best_of: int | None = Field(None, description="Supported only where it equals n.")
 
     prompt_field: ClassVar[str] = "prompt"
-
-    @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise PydanticCustomError("echo", "echo together with logprobs is not supported")
-        return self
 
     @model_validator(mode="after")
     def _best_of_is_n(self) -> CompletionRequest:
@@ -286,6 +306,14 @@ class CompletionRequest(GenerationBody, CompletionFields):
     def top_count(self) -> int | None:
         """See GenerationBody."""
         return self.logprobs
+
+    @property
+    def prompt_top_count(self) -> int | None:
+        """See GenerationBody. An echo without output takes them too: nothing else has a prompt computed alone."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        if self.echo and self.output_limit == 0:
+            asked.append(0)
+        return max((count for count in asked if count is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

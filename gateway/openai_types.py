@@ -63,9 +63,21 @@ class CompletionLogprobs(TypedDict):
     """Logprobs of a plain choice."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    """Of a token of the prompt, or of a likely one in its place. `rank`: 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Extension: by token of the prompt, by token id, the token itself and the likely ones; null for the first token."""
 
 
 class ChoiceEnd(TypedDict):
@@ -113,6 +125,7 @@ class CompletionChoice(ChoiceEnd):
     text: str
     logprobs: CompletionLogprobs | None
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Head(TypedDict):
@@ -132,6 +145,7 @@ class ChatCompletion(Head):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class ChatCompletionChunk(Head):

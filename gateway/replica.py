@@ -185,6 +185,10 @@ class Replica:
             if ticket is None:
                 continue
             output = codec.read_output(message)
+            if output.prompt_logprobs is not None:  # which come alone, and are no progress as tokens are
+                self._yielded = True
+                ticket.take_scores(output.prompt_logprobs)
+                continue
             if output.finish_reason is not None:
                 del tickets[message.request_id]
                 if output.error is not None and self._returns(ticket, output.error):

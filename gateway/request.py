@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from gateway.prompt_logprobs import PromptLogprobs
     from slipstream.rpc.errors import SlipstreamError
 
 
@@ -38,6 +39,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,11 @@ class Timings:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one verify step yielded for one choice."""
+    """What one verify step yielded for one choice; or, before any token, a part of its prompt's logprobs alone."""
 
     token_ids: list[int]
     logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     step: SpeculationStep | None = None
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
@@ -141,12 +144,16 @@ class Usage:
 
 @dataclass(slots=True)
 class Delta:
-    """What one step adds to the output of one choice, cut at the token that decides the end."""
+    """What one step adds to the output of one choice, cut at the token that decides the end.
+
+    Those that come before any token may have a part of the prompt's logprobs instead.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     step: SpeculationStep | None = None
     finish_reason: FinishReason | None = None
     stop_string: str | None = None

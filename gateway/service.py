@@ -10,7 +10,14 @@ from typing import Final, Self
 from gateway.auth import ApiKeys
 from gateway.config import GatewaySettings
 from gateway.generation import Backend, FieldNames, Generation, Running
-from gateway.limits import check_context, check_name, check_sampling, check_speculation, check_stop
+from gateway.limits import (
+    check_context,
+    check_name,
+    check_prompt_logprobs,
+    check_sampling,
+    check_speculation,
+    check_stop,
+)
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.request import Order, VerifyInfo
@@ -119,6 +126,7 @@ class Gateway:
             check_speculation(first.speculation)
         for order in orders:
             check_context(len(order.prompt_token_ids), order.sampling, info, field=prompt_field, prefix=prefix)
+        check_prompt_logprobs(orders, prefix=prefix)
         seed = secrets.randbits(_SEED_BITS) if first.sampling.seed is None else first.sampling.seed
         asked, weight = replace(first.sampling, seed=seed), self.keys.weight_of(first.tenant)
         orders = [

@@ -35,7 +35,8 @@ class ChoiceStream:
 
     def feed(self, output: StepOutput) -> Delta:
         """Take in one step. Once finished, later steps must not be fed."""
-        delta = Delta(self._index, "", output.token_ids, output.logprobs, output.step, timings=output.timings)
+        delta = Delta(self._index, "", output.token_ids, output.logprobs, output.prompt_logprobs, output.step)
+        delta.timings = output.timings
         used = self._decode(output.token_ids, delta)
         if used < len(output.token_ids):
             delta.token_ids = output.token_ids[:used]

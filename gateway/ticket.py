@@ -11,25 +11,29 @@ from gateway.request import FinishReason, Order, StepOutput, Timings, VerifyInfo
 from slipstream.rpc.errors import SlipstreamError
 
 if TYPE_CHECKING:
+    from gateway.prompt_logprobs import PromptLogprobs
     from gateway.replica import Replica
 
 
 class Ticket:
     """A choice, and what it takes to go on with it on another service of the same model.
 
-    `deliver` is called with each output, the last one finished. Outputs read as those of one service: no token
-    repeats, and the prompt's cached tokens and the times count from the first submission. The order's seed is set,
-    without which another service could go on differently. All times are time.monotonic() in seconds.
+    `deliver` is called with each output, the last one finished. Outputs read as those of one service: no token repeats,
+    nor any of the prompt's logprobs, and the prompt's cached tokens and the times count from the first submission. The
+    order's seed is set, without which another service could go on differently. All times are time.monotonic() in
+    seconds.
     """
 
     __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "begun", "deliver", "losses", "order", "origin",
-                 "paused_at", "reason", "received", "replica", "request_id", "sent_at", "yielded")  # fmt: skip
+                 "paused_at", "reason", "received", "replica", "request_id", "scored", "sent_at",
+                 "yielded")  # fmt: skip
 
     def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
         assert order.sampling.seed is not None
         self.order = order
         self.deliver = deliver
         self.received: list[int] = []  # token ids so far
+        self.scored = 1  # tokens of the prompt that are past as far as logprobs go: the first has none
         self.origin: VerifyInfo | None = None  # of the service that its tokens came from, or are to come from
         self.losses = 0  # services that went away, or gave it back, when they had taken it
         self.paused_at = 0.0  # when it was lost first, or began to wait, since its last output; 0.0 while outputs come
@@ -48,20 +52,32 @@ class Ticket:
         """The proposer that the request names; empty if none."""
         return "" if self.order.speculation is None else self.order.speculation.proposer
 
+    @property
+    def bound(self) -> bool:
+        """Whether anything has come that must not change."""
+        return bool(self.received) or self.scored > 1
+
     def fits(self, info: VerifyInfo) -> bool:
-        """Whether a service can go on with it: of the same build too, once a token has come."""
+        """Whether a service can go on with it: of the same build too, once anything has come."""
         if self.origin is None:
             return True
-        return info.continues(self.origin) if self.received else info.fingerprint == self.origin.fingerprint
+        return info.continues(self.origin) if self.bound else info.fingerprint == self.origin.fingerprint
 
     def send(self, replica: Replica, request_id: int) -> None:
         """It is submitted to `replica`."""
         self.replica, self.request_id = replica, request_id
-        if not self.received:
+        if not self.bound:
             self.origin = replica.info
         self.begun = self.yielded = False
         self.sent_at = time.monotonic()
         self._began = self._began or self.sent_at
+
+    def take_scores(self, scores: PromptLogprobs) -> None:
+        """Deliver logprobs of the prompt, as far as no other service has told them before."""
+        fresh = scores.since(self.scored)
+        if fresh is not None:
+            self.scored = fresh.end
+            self.deliver(StepOutput([], prompt_logprobs=fresh))
 
     def receive(self, output: StepOutput) -> None:
         """Take note of an output and make it a continuation of those before."""

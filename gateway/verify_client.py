@@ -159,7 +159,7 @@ class VerifyClient:
 
     def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
         """See Owner. What has been taken once is not refused later for a reason that passes."""
-        taken = bool(ticket.losses or ticket.received)
+        taken = bool(ticket.losses) or ticket.bound
         if isinstance(error, UnavailableError) and taken:
             self._pause(ticket, error)
         elif isinstance(error, UnavailableError) and self._ready(ticket.fits):

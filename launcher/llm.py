@@ -46,11 +46,15 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt with its choices. `prompt` is None where token ids were given."""
+    """A prompt with its choices. `prompt` is None where token ids were given.
+
+    `prompt_logprobs` has an entry for each of its tokens, None for the first; or is None where they were not asked for.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
 class LLM:
@@ -192,6 +196,7 @@ class LLM:
                 prompt=texts[prompt],
                 prompt_token_ids=tuple(token_ids[prompt]),
                 outputs=tuple(_output(choice, done[prompt, choice]) for choice in range(params[prompt].n)),
+                prompt_logprobs=done[prompt, 0].prompt_logprobs or None,
             )
             for prompt in range(len(token_ids))
         ]
@@ -207,6 +212,8 @@ class LLM:
         options = params.options()
         options["choice_index"] = choice
         options["speculation"] = self._speculation
+        if choice and params.max_tokens != 0:
+            options.pop("prompt_logprobs", None)  # the first choice has them
         return Job(token_ids, options)
 
 

@@ -34,6 +34,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of most likely tokens to report beside the chosen one; None: no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens; with it `max_tokens` may be 0."""
 
     def __post_init__(self) -> None:
         """ValueError for a number of choices below 1."""
@@ -62,4 +64,6 @@ class SamplingParams:
             options["max_tokens"] = self.max_tokens
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
+        if self.prompt_logprobs is not None:
+            options["prompt_logprobs"] = self.prompt_logprobs
         return options

@@ -18,10 +18,6 @@ from slipstream.rpc.errors import InvalidArgumentError
 B = TypeVar("B", bound=Body)
 
 
-_CONDITIONS: Final = frozenset({"stream_options", "top_logprobs", "echo", "prompt"})
-"""Fields whose values depend on others', by which the errors of such checks are called."""
-
-
 class UnknownFieldError(InvalidArgumentError):
     """The body has a field that the API does not have."""
 
@@ -58,6 +54,12 @@ def _decoded(json: bytes | bytearray) -> Any:
         raise MalformedBodyError(f"the body is not valid JSON: {error}") from None
 
 
+_CROSS_CHECKED: Final = frozenset(
+    {"stream_options", "top_logprobs", "prompt_logprobs", "max_tokens", "max_completion_tokens", "prompt"}
+)
+"""Fields whose errors bear their name: what is wrong is how they go together with others."""
+
+
 def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidArgumentError:
     """The error that says most precisely what is wrong with `body`.
 
@@ -80,7 +82,7 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
     if kind == "missing":
         return InvalidArgumentError(f"missing required parameter: {name}", field=name)
     if not name:
-        return InvalidArgumentError(message, field=kind if kind in _CONDITIONS else "")
+        return InvalidArgumentError(message, field=kind if kind in _CROSS_CHECKED else "")
     return InvalidArgumentError(f"{name}: {message[:1].lower()}{message[1:]}", field=name)
 
 

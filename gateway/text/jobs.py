@@ -268,6 +268,7 @@ def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tup
         stream=bool(body.stream),
         include_usage=body.include_usage,
         return_token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

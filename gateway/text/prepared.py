@@ -68,3 +68,5 @@ class Prepared:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    prompt_logprobs: int | None = None
+    """As the caller's field has it; what is computed, be it for an echo, is in `sampling`."""

@@ -37,6 +37,7 @@ _SAMPLING: Final = (
     "stop_token_ids",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
 )
 _REQUEST: Final = ("model", "tenant", "adapter_id", "choice_index")
 _REASONS: Final[dict[int, FinishReason]] = {
@@ -123,6 +124,9 @@ def read_event(message: gateway_pb2.GenerateResponse) -> Event:
         timings=Timings(timings.queued, timings.first_token, timings.total) if message.HasField("timings") else None,
         stop_string=message.stop_string or None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        prompt_logprobs=tuple(
+            _read_position(entry) if entry.HasField("chosen") else None for entry in message.prompt_logprobs
+        ),
     )
 
 

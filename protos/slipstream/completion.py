@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int
+    prompt_logprobs: int
     stop: str | Sequence[str]
     speculation: SpeculationOptions
     tenant: str
@@ -119,7 +120,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one verify step added. `seed` is set on the first event; from `finish_reason` on, on the last."""
+    """What one verify step added. `seed` is set on the first event; from `finish_reason` on, on the last.
+
+    Events before the output have parts of the prompt's logprobs alone: an entry a token, None for the first one.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -131,11 +135,15 @@ class Event:
     timings: Timings | None = None
     stop_string: str | None = None
     stop_token_id: int | None = None
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole output. `steps` are its verify steps in order."""
+    """A whole output. `steps` are its verify steps in order.
+
+    `prompt_logprobs` has an entry for each of the prompt's tokens where they were asked for, None for the first.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -147,6 +155,7 @@ class Completion:
     timings: Timings
     stop_string: str | None = None
     stop_token_id: int | None = None
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +189,5 @@ def collect(events: Iterable[Event]) -> Completion:
         timings=last.timings,
         stop_string=last.stop_string,
         stop_token_id=last.stop_token_id,
+        prompt_logprobs=tuple(entry for event in gathered for entry in event.prompt_logprobs),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from support.fake_verify import FakeVerify
@@ -45,3 +46,9 @@ def shared_gateway(shared_verify: FakeVerify, tokenizer_folder: Path) -> Iterato
 def gateway(shared_gateway: GatewayProcess, verify: FakeVerify) -> GatewayProcess:
     """A running gateway in front of `verify`."""
     return shared_gateway
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> openai.OpenAI:
+    """The official client of `gateway`."""
+    return openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)

@@ -21,11 +21,6 @@ from support.gateway_process import GatewayProcess
 from support.openai_api import CHAT, post
 
 
-@pytest.fixture
-def client(gateway: GatewayProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)
-
-
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -143,7 +138,7 @@ def test_completion_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert logprobs.tokens == ["H", "e", "ll"]
     assert logprobs.text_offset == [0, 1, 2]
     assert logprobs.token_logprobs == [-0.5] * 3
-    assert logprobs.top_logprobs == [{"%": -1.0}] * 3
+    assert logprobs.top_logprobs == [{"%": -1.0, token: -0.5} for token in ("H", "e", "ll")]
 
 
 def test_token_ids_are_returned_where_vllm_returns_them(client: openai.OpenAI, verify: FakeVerify) -> None:

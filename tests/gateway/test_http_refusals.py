@@ -110,7 +110,7 @@ def test_a_body_that_is_no_json_object_is_refused(gateway: GatewayProcess, body:
         ({"prompt": [1, "x"]}, "prompt[0]"),
         ({"prompt": [1, 512]}, "prompt"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "max_tokens": 0, "logprobs": 1}, "max_tokens"),
         ({"prompt": ["x"] * 100, "n": 2}, "n"),
         ({"prompt": [1] * 512}, "prompt"),
         ({}, "prompt"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import httpx
 import pytest
+import torch
+import transformers
 
 from launcher import LLM, SamplingParams
 from slipstream.rpc.errors import InvalidArgumentError
@@ -102,3 +105,30 @@ def test_without_parameters_the_models_own_defaults_are_used(llm, tiny_model):
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
     with pytest.raises(ValueError, match="generation_config: 'nowhere' is neither"):
         LLM(tiny_model, generation_config="nowhere")
+
+
+def test_prompt_logprobs_are_those_of_transformers_and_of_the_http_api(llm, tiny_model):
+    """Of prompts that share a beginning, together and alone; each is computed whole, cached or not."""
+    prompts = [[7 + place * place % 400 for place in range(length)] for length in (90, 41, 90, 2)]
+    scoring = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=1)
+    outputs = llm.generate(prompts, scoring, use_tqdm=False)
+    assert {(each.outputs[0].token_ids, each.outputs[0].finish_reason) for each in outputs} == {((), "length")}
+    both = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=1, ignore_eos=True)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (alone,) = llm.generate(prompt, both, use_tqdm=False)
+        assert alone.prompt_logprobs == output.prompt_logprobs
+        assert alone.outputs[0].usage.cached_tokens == 0
+    body = {"model": tiny_model.name, "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+    answer = httpx.post(f"{llm._cluster.http_url}/v1/completions", json=body, timeout=60).json()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for prompt, output, choice in zip(prompts, outputs, answer["choices"], strict=True):
+        told = [entry.chosen.logprob for entry in output.prompt_logprobs[1:]]
+        assert output.prompt_logprobs[0] is None
+        assert choice["logprobs"]["token_logprobs"][:-1] == [None, *told]
+        best = [entry.top[0].logprob for entry in output.prompt_logprobs[1:]]
+        assert [max(each.values()) for each in choice["logprobs"]["top_logprobs"][1:-1]] == best
+        with torch.no_grad():
+            logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        torch.testing.assert_close(
+            torch.tensor(told), logprobs[torch.arange(len(prompt) - 1), prompt[1:]], atol=0.05, rtol=0.0
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -37,6 +37,8 @@ class Script:
     error: SlipstreamError | None = None  # refuses the request
     resumed_errors: list[SlipstreamError] = field(default_factory=list)  # refuse requests with output, each once
     breaks: list[int] = field(default_factory=list)  # break the whole session before these output tokens, each once
+    breaks_in_prompt: list[int] = field(default_factory=list)  # the same before these parts of the prompt's logprobs
+    scores_per_output: int = 2
     error_after: int | None = None  # breaks the whole session after so many steps
     stall_after: int | None = None  # says nothing more after so many steps
     poison: int | None = None  # a prompt that begins with this token breaks the session as it arrives
@@ -224,7 +226,19 @@ class FakeVerify:
             outbox.put_nowait(_refusal(submit.request_id, InvalidArgumentError(reason, field="speculation.proposer")))
             return
         await asyncio.sleep(script.first_seconds)
+        if submit.sampling.HasField("prompt_logprobs"):
+            for number, output in enumerate(_prompt_outputs(submit, script.scores_per_output)):
+                if number in script.breaks_in_prompt:
+                    script.breaks_in_prompt.remove(number)
+                    outbox.put_nowait(None)
+                    return
+                outbox.put_nowait(output)
         tokens = self._tokens(submit)
+        if submit.sampling.HasField("max_tokens") and not tokens:
+            output = verify_pb2.RequestOutput(request_id=submit.request_id, seed=submit.sampling.seed)
+            output.finish_reason = sampling_pb2.FINISH_REASON_LENGTH
+            output.usage.prompt_tokens = len(submit.prompt_token_ids)
+            outbox.put_nowait(output)
         for step, begin in enumerate(range(len(submit.output_token_ids), len(tokens), script.tokens_per_step)):
             if script.stall_after == step:
                 return
@@ -262,6 +276,21 @@ def _refusal(request_id: int, error: SlipstreamError) -> verify_pb2.RequestOutpu
         finish_reason=sampling_pb2.FINISH_REASON_ERROR,
         error=sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after),
     )
+
+
+def _prompt_outputs(submit: verify_pb2.Submit, size: int) -> Iterator[verify_pb2.RequestOutput]:
+    """Logprobs of a prompt, each known by its place: -place / 4, rank 1 + place % 3, likely ids from 10 on."""
+    top = submit.sampling.prompt_logprobs
+    for first in range(1, len(submit.prompt_token_ids), size):
+        places = range(first, min(first + size, len(submit.prompt_token_ids)))
+        output = verify_pb2.RequestOutput(request_id=submit.request_id)
+        scores = output.prompt_logprobs
+        scores.first_position, scores.top = first, top
+        scores.logprobs.extend(-place / 4 for place in places)
+        scores.ranks.extend(1 + place % 3 for place in places)
+        scores.top_ids.extend(10 + rank for _ in places for rank in range(top))
+        scores.top_logprobs.extend(-place / 8 - rank for place in places for rank in range(top))
+        yield output
 
 
 def _output(submit: verify_pb2.Submit, tokens: list[int], begin: int, end: int) -> verify_pb2.RequestOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from verify_service.draft_records import Mode
 from verify_service.facts import VerifyFacts
 from verify_service.link_types import DrafterState, LinkState, ProposerStatus
 from verify_service.loop_state import LoopState
+from verify_service.prompt_scores import PromptScores
 from verify_service.request import (
     FinishReason,
     GenerationRequest,
@@ -56,6 +58,7 @@ FULL = SamplingParams(
     stop_token_ids=(4, 4, 5),
     ignore_eos=True,
     logprobs=0,
+    prompt_logprobs=5,
 )
 
 
@@ -163,6 +166,22 @@ def test_outputs_are_written_whole() -> None:
     assert (empty.HasField("seed"), empty.HasField("step"), empty.HasField("usage")) == (False, False, False)
     assert (error.error.code, error.error.message, error.error.field) == (8, "full", "f")
     assert error.error.retry_after == 2.5
+
+
+def test_logprobs_of_a_prompt_arrive_as_flat_lists() -> None:
+    scores = PromptScores(
+        3,
+        np.array([-1.5, -0.25], dtype=np.float32),
+        np.array([7, 1], dtype=np.int32),
+        np.array([[4, 5, 6], [1, 2, 3]], dtype=np.int32),
+        -np.arange(6, dtype=np.float32).reshape(2, 3),
+    )
+    data = encode_outputs([StepOutput(RequestKey(8, 7), prompt_scores=scores)])
+    (output,) = verify_pb2.SessionResponse.FromString(data).outputs
+    found = output.prompt_logprobs
+    assert (found.first_position, list(found.logprobs), list(found.ranks), found.top) == (3, [-1.5, -0.25], [7, 1], 3)
+    assert (list(found.top_ids), list(found.top_logprobs)) == ([4, 5, 6, 1, 2, 3], [0, -1, -2, -3, -4, -5])
+    assert not (output.token_ids or output.finish_reason)
 
 
 def test_info_and_state_carry_every_figure() -> None:

@@ -30,6 +30,7 @@ VOCAB = 512
         ("stop_token_ids", [(), (0, VOCAB - 1)]),
         ("logit_bias", [(), ((0, -100.0), (VOCAB - 1, 100.0))]),
         ("logprobs", [None, 0, 20]),
+        ("prompt_logprobs", [None, 0, 20]),
     ],
 )
 def test_ends_of_ranges_are_inside(field: str, values: list[Any]) -> None:
@@ -70,6 +71,7 @@ def test_ends_of_ranges_are_inside(field: str, values: list[Any]) -> None:
         ("logit_bias", ((1, 100.5),), "100.0"),
         ("logit_bias", tuple((i % VOCAB, 1.0) for i in range(1025)), "1024"),
         ("logprobs", 21, "20"),
+        ("prompt_logprobs", 21, "20"),
     ],
 )
 def test_outside_is_refused_by_name_and_limit(field: str, value: Any, limit: str) -> None:
@@ -78,6 +80,12 @@ def test_outside_is_refused_by_name_and_limit(field: str, value: Any, limit: str
     assert refused.value.field == field
     assert field in refused.value.message
     assert limit in refused.value.message
+
+
+def test_no_tokens_may_be_wanted_where_the_prompt_is_scored() -> None:
+    validate_sampling(SamplingParams(max_tokens=0, prompt_logprobs=0), vocab_size=VOCAB)
+    with pytest.raises(InvalidArgumentError, match="max_tokens is -1, must be at least 0"):
+        validate_sampling(SamplingParams(max_tokens=-1, prompt_logprobs=0), vocab_size=VOCAB)
 
 
 def test_min_tokens_beyond_max_tokens() -> None:
