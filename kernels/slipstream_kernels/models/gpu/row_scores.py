@@ -46,10 +46,12 @@ class RowScorer:
     def queue(self, x: torch.Tensor, scored: Int32) -> RowScores:
         """Score rows of the residual stream `x` that a pass leaves: `scored` is the plan's. Nothing waits."""
         n, top = len(scored), int(scored[:, 2].max(initial=0))
-        host = torch.from_numpy(np.ascontiguousarray(scored[:, :2].T))
+        # Both begin where kernels are compiled for: at a multiple of 16 bytes.
+        host = torch.from_numpy(np.ascontiguousarray(np.pad(scored[:, :2], ((0, -n % 4), (0, 0))).T))
         cuda = self._device.type == "cuda"
         rows, tokens = (host.pin_memory() if cuda else host).to(self._device, non_blocking=cuda)
         ranks, ids = rows.new_empty(n), rows.new_empty(n, top)
+        rows, tokens = rows[:n], tokens[:n]
         values, of_ids = x.new_empty(n, dtype=torch.float32), x.new_empty(n, top, dtype=torch.float32)
         for start in range(0, n, len(self._order)):
             part = slice(start, min(n, start + len(self._order)))
