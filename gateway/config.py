@@ -113,6 +113,10 @@ class GatewaySettings(ServiceSettings):
     """Milliseconds between the beats by which holds of the event loop are measured: holds up to as long may be missed
     in part. Each beat costs some 0.1 ms."""
 
+    access_log: bool = True
+    """Whether a line is logged for each request when it is over: status, tokens, times, never text. Requests of
+    /health, /ready and /metrics are told at level debug."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

@@ -129,6 +129,11 @@ class Generation:
         self._backend.metrics.end([choice.usage for choice in self.choices], self._first_token, self._elapsed())
 
     @property
+    def first_token_seconds(self) -> float:
+        """From the arrival to the first token of any choice; 0.0 as long as there is none."""
+        return self._first_token
+
+    @property
     def usage(self) -> Usage:
         """Totals over all choices; a prompt shared by several choices counts once."""
         total = Usage()

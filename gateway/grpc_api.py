@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
 
 from gateway import codec
+from gateway.access_log import REQUEST_ID_KEY, Access, access_of_grpc
 from gateway.generation import Generation
 from gateway.request import Order
 from gateway.service import Gateway
@@ -45,39 +48,46 @@ class GatewayServicer:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """See the proto."""
-        outcome = "CANCELLED"
+        access = _access("Generate", context)
         try:
-            with await self._open(data, context) as generation:
-                await _stream(generation, context)
-            outcome = "OK"
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
-            outcome = codes_of(error).status.name
-            await abort(context, error)
+            async with self._answering(access, context):
+                with await self._open(data, context, access) as generation:
+                    await _stream(generation, context)
         finally:
-            self._gateway.metrics.answered("grpc", outcome)
+            self._gateway.metrics.answered("grpc", access.status)
 
     async def list_models(self, data: bytes, context: Context) -> bytes:
         """See the proto."""
-        try:
+        async with self._answering(_access("ListModels", context), context):
             self._authenticate(context)
             codec.check_size(data, min(self._most, _LIST_MODELS_BYTES))
             codec.read_request(gateway_pb2.ListModelsRequest, data)
             return codec.write_models([await self._gateway.client.fetch_info()])
-        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
-            await abort(context, error)
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """See the proto."""
-        try:
+        async with self._answering(_access("Tokenize", context), context):
             self._authenticate(context)
             codec.check_size(data, self._most)
             return codec.write_token_ids(await self._gateway.text.tokenize(data, self._gateway.model()))
-        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
-            await abort(context, error)
 
-    async def _open(self, data: bytes, context: Context) -> Generation:
+    @asynccontextmanager
+    async def _answering(self, access: Access, context: Context) -> AsyncIterator[None]:
+        """End the call with the status of whatever is raised within, and log it."""
+        access.status = grpc.StatusCode.CANCELLED.name
+        try:
+            yield
+            access.status = grpc.StatusCode.OK.name
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
+            access.status = codes_of(error).status.name
+            access.fails(error)
+            await abort(context, error)
+        finally:
+            self._gateway.access_log.end(access)
+
+    async def _open(self, data: bytes, context: Context, access: Access) -> Generation:
         tenant = self._authenticate(context)
         codec.check_size(data, self._most)
         info = self._gateway.model()
@@ -92,11 +102,18 @@ class GatewayServicer:
             choice_index=request.choice_index,
             prompt_wire=request.wires[0],
         )
-        return self._gateway.open([order], info, prompt_field=request.prompt_field, prefix="sampling.")
+        generation = self._gateway.open([order], info, prompt_field=request.prompt_field, prefix="sampling.")
+        access.generates(generation, info.model_name)
+        return generation
 
     def _authenticate(self, context: Context) -> str | None:
         given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
         return self._gateway.keys.tenant_of([value if isinstance(value, str) else "" for value in given])
+
+
+def _access(method: str, context: Context) -> Access:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return access_of_grpc(method, context.peer(), metadata.get(REQUEST_ID_KEY, ""))
 
 
 async def _stream(generation: Generation, context: Context) -> None:

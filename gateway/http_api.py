@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway import request_id
+from gateway.access_log import access_of
 from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
@@ -115,6 +116,7 @@ class OpenAiApi:
     async def on_error(self, request: Request, error: Exception) -> Response:
         """What an endpoint raised."""
         response = error_response(error, request_id.of(request.scope))
+        access_of(request.scope).fails(error)
         self._gateway.metrics.answered("http", str(response.status_code))
         return response
 

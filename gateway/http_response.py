@@ -11,6 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.access_log import access_of
 from gateway.generation import Generation
 from gateway.http_errors import error_body, error_response
 from gateway.metrics import Metrics
@@ -47,13 +48,15 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        status = 200
+        status, access = 200, access_of(scope)
+        access.generates(self._generation, self._writer.model, self._writer.request_id)
         try:
             with self._generation, _cancelled_on_disconnect(receive, self._generation):
                 first = await self._generation.next()
                 await self._answer(first, scope, receive, send)
         except SlipstreamError as error:
             status = codes_of(error).http
+            access.fails(error)
             if not isinstance(error, CancelledError):
                 await error_response(error)(scope, receive, send)
         finally:
@@ -98,6 +101,7 @@ class EventStreamResponse(GenerationResponse):
         except SlipstreamError as error:
             if isinstance(error, CancelledError):
                 raise
+            access_of(scope).fails(error)
             body = b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -120,6 +120,16 @@ class OutputWriter:
         self._templates: list[tuple[bytes, bytes]] = []
         self._prompts: list[PromptChunks] = []  # of a streamed echo with logprobs, by choice
 
+    @property
+    def model(self) -> str:
+        """The name of the model that answers."""
+        return self._options.model
+
+    @property
+    def request_id(self) -> str:
+        """The id that the answer carries."""
+        return self._head["id"]
+
     def opening(self) -> bytes:
         """The chunks before any text."""
         self._templates = [self._template(index) for index in range(len(self._offsets))]

@@ -7,6 +7,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access_log import access_of
 from gateway.http_errors import error_response
 from gateway.known_hosts import KnownHosts
 from slipstream.rpc.errors import (
@@ -47,6 +48,7 @@ class RequestGuard:
                 self._check(scope)
             except SlipstreamError as error:
                 response = error_response(error)
+                access_of(scope).fails(error)
                 self._count(response.status_code)
                 await response(scope, receive, send)
                 return

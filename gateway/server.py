@@ -16,6 +16,7 @@ import uvloop
 from prometheus_client import Gauge
 from starlette.types import ASGIApp
 
+from gateway.access_log import AccessLogged
 from gateway.config import GatewaySettings
 from gateway.connections import ConnectionLimits, ConnectionTable
 from gateway.cors import with_cors
@@ -121,7 +122,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def _application(gateway: Gateway) -> ASGIApp:
-    """The OpenAI API, with requests refused that their headers speak against.
+    """The OpenAI API, with requests refused that their headers speak against, and all of them logged.
 
     Pages of allowed origins can read those refusals too, so CORS is outermost.
     """
@@ -135,7 +136,8 @@ def _application(gateway: Gateway) -> ASGIApp:
         else KnownHosts(settings.host, settings.allowed_hosts, settings.allowed_origins),
         count=functools.partial(_count, gateway),
     )
-    return with_cors(guarded, settings.allowed_origins) if settings.allowed_origins else guarded
+    logged = AccessLogged(guarded, gateway.access_log)
+    return with_cors(logged, settings.allowed_origins) if settings.allowed_origins else logged
 
 
 def _connections(gateway: Gateway) -> ConnectionTable:

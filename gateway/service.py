@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final, Self
 
+from gateway.access_log import AccessLog
 from gateway.auth import ApiKeys
 from gateway.config import GatewaySettings
 from gateway.generation import Backend, FieldNames, Generation, Running
@@ -27,8 +29,12 @@ from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import UnavailableError
 
+_log = logging.getLogger(__name__)
+
 _LAST_WORDS_SECONDS: Final = 1.0
 """What readers get to pass on the error of a request that the drain has cut short."""
+
+_LENGTHS_SHOWN: Final = 8
 
 _SEED_BITS: Final = 53
 """Of a seed that the gateway draws; JSON numbers carry that many exactly."""
@@ -37,8 +43,8 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "client", "keys", "metrics", "settings",
-                 "text", "tokenizer")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "access_log", "client", "keys", "metrics",
+                 "settings", "text", "tokenizer")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
@@ -48,6 +54,7 @@ class Gateway:
         self._defaults = read_defaults(settings.model, settings.generation_config)
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = metrics
+        self.access_log = AccessLog(enabled=settings.access_log)
         self._monitor = LoopMonitor(metrics, settings.loop_monitor_ms / 1e3)
         self.client = VerifyClient(
             settings.verify,
@@ -133,4 +140,16 @@ class Gateway:
             replace(order, sampling=completed(asked, self._defaults, len(order.prompt_token_ids), info), weight=weight)
             for order in orders
         ]
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("a request begins: %s", _described(orders))
         return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))
+
+
+def _described(orders: Sequence[Order]) -> str:
+    """What a request asks for, without its texts: prompts and stop strings."""
+    first = orders[0]
+    given = {field.name: getattr(first.sampling, field.name) for field in fields(first.sampling)}
+    chosen = [f"{name}={value!r:.80}" for name, value in given.items() if value not in (None, (), {}, False)]
+    lengths = ",".join(str(len(order.prompt_token_ids)) for order in orders[:_LENGTHS_SHOWN])
+    speculation = "default" if first.speculation is None else f"{first.speculation!r:.200}"
+    return f"choices={len(orders)} prompt_tokens={lengths} speculation={speculation} {' '.join(chosen)}"

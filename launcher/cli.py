@@ -109,6 +109,9 @@ def serve(
     ] = 30.0,
     start_seconds: Annotated[float, typer.Option(help="How long the services may take to start.", min=1)] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="Whether the gateway logs a line for each request.")
+    ] = True,
 ) -> None:
     """Start gateway, verify and draft service on this host, keep them running, and drain them at the end.
 
@@ -157,6 +160,7 @@ def serve(
                 *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),
                 *_flags({"chat-template": resolve_template(chat_template)}),
                 *_flags({"generation-config": resolve_defaults(generation_config, folder)}),
+                *(() if access_log else ("--no-access-log",)),
                 *(gateway_arg or ()),
             ),
         )

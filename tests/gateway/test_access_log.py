@@ -1,0 +1,126 @@
+"""One line a request, in both APIs, with its figures and without its words."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from gateway.access_log import Access, access_of_grpc
+from slipstream import Client
+from slipstream.rpc.errors import CancelledError, InvalidArgumentError
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from support.fake_verify import FakeVerify
+from support.gateway_process import GatewayProcess
+from support.openai_api import post
+
+SECRET = "zanzibar"
+
+
+def lines_of(gateway: GatewayProcess, words: str, count: int = 1) -> list[str]:
+    """Lines that have these words, once there are so many."""
+    end = time.monotonic() + 60
+    while len(found := [line for line in gateway.logs.splitlines() if words in line]) < count:
+        assert time.monotonic() < end, gateway.logs
+        time.sleep(0.01)
+    return found
+
+
+def test_a_completion_has_one_line_with_its_figures(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset(tokens_per_step=3)
+    answer = post(gateway, "completions", {"model": "tiny", "prompt": SECRET, "max_tokens": 9}).json()
+    (line,) = lines_of(gateway, answer["id"])
+    assert re.search(r' 127\.0\.0\.1:\d+ "POST /v1/completions" 200 id=cmpl-\w+ model=tiny ', line)
+    tokens = f"prompt_tokens={answer['usage']['prompt_tokens']} cached_tokens=3 completion_tokens=9"
+    assert tokens in line
+    assert re.search(r" ttft=\d\.\d{3} acceptance_length=3\.00 finish_reason=length seconds=\d+\.\d{3}$", line)
+    assert SECRET not in gateway.logs
+
+
+def test_a_stream_of_several_choices_says_how_each_ended(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset()
+    messages = [{"role": "user", "content": SECRET}]
+    reply = post(gateway, "chat/completions", {"model": "tiny", "messages": messages, "n": 2, "max_tokens": 3,
+                                               "stream": True})  # fmt: skip
+    first = json.loads(reply.text.splitlines()[0].removeprefix("data: "))
+    (line,) = lines_of(gateway, first["id"])
+    assert '"POST /v1/chat/completions" 200' in line
+    assert "completion_tokens=6" in line
+    assert "choices=2 finish_reason=length" in line
+
+
+def test_a_call_of_the_grpc_api_has_one_too(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset(tokens_per_step=2)
+    with grpc.insecure_channel(gateway.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        request = gateway_pb2.GenerateRequest(text=SECRET)
+        request.sampling.max_tokens = 4
+        list(stub.Generate(request, metadata=(("x-request-id", "order-66"),), timeout=60))
+    (line,) = lines_of(gateway, "id=order-66")
+    assert '"gRPC Generate" OK id=order-66 model=tiny' in line
+    assert "completion_tokens=4" in line
+    assert "acceptance_length=2.00 finish_reason=length" in line
+    with Client(gateway.grpc_address) as client, pytest.raises(InvalidArgumentError):
+        client.generate(SECRET, temperature=-1.0)
+    (line,) = lines_of(gateway, 'gRPC Generate" INVALID_ARGUMENT')
+    assert "error=invalid_request_error param=sampling.temperature" in line
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": SECRET, "max_tokens": 0}, "400 error=invalid_request_error param=max_tokens"),
+        ({"prompt": SECRET, "model": SECRET}, "404 error=not_found_error param=model"),
+    ],
+)
+def test_a_refusal_names_the_kind_and_the_field(gateway: GatewayProcess, verify: FakeVerify, body, words) -> None:
+    post(gateway, "completions", {"model": "tiny"} | body)
+    assert lines_of(gateway, f'"POST /v1/completions" {words} seconds=')
+    assert SECRET not in gateway.logs
+
+
+def test_an_error_in_mid_stream_and_a_client_that_leaves_are_told(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    body = {"model": "tiny", "prompt": "abc", "stream": True, "ignore_eos": True}
+    verify.reset(stall_after=2)
+    with httpx.stream("POST", f"{gateway.http_url}/v1/completions", json=body, timeout=60) as reply:
+        next(reply.iter_lines())
+    verify.reset(breaks=[2], resumed_errors=[InvalidArgumentError("no")])
+    assert '"error"' in post(gateway, "completions", body).text
+    (line,) = lines_of(gateway, "finish_reason=error")
+    assert '"POST /v1/completions" 200 ' in line
+    assert "completion_tokens=2 " in line
+    assert "error=invalid_request_error" in line
+    (line,) = lines_of(gateway, '"POST /v1/completions" 499 ')
+    assert "completion_tokens=2 " in line
+    assert "finish_reason=cancelled error=cancelled_error" in line
+
+
+def test_what_supervisors_ask_is_not_told_but_a_list_of_models_is(gateway: GatewayProcess) -> None:
+    for path in ("health", "ready", "metrics", "v1/models?key=value", "nowhere"):
+        httpx.get(f"{gateway.http_url}/{path}", timeout=60)
+    assert lines_of(gateway, '"GET /nowhere" 404')
+    assert lines_of(gateway, '"GET /v1/models" 200')
+    assert not [path for path in ("/health", "/ready", "/metrics") if f'"GET {path}"' in gateway.logs]
+
+
+def test_without_access_log_and_at_level_debug(tokenizer_folder: Path, verify: FakeVerify) -> None:
+    with GatewayProcess(tokenizer_folder, verify.address, "--no-access-log", "--log-level", "debug") as gateway:
+        assert post(gateway, "completions", {"model": "tiny", "prompt": SECRET, "max_tokens": 1}).status_code == 200
+        assert "choices=1 prompt_tokens=6 speculation=default seed=" in lines_of(gateway, "a request begins")[0]
+        assert "/v1/completions" not in gateway.logs
+        assert SECRET not in gateway.logs
+
+
+def test_what_a_caller_wrote_makes_no_line_of_its_own() -> None:
+    access = access_of_grpc("Generate", "ipv6:%5B::1%5D:80", 'a\n2026 "forged" \x1b[2J' + "x" * 500)
+    access.fails(CancelledError("gone"))
+    line = access.line()
+    assert line.isprintable()
+    assert line.startswith('%5B::1%5D:80 "gRPC Generate" - id=a?2026??forged??')
+    assert len(line) < 400
+    assert "- -" not in Access("GET /", "-").line()
