@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from gateway import codec
+from gateway.away_report import AwayReport
 from gateway.mailbox import Mailbox
 from gateway.request import VerifyInfo
 from gateway.ticket import Ticket
@@ -50,14 +51,15 @@ class Replica:
     a session still delivers for a cancelled ticket are dropped.
     """
 
-    __slots__ = ("_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout", "_yielded",
-                 "address", "info")  # fmt: skip
+    __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout",
+                 "_yielded", "address", "info")  # fmt: skip
 
     def __init__(self, address: str, owner: Owner, *, timeout: float) -> None:
         self.address = address
         self.info: VerifyInfo | None = None  # set while the session is open
         self._refusing = False
         self._yielded = False  # whether the session has carried a token
+        self._answered = False  # whether the connection stood when the last attempt ended
         self._timeout = timeout
         self._owner = owner
         self._tickets: dict[int, Ticket] = {}
@@ -116,7 +118,7 @@ class Replica:
 
     async def _stay_connected(self) -> None:
         delay = FIRST_RETRY_SECONDS
-        reported = ""
+        report = AwayReport(self.address)
         while True:
             understood = True
             try:
@@ -130,10 +132,10 @@ class Replica:
                 _log.exception("the session with verify service %s failed", self.address)
                 understood, reason = False, UnavailableError(f"the session failed: {error!r}")
             if self.info is not None and understood:
-                delay, reported = FIRST_RETRY_SECONDS, ""
-            if reason.message != reported:
-                reported = reason.message
-                _log.warning("verify service %s is away: %s", self.address, reported)
+                delay = FIRST_RETRY_SECONDS
+                report.lost(reason.message)
+            else:
+                report.failed(reason.message, answered=self._answered)
             self._lose()
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 1.5, LAST_RETRY_SECONDS)
@@ -153,6 +155,7 @@ class Replica:
                 self._owner.on_ready(self)
                 await self._read(call)
             finally:
+                self._answered = channel.get_state() is grpc.ChannelConnectivity.READY
                 call.cancel()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)

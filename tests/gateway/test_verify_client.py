@@ -48,6 +48,7 @@ def test_starts_without_verify_and_finds_it_later(tokenizer_folder: Path) -> Non
             verify.start()
             gateway.wait_ready()
             assert httpx.post(f"{gateway.http_url}/v1/completions", json=body, timeout=60).status_code == 200
+            assert " WARNING " not in gateway.logs
 
 
 def test_requests_go_to_the_least_loaded_replica(tokenizer_folder: Path, two: tuple[FakeVerify, FakeVerify]) -> None:
