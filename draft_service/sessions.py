@@ -196,6 +196,7 @@ class SessionTable:
             _log.exception("proposer %s failed to open a session", proposer.name)
             return self.refuse(slot, f"proposer {proposer.name} failed")
         slot.proposer, slot.session, slot.featured = proposer, session, record.opening.cached_length
+        _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot)
         if proposer.feature_boundaries and slot.featured:
             self.partial += 1
             _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
@@ -310,6 +311,7 @@ class SessionTable:
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
+        _log.debug("session %d: over", session)
         try:
             if outlook is not None:
                 outlook.close(proposer)

@@ -170,6 +170,12 @@ class VerifySettings(ServiceSettings):
         description="Time in which some step has to be finished while there is work; else the service ends with status "
         "1, to be started again. 0: never",
     )
+    stats_seconds: float = Field(
+        default=10.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Time between lines of throughput in the log while there is something to do; 0: none",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log")
 
     @property

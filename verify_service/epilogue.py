@@ -45,6 +45,7 @@ class Epilogue:
         self._drafting = drafting
         self._decided: list[_Decided] = []
         self._outputs: list[StepOutput] = []
+        self.verify_steps = 0
         self.committed_tokens = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
@@ -132,6 +133,7 @@ class Epilogue:
         """Enter a decision of which `count` tokens are output into the figures."""
         state, tree = decision.item.state, decision.item.tree
         state.verify_steps += 1
+        self.verify_steps += 1
         self.committed_tokens += count
         if tree is None:
             return PLAIN_STEP

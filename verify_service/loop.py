@@ -268,6 +268,7 @@ class VerifyLoop:
         self._epilogue.begin(step, live, seconds, now)
         for item in live:
             item.state.settled = item.base
+            self._counters.prompt_tokens += item.prompt_rows
         features = self._features.take(step, live, [decision.item for decision in decisions])
         undecided: list[RequestState] = []
         for decision in decisions:

@@ -18,6 +18,7 @@ class LoopCounters:
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     prepared: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class LoopState:
     """Queued requests that were refused for the sake of another tenant's share of the places."""
     cut_nodes: int = 0
     """Drafted nodes left out of passes for the sake of another tenant's share."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that steps have computed."""
+    verify_steps: int = 0
+    """Steps, counted once for each request that they decided tokens of."""
 
 
 def snapshot(
@@ -83,4 +88,6 @@ def snapshot(
         tenants=scheduler.num_tenants,
         displaced=scheduler.places.displaced,
         cut_nodes=passes.cut_nodes,
+        prompt_tokens=counters.prompt_tokens,
+        verify_steps=epilogue.verify_steps,
     )

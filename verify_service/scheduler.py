@@ -65,6 +65,11 @@ class ScheduledRows:
         return self.first + self.count
 
     @property
+    def prompt_rows(self) -> int:
+        """Tokens of the prompt among the rows."""
+        return max(0, min(self.base, self.state.prompt_length) - self.first)
+
+    @property
     def depth(self) -> int:
         """Nodes that may be accepted."""
         return self._most[1]

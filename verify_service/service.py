@@ -21,7 +21,7 @@ from verify_service.draft_link import DraftLink
 from verify_service.facts import VerifyFacts
 from verify_service.loop import VerifyLoop
 from verify_service.metrics import VerifyMetrics
-from verify_service.request import RequestKey, StepOutput
+from verify_service.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.sessions import Session
 
 _log = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ class VerifyServicer:
                     backend.loop.cancel(request.key)
                 else:
                     session.begin(request.key.request_id)
+                    _tell_submitted(request)
                     backend.loop.submit(request)
             session.half_close()
 
@@ -178,8 +179,22 @@ class VerifyServicer:
             if session is not None:
                 session.put(own)
         self._metrics.step(outputs)
+        if _log.isEnabledFor(logging.DEBUG):
+            _tell_finished(outputs)
 
     def _ready(self) -> Backend:
         if self.backend is None:
             raise UnavailableError("the model is loading")
         return self.backend
+
+
+def _tell_submitted(request: GenerationRequest) -> None:
+    key, count = request.key, len(request.prompt_token_ids)
+    _log.debug("session %d request %d: submitted with %d prompt tokens", key.session_id, key.request_id, count)
+
+
+def _tell_finished(outputs: list[StepOutput]) -> None:
+    for output in outputs:
+        if output.finish_reason is not None:
+            key, reason, usage = output.key, output.finish_reason.value, output.usage
+            _log.debug("session %d request %d: ended, %s, %s", key.session_id, key.request_id, reason, usage)

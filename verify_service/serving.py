@@ -35,6 +35,7 @@ from verify_service.loop import THREAD_NAME, VerifyLoop
 from verify_service.loop_state import LoopState
 from verify_service.metrics import VerifyMetrics
 from verify_service.service import Backend, VerifyServicer
+from verify_service.stats_log import StatsLog
 from verify_service.thread_guard import end_with_thread
 from verify_service.watchdog import Watchdog
 
@@ -67,6 +68,7 @@ async def serve(settings: VerifySettings) -> None:
     endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
 
     hosts: list[ProposerHost] = []
+    background: list[asyncio.Task[None]] = []
 
     async def prepare() -> None:
         if settings.inproc:
@@ -78,6 +80,8 @@ async def serve(settings: VerifySettings) -> None:
         gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
         verify.backend = backend
         draft.link = backend.link
+        if settings.stats_seconds:
+            background.append(asyncio.create_task(StatsLog(backend.loop.state).run(settings.stats_seconds)))
         await server.set_serving(True)
         _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
 
@@ -98,7 +102,8 @@ async def serve(settings: VerifySettings) -> None:
         await preparing
         await terminated
     finally:
-        terminated.cancel()
+        for task in (terminated, *background):
+            task.cancel()
         await server.drain(0)
         if endpoint is not None:
             endpoint.close()
