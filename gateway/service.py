@@ -43,8 +43,8 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "access_log", "client", "keys", "metrics",
-                 "settings", "text", "tokenizer")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "access_log", "client", "keys",
+                 "metrics", "settings", "text", "tokenizer")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 
+from launcher.command_name import command_name
 from launcher.commands import Layout, reachable
 from slipstream.model_folder import has_chat_template
 
@@ -18,7 +19,7 @@ def first_request(layout: Layout, model_name: str) -> str:
     body: dict[str, object] = {"model": model_name, "stream": True}
     if chats:
         body["messages"] = [{"role": "user", "content": "Tell me a short story about a lighthouse."}]
-        last = f"slipstream chat --address {reachable(layout.grpc_address)}"
+        last = f"{command_name()} chat --address {reachable(layout.grpc_address)}"
     else:
         body |= {"prompt": "Once upon a time", "max_tokens": 100}
         last = f"(The model has no chat template: to chat with it, start again with {_TEMPLATE_FLAG} FILE.)"

@@ -21,7 +21,11 @@ LOG_LINES_SHOWN = 40
 
 
 class StartupError(RuntimeError):
-    """A service ended or did not become ready. The message carries the end of its log."""
+    """A service ended or did not become ready. `reason` is one line; the message carries the end of its log as well."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 def is_serving(address: str, timeout: float = PROBE_SECONDS) -> bool:
@@ -117,4 +121,5 @@ def _check(process: ServiceProcess, deadline: float, what: str, *, late: bool = 
 
 def _failure(process: ServiceProcess, reason: str) -> StartupError:
     log = process.log(LOG_LINES_SHOWN) or "(no output)"
-    return StartupError(f"{reason}\n  command: {' '.join(process.command.arguments)}\n  end of its log:\n{log}")
+    command = " ".join(process.command.arguments)
+    return StartupError(f"{reason}\n  command: {command}\n  end of its log:\n{log}", reason)

@@ -62,7 +62,11 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     The first SIGTERM or SIGINT drains: running streams finish, new requests are refused. The second ends everything.
     An essential service that ends again and again, soon after each start, ends everything with status 1.
     """
-    view = LogView(sys.stderr)
+    with LogView(sys.stderr) as view:
+        return _serve(layout, options, view)
+
+
+def _serve(layout: Layout, options: ServeOptions, view: LogView) -> int:
     # Gateway before the services it needs, so that its streams can finish.
     commands = [layout.gateway, *([layout.drafter] if layout.served else []), layout.verify]
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -74,7 +78,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     try:
         supervisor.start(options.start_seconds)
     except StartupError as error:
-        view("slipstream", str(error))
+        view("slipstream", f"{error.reason}; its log is above")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -82,6 +86,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
         signal.signal(number, lambda number, _frame: ends.put(number))
     if layout.served:
         _await_attachment(layout, supervisor, view)
+    view.flush()
     with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
         print(greeting(layout, options.model_name), flush=True)
     given_up = ends.get() == GIVEN_UP
@@ -113,7 +118,7 @@ def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> 
     try:
         wait_attached(layout.verify_address, layout.proposers, supervisor.process("draft"), seconds=10.0)
     except StartupError as error:
-        view("slipstream", f"decoding plainly for now: {str(error).splitlines()[0]}")
+        view("slipstream", f"decoding plainly for now: {error.reason}")
 
 
 def _drain(supervisor: Supervisor, grace: float, signals: queue.SimpleQueue[int]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,8 @@ from support.serve_process import Served, start
 def served(tiny_model, tiny_draft_model, tmp_path_factory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("serve") / "log"
     config = [{"method": "draft_model", "model": str(tiny_draft_model)}, {"method": "ngram"}]
-    served = start(tiny_model, (), log, "--speculative-config", json.dumps(config))
+    stats = "--verify-arg=--stats-seconds=0.2"
+    served = start(tiny_model, (), log, "--speculative-config", json.dumps(config), stats)
     with served.process:
         yield served
         served.process.terminate()
@@ -45,6 +48,22 @@ def test_it_answers_with_all_proposers_attached(served):
     assert facts.complete
     assert [proposer.name for proposer in facts.verify.proposers if proposer.default] == ["draft-model"]
     assert complete(served)["usage"]["completion_tokens"] == 8
+
+
+def test_its_log_tells_of_requests_and_throughput_and_a_healthy_start_is_no_warning(served):
+    served.wait_for(attached)
+    id_ = complete(served)["id"]
+    for words in (f'"POST /v1/completions" 200 id={id_} model=tiny', "tokens/s, running "):
+        wait_until(lambda words=words: words in served.log.read_text(), served.log.read_text)
+    assert " WARNING " not in served.log.read_text().split("ready grpc=")[0]
+    assert "is away" not in served.log.read_text()
+
+
+def test_the_greeting_names_a_command_that_runs(served):
+    line = next(line for line in served.greeting.splitlines() if " chat --address " in line)
+    command = [*shlex.split(line), "--message", "Hello", "--max-tokens", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    assert run.returncode == 0, run.stderr
 
 
 def test_info_shows_process_ids_and_attachments_as_json(served):
@@ -89,6 +108,20 @@ def test_a_wrong_configuration_of_speculation_is_refused_before_anything_starts(
     result = CliRunner().invoke(app, ["serve", "--model", str(tiny_model), *arguments])
     assert result.exit_code == 2
     assert reason in result.output
+
+
+def test_what_ends_a_start_is_said_once(tiny_model, tmp_path):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "tokenizer.json").write_text("{}")
+    ports = [part for name in ("http", "grpc", "verify", "draft") for part in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--draft", "none", *ports]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    assert run.returncode == 1
+    reasons = [line for line in run.stderr.splitlines() if " ERROR " in line]
+    assert reasons
+    assert len(set(reasons)) == len(reasons)
+    assert "gateway exited with status 1 before it was ready; its log is above" in run.stderr
+    assert "end of its log" not in run.stderr
 
 
 def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(tiny_model, tmp_path):
