@@ -50,7 +50,7 @@ def _configured(given: str) -> str:
 
 
 class DraftSettings(ServiceSettings):
-    """Flags, environment (SLIPSTREAM_DRAFT_...) and file of `python -m draft_service`."""
+    """Host proposers, and draft token trees for the requests of a verify service."""
 
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_DRAFT_")
 

@@ -18,7 +18,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 class GatewaySettings(ServiceSettings):
-    """Frozen settings of one gateway process."""
+    """Serve the OpenAI HTTP API and the gRPC API before one or more verify services."""
 
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_GATEWAY_")
 

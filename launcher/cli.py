@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from launcher.deploy_command import deploy
+from slipstream.commands import Commands
 
-app = typer.Typer(
+app = Commands(
     name="slipstream",
     help="Serves large language models with speculative decoding, exactly.",
     no_args_is_help=True,
@@ -26,6 +28,12 @@ Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="gRPC address of
 def _level(value: str) -> str:
     if value not in LOG_LEVELS:
         raise typer.BadParameter(f"must be one of {', '.join(LOG_LEVELS)}")
+    return value
+
+
+def _device(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise typer.BadParameter(f"must be cpu, cuda or cuda:N, got {value!r}")
     return value
 
 
@@ -52,6 +60,33 @@ def serve(
             metavar="JSON|FILE",
             help="The proposers, in place of --draft: a JSON object as vLLM's speculative_config, with its names or "
             "SGLang's, or a list of objects, or a file that holds either.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where model and proposers compute: cpu, cuda or cuda:N. [default: cpu; proposers: as the draft "
+            "service finds]",
+            callback=_device,
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            "--tensor-parallel-size", "-tp", help="GPUs that share the model, from --device on.", min=1, max=8
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["exact", "fast"] | None,
+        typer.Option(help="exact: a token depends on its request alone; fast: on cuda, libraries may break that."),
+    ] = None,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            "--max-context",
+            "--max-model-len",
+            help="Most tokens of prompt and output; 0: as the model allows. [default: 0]",
+            min=0,
         ),
     ] = None,
     host: Annotated[
@@ -92,7 +127,7 @@ def serve(
     ] = None,
     verify_arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARG", help="Passed to the verify service, e.g. --verify-arg=--device=cpu."),
+        typer.Option(metavar="ARG", help="Passed to the verify service, e.g. --verify-arg=--no-prefix-cache."),
     ] = None,
     draft_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the draft service.")] = None,
     gateway_arg: Annotated[list[str] | None, typer.Option(metavar="ARG", help="Passed to the gateway.")] = None,
@@ -151,10 +186,16 @@ def serve(
                 *shared,
                 *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
+                *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
+                *_flags({"max-context": max_context}),
                 *_flags({"draft-deadline-ms": draft_deadline_ms, "inproc-threads": draft_threads}),
                 *(verify_arg or ()),
             ),
-            draft_arguments=("--log-level", log_level, *_flags({"threads": draft_threads}), *(draft_arg or ())),
+            draft_arguments=(
+                *("--log-level", log_level),
+                *_flags({"threads": draft_threads, "device": device}),
+                *(draft_arg or ()),
+            ),
             gateway_arguments=(
                 *shared,
                 *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),

@@ -14,8 +14,9 @@ import typer
 from loadtest.measure import Level
 from loadtest.report import print_table, write_files
 from loadtest.target import TargetError, parse_target
+from slipstream.commands import Commands
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Commands(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 APIS = ("http", "grpc")
 
 

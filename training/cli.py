@@ -9,18 +9,20 @@ from typing import Annotated
 
 import typer
 
+from slipstream.commands import Commands
 from training.commands.evaluate import evaluate
 from training.commands.export import export
 from training.commands.features import features
 from training.commands.fit import fit
 from training.commands.recorded import recorded
 
-app = typer.Typer(
+app = Commands(
     name="slipstream train",
     help="From prompts to a drafter in service, stage by stage. Every stage goes on where it was interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # as those of `slipstream`
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

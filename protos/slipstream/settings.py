@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    CliSettingsSource,
     InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
@@ -18,6 +19,8 @@ from pydantic_settings import (
     SettingsError,
     TomlConfigSettingsSource,
 )
+
+from slipstream.help_text import name_values
 
 USAGE_STATUS = 2
 """Exit status for bad flags, as argparse has it."""
@@ -85,7 +88,7 @@ def load(cls: type[T], prog: str, argv: list[str] | None = None) -> T:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         file = _config_file(cls, arguments)
-        given: dict[str, Any] = {"_cli_parse_args": arguments, "_cli_prog_name": prog}
+        given: dict[str, Any] = {"_cli_settings_source": _flags(cls, prog)(args=arguments)}
         return cls(**given) if file is None else cls(config=file, **given)
     except ValidationError as error:
         reason = "; ".join(_explain(cls, dict(detail)) for detail in error.errors())
@@ -93,6 +96,12 @@ def load(cls: type[T], prog: str, argv: list[str] | None = None) -> T:
         reason = " ".join(str(error).split())
     sys.stderr.write(f"{prog}: error: {reason}\n")
     raise SystemExit(USAGE_STATUS)
+
+
+def _flags(cls: type[ServiceSettings], prog: str) -> CliSettingsSource[argparse.ArgumentParser]:
+    source: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(cls, cli_prog_name=prog)
+    name_values(source.root_parser, cls.model_fields.items())
+    return source
 
 
 def _prefix(cls: type[ServiceSettings]) -> str:
