@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -185,7 +187,7 @@ class LLM:
         jobs = [self._job(token_ids[prompt], params[prompt], choice) for prompt, choice in keys]
         done: dict[tuple[int, int], Completion] = {}
         with (
-            tqdm(total=len(jobs), desc="Completions", unit="it", disable=not use_tqdm, dynamic_ncols=True) as bar,
+            _bar(len(jobs), shown=use_tqdm) as bar,
             closing(complete(client, jobs)) as completions,
         ):
             for index, completion in completions:
@@ -217,12 +219,27 @@ class LLM:
         return Job(token_ids, options)
 
 
+def _bar(total: int, *, shown: bool) -> tqdm[Any]:
+    """Where nobody sees it move, as in a file, it is written ten times at most."""
+    seen = sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        desc="Completions",
+        unit="it",
+        disable=not shown,
+        dynamic_ncols=True,
+        miniters=None if seen else -(-total // 10),
+        maxinterval=10.0 if seen else math.inf,
+    )
+
+
 def _advance(bar: Any, completions: Any) -> None:
     tokens = sum(len(each.token_ids) for each in completions)
     steps = sum(each.usage.verify_steps for each in completions)
-    bar.update()
     elapsed = bar.format_dict["elapsed"]
-    bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.0f} tokens/s, {tokens / max(steps, 1):.2f} tokens/step")
+    speed = f"{tokens / max(elapsed, 1e-9):.0f} tokens/s, {tokens / max(steps, 1):.2f} tokens/step"
+    bar.set_postfix_str(speed, refresh=False)
+    bar.update()
 
 
 def _output(index: int, completion: Completion) -> CompletionOutput:

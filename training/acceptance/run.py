@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
 from slipstream.client import AsyncClient
 from slipstream.completion import Model
 from slipstream.rpc.errors import NotFoundError
+from slipstream_kernels.progress import ProgressBar
 from training.acceptance.probe import Probe, record_key
 from training.acceptance.settings import AcceptanceSettings, Cell
 from training.acceptance.tally import Tally
@@ -101,7 +100,9 @@ async def _measure(
         journal = Journal(folder / JOURNAL, task)
         probe = Probe(client, model, settings, gateway.patience)
         try:
-            with tqdm(total=len(prompts) * len(settings.cells), initial=len(journal), disable=not progress) as bar:
+            with ProgressBar(
+                total=len(prompts) * len(settings.cells), initial=len(journal), disable=not progress
+            ) as bar:
                 for cell in settings.cells:
                     bar.set_description(cell.label)
                     await _fill(cell, prompts, journal, probe, gateway.concurrency, bar)
@@ -116,7 +117,7 @@ async def _measure(
 
 
 async def _fill(
-    cell: Cell, prompts: Sequence[Prompt], journal: Journal, probe: Probe, concurrency: int, bar: tqdm[Any]
+    cell: Cell, prompts: Sequence[Prompt], journal: Journal, probe: Probe, concurrency: int, bar: ProgressBar
 ) -> None:
     waiting = iter([prompt for prompt in prompts if record_key(prompt.key, cell) not in journal])
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
 from slipstream.client import AsyncClient
 from slipstream.completion import Model
+from slipstream_kernels.progress import ProgressBar
 from training.answering.asker import FIRST_CONTACT_SECONDS, Asker, served_model
 from training.answering.dataset import INDEX, read_index, write_set
 from training.answering.inputs import distinct_prompts, read_prompts
@@ -90,7 +89,9 @@ async def _collect(
         outcome = Outcome({})
         try:
             total = sum(1 for _ in distinct_prompts(inputs))
-            with tqdm(total=total, initial=len(journal), desc="answers", unit="conv", disable=not progress) as bar:
+            with ProgressBar(
+                total=total, initial=len(journal), desc="answers", unit="conv", disable=not progress
+            ) as bar:
                 intake = _Intake(journal, settings, outcome, bar)
                 await _ask_all(inputs, journal, client, model, gateway, intake)
         finally:
@@ -145,7 +146,7 @@ class _Intake:
     journal: Journal
     settings: AnswerSettings
     outcome: Outcome
-    bar: tqdm[Any]
+    bar: ProgressBar
     began: float = field(default_factory=time.monotonic)
 
     def take(self, record: dict[str, Any]) -> None:

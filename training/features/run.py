@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
 from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.progress import ProgressBar
 from training.durable import check_task, sole_user, write_whole
 from training.features.agreement import check_agreement
 from training.features.dataset import FORMAT, INDEX, VERSION, read_index
@@ -135,7 +134,7 @@ def _write_states(
         start, began = int(texts.offsets[first]), time.monotonic()
         with (
             closing(_written(reader, writer, _sequences(texts, first))) as passes,
-            tqdm(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar,
+            ProgressBar(total=total, initial=start, desc="features", unit="tok", disable=not progress) as bar,
         ):
             for rows in passes:
                 outcome.tokens += rows

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-from tqdm import tqdm
 
+from slipstream_kernels.progress import ProgressBar
 from training.durable import AppendFile, json_lines
 from training.fit.acceptance import Chances
 
@@ -46,7 +46,7 @@ class Board:
 
     def __init__(self, folder: Path, *, steps: int, first: int, journal_bytes: int, progress: bool) -> None:
         self._journal = AppendFile(folder / JOURNAL, journal_bytes)
-        self._bar = tqdm(total=steps, initial=first, desc="fit", unit="step", disable=not progress)
+        self._bar = ProgressBar(total=steps, initial=first, desc="fit", unit="step", disable=not progress)
         self._writer = _writer(folder / "tensorboard", first, progress)
         self._last, self._tokens = time.perf_counter(), 0
 

@@ -17,8 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
+from slipstream_kernels.progress import ProgressBar
 from training.durable import described, sole_user
 from training.prompts.examine import Verdict, begin_worker, examine_all, examiner
 from training.prompts.personal import load_pipeline
@@ -125,7 +124,7 @@ def _clean(inputs: Sequence[Path], store: Store, settings: PromptSettings, worke
     waiting: deque[_Chunk] = deque()
     pending: set[bytes] = set()
     with (
-        tqdm(total=total, initial=store.tally.read, desc="prompts", unit="line", disable=not progress) as bar,
+        ProgressBar(total=total, initial=store.tally.read, desc="prompts", unit="line", disable=not progress) as bar,
         ExitStack() as stack,
     ):
         submit = _submitter(stack, settings, workers)

@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
+from slipstream_kernels.progress import ProgressBar
 from training.answering.dataset import INDEX, Line, read_index, write_lines
 from training.durable import check_task, described, sole_user
 from training.prompts.records import read_lines
@@ -66,7 +65,7 @@ def write_recordings(
         with ExitStack() as stack:
             lines = _chosen(inputs, settings.limit)
             bar = stack.enter_context(
-                tqdm(total=settings.limit or None, desc="recorded", unit="line", disable=not progress)
+                ProgressBar(total=settings.limit or None, desc="recorded", unit="line", disable=not progress)
             )
             results = _results(stack, lines, rendering, settings, workers)
             kept = _kept(results, tally, bar)
@@ -117,7 +116,7 @@ def _submitter(
     return submit
 
 
-def _kept(results: Iterator[Result], tally: Tally, bar: tqdm[Any]) -> Iterator[Line]:
+def _kept(results: Iterator[Result], tally: Tally, bar: ProgressBar) -> Iterator[Line]:
     """The lines to write: of equal recordings those of the first."""
     seen: set[bytes] = set()
     for result in results:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from tqdm import tqdm
+
+from slipstream_kernels.progress import ProgressBar
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class PassGraphs(Generic[B]):
         """
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
-        with _no_collection(), tqdm(buckets, desc="capturing CUDA graphs", unit="graph", disable=not progress) as bar:
+        title = "capturing CUDA graphs"
+        with _no_collection(), ProgressBar(buckets, desc=title, unit="graph", disable=not progress) as bar:
             for bucket in bar:
                 bar.set_postfix_str(f"{bucket.rows} rows")
                 prepare(bucket)

@@ -8,13 +8,13 @@ from math import prod
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from slipstream_kernels.models.checkpoint import expected_shapes, iterate_tensors
 from slipstream_kernels.models.config import ModelConfig
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.notices import tell
 from slipstream_kernels.ops.gpu.gate_up import gate_up_views
+from slipstream_kernels.progress import ProgressBar
 
 _LAYERS = "model.layers."
 
@@ -182,7 +182,7 @@ def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator
 def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, torch.Tensor]], title: str, *, progress: bool) -> None:
     shard = weights.shard
     total = sum(2 * prod(shape) for _, shape in expected_shapes(shard.config))
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
+    with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
         for name, tensor in tensors:
             bar.update(2 * tensor.numel())
             target, axis = _place(weights, name)
