@@ -297,6 +297,7 @@ def _encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         max_depth=proposer.max_depth,
         lockstep=not proposer.forkable,
         needs_states=proposer.needs_states,
+        device=proposer.device,
     )
 
 

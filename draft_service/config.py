@@ -57,6 +57,14 @@ class DraftSettings(ServiceSettings):
     verify: str = Field(default="127.0.0.1:50052", min_length=1, description="Address of the verify service")
     host: str = Field(default="127.0.0.1", description="Address to serve health and administration on")
     port: int = Field(default=50053, ge=0, le=65535, description="Port of that server; 0 binds a free one")
+    advertise: str = Field(
+        default="",
+        pattern=r"^$|^([^\s:\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?$",
+        max_length=256,
+        description="By what name or address others, such as `slipstream info`, reach that server; default: --host, or "
+        "the address that the verify service sees where --host is all of them",
+        json_schema_extra={"metavar": "HOST[:PORT]"},
+    )
     proposers: Annotated[Names, AfterValidator(_parsed)] = Field(
         default=("ngram",),
         description="What to host: NAME[:ARGUMENT], such as ngram or draft-model:DIR, or "
@@ -137,6 +145,11 @@ class DraftSettings(ServiceSettings):
         if self.speculative_config and "proposers" in self.model_fields_set:
             raise ValueError("--proposers and --speculative-config exclude each other")
         return self
+
+    def address(self, port: int) -> str:
+        """Where others reach this service's own server, which is bound to `port`."""
+        host = self.advertise or (f"[{self.host}]" if ":" in self.host else self.host)
+        return host if re.search(r":\d+$", host) and not host.endswith("]") else f"{host}:{port}"
 
     def offered(self, placement: Placement) -> tuple[str, ...]:
         """The transports, of those that nobody named only such as fit the placement."""

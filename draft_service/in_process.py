@@ -17,6 +17,8 @@ from draft_service import codec
 from draft_service.boundary_check import check_boundaries
 from draft_service.codec import Identity
 from draft_service.device_states import DeviceStates
+from draft_service.placement import CPU as ON_CPU
+from draft_service.placement import Placement, placed
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.proposers.registry import ProposerSpec, load_proposers
 from draft_service.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
@@ -53,12 +55,14 @@ AWAKE_CPUS = 4
 class InProcessHost:
     """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
 
-    def __init__(self, proposers: Sequence[Proposer], awake: float = 0.0) -> None:
+    def __init__(self, proposers: Sequence[Proposer], awake: float = 0.0, placement: Placement = ON_CPU) -> None:
         """For `awake` seconds after a record the worker looks for the next one without sleeping.
 
+        `placement` is where proposers compute that do not say it themselves.
         Where all proposers allow it, the thread that puts records drafts.
         """
         self.awake = awake
+        self._placement = placement
         self._worker = Worker(proposers)
         self._proposers = tuple(proposers)
         self._epoch = 0
@@ -72,7 +76,7 @@ class InProcessHost:
         misfits = [proposer.name for proposer in self._proposers if proposer not in fitting]
         if misfits:
             raise FailedPreconditionError(f"proposers that do not fit the model: {', '.join(misfits)}; see above why")
-        identity = Identity("in this process", "", os.getpid(), "")
+        identity = Identity("in this process", "", os.getpid(), "", self._placement)
         return codec.encode_attach(identity, self._proposers, "", (IN_PROCESS,), None).SerializeToString()
 
     @property
@@ -271,7 +275,7 @@ def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
         target = Path(limits.target) if limits.target else None
         check_boundaries(proposers, limits.boundary_check_mib << 20, target)
     stays_awake = limits.device != CPU and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
-    return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0)
+    return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0, placed(limits.device))
 
 
 def _records(commands: Commands) -> list[Record]:

@@ -26,6 +26,12 @@ class Placement:
 CPU = Placement()
 
 
+def placed(device: str) -> Placement:
+    """The placement of a device that is in use, `cpu` or `cuda:N`."""
+    uuids, index = gpu_uuids() if device != CPU.device else (), device.partition(":")[2] or "0"
+    return Placement(device, uuids[int(index)] if index.isdigit() and int(index) < len(uuids) else "")
+
+
 def settle(wanted: str) -> Placement:
     """The device for `auto`, `cpu`, `cuda` or `cuda:N`; auto is the first GPU where one can be used, else the CPU.
 

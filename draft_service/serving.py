@@ -48,7 +48,7 @@ async def serve(settings: DraftSettings) -> None:
         check_boundaries(proposers, settings.boundary_check_mib << 20)
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
-    identity = Identity(settings.name, f"{settings.host}:{settings.port}", os.getpid(), _version(), placement)
+    identity = Identity(settings.name, settings.address(settings.port), os.getpid(), _version(), placement)
     link = VerifyLink(
         settings.verify,
         worker,
@@ -61,7 +61,7 @@ async def serve(settings: DraftSettings) -> None:
     )
     server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
     port = await server.start()
-    link.identify(f"{settings.host}:{port}")
+    link.identify(settings.address(port))
     gc.freeze()  # to look through what lives as long as the process would stop drafting for several steps
     worker.start()
     linking = asyncio.create_task(link.run())

@@ -256,8 +256,13 @@ def chat(
 def info(
     *,
     json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
-    verify: Annotated[str, typer.Option(metavar="HOST:PORT", help="Verify service.")] = "127.0.0.1:50052",
-    gateway: Annotated[str, typer.Option(metavar="HOST:PORT", help="HTTP address of the gateway.")] = "127.0.0.1:8000",
+    verify: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Verify service.", envvar="SLIPSTREAM_VERIFY_ADDRESS")
+    ] = "127.0.0.1:50052",
+    gateway: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="HTTP address of the gateway.", envvar="SLIPSTREAM_GATEWAY_ADDRESS"),
+    ] = "127.0.0.1:8000",
 ) -> None:
     """Show what runs, what is attached to what, and the process ids. Exit status 1 if a service does not answer."""
     from launcher.info import collect, render

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import socket
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -13,6 +15,7 @@ import grpc
 from rich.console import Console
 from rich.tree import Tree
 
+from launcher.commands import join_address, split_address
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
@@ -101,8 +104,27 @@ class Facts:
 def collect(verify_address: str, gateway_address: str) -> Facts:
     """Ask the services. One that does not answer is reported as such and not an error."""
     verify = _ask_verify(verify_address)
-    addresses = dict.fromkeys(each.address for each in verify.proposers if each.attached and each.address)
+    told = (each.address for each in verify.proposers if each.attached and each.address)
+    addresses = dict.fromkeys(from_here(address, verify_address) for address in told)
     return Facts(_ask_gateway(gateway_address), verify, tuple(_ask_draft(address) for address in addresses))
+
+
+def from_here(address: str, verify_address: str) -> str:
+    """An address on the verify service's own host as it is to be dialled from here."""
+    try:
+        (host, port), there = split_address(address), split_address(verify_address)[0]
+        own = ipaddress.ip_address(host)
+    except ValueError:
+        return address
+    beside_verify = own.is_unspecified or (own.is_loopback and not _is_loopback(there))
+    return join_address(there, port) if beside_verify else address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def render(facts: Facts, *, as_json: bool) -> None:
@@ -170,6 +192,16 @@ def _line(name: str, address: str, status: str, process_id: int | None) -> str:
 
 
 def _ask_gateway(address: str) -> GatewayFacts:
+    """Without keys a gateway answers to the names it knows, and to addresses: so it is asked by those, too."""
+    facts = _ask_health(address)
+    if facts.status == "error 403":
+        host, port = split_address(address)
+        known = (_ask_health(join_address(str(each[4][0]), port)) for each in socket.getaddrinfo(host, port))
+        facts = next((replace(each, address=address) for each in known if each.process_id), facts)
+    return facts
+
+
+def _ask_health(address: str) -> GatewayFacts:
     try:
         with urlopen(f"http://{address}/health", timeout=TIMEOUT_SECONDS) as reply:
             body = json.load(reply)

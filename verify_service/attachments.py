@@ -96,6 +96,13 @@ class Attachment:
         """Index of the offer of that name."""
         return next((i for i, offer in enumerate(self.request.offers) if offer.name == proposer), None)
 
+    def place_of(self, proposer: str) -> tuple[str, str]:
+        """Where the proposer of that name computes: the device, and the UUID of the GPU where that is known."""
+        index = self.index_of(proposer)
+        own = "" if index is None else self.request.offers[index].device
+        whole = self.request.device
+        return own or whole, self.request.gpu_uuid if own in ("", whole) else ""
+
     def send(self, records: int) -> None:
         """So many records have entered the outbox: send them, and expect their answers."""
         self.allowance.earn(records)

@@ -111,7 +111,17 @@ def _mode(value: draft_pb2.DraftMode) -> Mode:
 
 def _offer(message: draft_pb2.ProposerOffer) -> Offer:
     boundaries = tuple(message.feature_boundaries)
-    return Offer(message.name, message.max_nodes, message.max_depth, boundaries, message.lockstep, message.needs_states)
+    if len(message.device) > MAX_NAME:
+        raise InvalidArgumentError(f"device must be at most {MAX_NAME} characters", field="proposers.device")
+    return Offer(
+        message.name,
+        message.max_nodes,
+        message.max_depth,
+        boundaries,
+        message.lockstep,
+        message.needs_states,
+        message.device,
+    )
 
 
 def encode_attached(reply: AttachReply) -> bytes:

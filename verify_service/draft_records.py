@@ -158,6 +158,8 @@ class Offer:
     """It makes no trees ahead, whatever the attachment's mode."""
     needs_states: bool = False
     """It makes no tree while states of older tokens are missing."""
+    device: str = ""
+    """Where it computes, if not where the draft service as a whole does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from slipstream.rpc.server import abort
 from verify_service.attachments import OPEN_SECONDS, Attachment
 from verify_service.draft_codec import decode_attach, decode_replies, encode_attached, encode_commands, encode_link_info
 from verify_service.draft_link import DraftLink
+from verify_service.peer_address import seen_address
 from verify_service.transports import StreamTransport
 
 SERVICE = "slipstream.v1.DraftLinkService"
@@ -62,8 +64,10 @@ class DraftLinkServicer:
         """Register a draft service; it is forgotten if it does not open its exchange in time."""
         try:
             link, peer = self._ready(), context.peer()
+            asked = decode_attach(request)
+            asked = replace(asked, address=seen_address(asked.address, peer))
             # To make a ring on a GPU takes until that has a moment.
-            reply = await asyncio.to_thread(link.attach, decode_attach(request), loopback=_on_loopback(peer))
+            reply = await asyncio.to_thread(link.attach, asked, loopback=_on_loopback(peer))
         except SlipstreamError as error:
             await abort(context, error)
         asyncio.get_running_loop().call_later(self._open_seconds, link.expire, reply.epoch)

@@ -71,6 +71,7 @@ class GpuDraftModelProposer(DraftModelBase):
         context = min(model.max_context, config.max_context)
         super().__init__(name, model, config, tokenizer_fingerprint, context, scored)
         self._weights = weights
+        self.device = str(weights.embedding.device)
         self._behind: dict[int, None] = {}
         self._started: _Running | None = None
         self._start(model.vocab_size)

@@ -61,7 +61,7 @@ class GpuEagleProposer(EagleBase):
         self._eos = tuple(eos_token_ids)
         self._rope = head.config.rope_theta, head.config.rope_scaling
         self._weights = head_weights(head, torch.device(device))
-        self.state_device = str(device)
+        self.device = self.state_device = str(device)
         self._target_size = self.vocab_size
         self._behind: dict[int, None] = {}
         self._followed: FollowedRound | None = None

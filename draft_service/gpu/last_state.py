@@ -77,7 +77,7 @@ class GpuLastStateProposer(LastStateBase[Head]):
         super().__init__(name, head, config, tokenizer_fingerprint)
         self._eos = tuple(eos_token_ids)
         self._weights = state_weights(head, self.max_depth, torch.device(device))
-        self.state_device = str(device)
+        self.device = self.state_device = str(device)
         self._started: _Running | None = None
         self._start(self._weights)
 

@@ -193,6 +193,8 @@ class Proposer(ABC):
     Boundary b is the residual stream that enters layer b: 0 is the embedding, N (the target's layers) what the last
     layer leaves, N + 1 that after the final norm. `bind` may set them, once the target is known.
     """
+    device: str = ""
+    """Where it computes, `cpu` or `cuda:N`; empty: not told, taken for that of its options."""
     state_device: str = CPU
     """Where it takes states that are on a GPU: `cuda:N`, that of its options, or the CPU. It always takes the CPU's."""
     tokenizer_fingerprint: str = ""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from draft_service.heads.vocabulary import token_map
-from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
+from draft_service.proposers.base import CPU, DraftRequest, Opening, ProposerOptions
 from draft_service.proposers.checkpoint_folder import folder_and_config, refusing
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftCache, DraftSession
@@ -46,6 +46,8 @@ _CHUNK = 128
 
 class DraftModelProposer(DraftModelBase):
     """Drafts with a causal language model on the CPU."""
+
+    device = CPU
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import torch
 
 from draft_service.heads.eagle import EagleHead
 from draft_service.heads.loading import load_eagle
-from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, SessionRefusedError
+from draft_service.proposers.base import CPU, DraftRequest, Opening, ProposerOptions, SessionRefusedError
 from draft_service.proposers.checkpoint_folder import folder_and_config, refusing, target_facts
 from draft_service.proposers.coupling import Coupling
 from draft_service.proposers.draft_cache import DraftSession
@@ -41,6 +41,8 @@ Config = TypeVar("Config", bound=EagleConfig)
 
 class EagleProposer(EagleBase):
     """Drafts with an EAGLE head, or with MTP layers, on the CPU."""
+
+    device = CPU
 
     def __init__(
         self,

@@ -127,6 +127,8 @@ class HybridProposer(Composite):
             raise FailedPreconditionError("none of its members fits the target")
         members = [self._members[name] for name in self._fitting]
         self.feature_boundaries = tuple(sorted({b for member in members for b in member.feature_boundaries}))
+        places = {member.device for member in members}
+        self.device = max(places - {CPU}, default=CPU)
         readers = [member.state_device for member in members if member.feature_boundaries]
         self.state_device = next((device for device in readers if device != CPU), CPU)
 

@@ -39,6 +39,8 @@ class _Session:
 class LastStateProposer(LastStateBase[Head]):
     """Drafts on the CPU."""
 
+    device = CPU
+
     expanded: int | None = None
     """Nodes expanded a level; None: as many as a node has children."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draft_service.proposers.arguments import configured
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions
+from draft_service.proposers.base import CPU, DraftRequest, Opening, Proposer, ProposerOptions
 from draft_service.proposers.ngram_index import NgramIndex, TrieRoom
 from slipstream_kernels.token_tree import TokenTree
 
@@ -53,6 +53,8 @@ class NgramConfig:
 
 class NgramProposer(Proposer):
     """Looks up the end of the text in the text itself. Needs no model; any vocabulary."""
+
+    device = CPU
 
     def __init__(self, name: str, config: NgramConfig) -> None:
         self.name = name

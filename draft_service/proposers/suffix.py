@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draft_service.proposers.arguments import configured
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions
+from draft_service.proposers.base import CPU, DraftRequest, Opening, Proposer, ProposerOptions
 from draft_service.proposers.suffix_cache import Key, SuffixCache
 from draft_service.proposers.suffix_memory import MAX_TREE_DEPTH
 from draft_service.proposers.suffix_search import SuffixSearch
@@ -84,6 +84,7 @@ class _Session:
 class SuffixProposer(Proposer):
     """Drafts from suffix trees. Needs no model; any vocabulary."""
 
+    device = CPU
     drafts_ahead = False  # a session that is closed becomes a response to draft from, which a fork never was
 
     def __init__(self, name: str, config: SuffixConfig) -> None:

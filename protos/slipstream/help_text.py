@@ -45,6 +45,9 @@ def name_values(parser: argparse.ArgumentParser, fields: Iterable[tuple[str, Fie
 
 
 def _field_metavar(name: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "metavar" in extra:
+        return str(extra["metavar"])
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
     known = next((kind.__name__ for kind in kinds if kind.__name__ in _BY_TYPE), "str")
     several = tuple in (field.annotation, get_origin(field.annotation))

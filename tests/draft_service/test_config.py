@@ -97,3 +97,25 @@ def test_bad_values_name_the_flag(flags, capsys) -> None:
         load_settings(flags)
     assert ended.value.code == 2
     assert flags[0].removesuffix("s") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        ((), "127.0.0.1:7"),
+        (("--host", "::"), "[::]:7"),
+        (("--host", "0.0.0.0", "--advertise", "draft-1"), "draft-1:7"),
+        (("--advertise", "draft-1:9"), "draft-1:9"),
+        (("--advertise", "[2001:db8::7]"), "[2001:db8::7]:7"),
+        (("--advertise", "[2001:db8::7]:9"), "[2001:db8::7]:9"),
+    ],
+)
+def test_others_are_told_where_to_reach_it(flags: tuple[str, ...], address: str) -> None:
+    assert load_settings(list(flags)).address(7) == address
+
+
+@pytest.mark.parametrize("name", ["http://draft", "draft:x", "2001:db8::7", "a b"])
+def test_what_is_no_address_cannot_be_advertised(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(["--advertise", name])
+    assert "--advertise" in capsys.readouterr().err

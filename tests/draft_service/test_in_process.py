@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from draft_service.in_process import InProcessHost, QueueFeed, create
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
+from draft_service.placement import Placement
+from draft_service.proposers.base import (
+    DraftRequest,
+    Opening,
+    Proposer,
+    ProposerOptions,
+    SessionRefusedError,
+    Target,
+)
+from draft_service.proposers.ngram import create as create_ngram
 from draft_service.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
@@ -200,3 +209,15 @@ def test_the_operators_limits_are_those_of_the_offer() -> None:
     (offer,) = draft_pb2.AttachRequest.FromString(host.offer(INFO)).proposers
     host.stop(SECONDS)
     assert (offer.max_nodes, offer.max_depth) == (5, 3)
+
+
+def test_verify_is_told_where_each_proposer_computes() -> None:
+    recorder, ngram = Recorder(), create_ngram(ProposerOptions("ngram"))
+    host = InProcessHost([recorder, ngram], placement=Placement("cuda:0", "GPU-0a"))
+    request = draft_pb2.AttachRequest.FromString(host.offer(INFO))
+    host.stop(SECONDS)
+    assert (request.device, request.gpu_uuid) == ("cuda:0", "GPU-0a")
+    assert [offer.device for offer in request.proposers] == ["", "cpu"]
+    host = create(["ngram"], HostLimits(device="cuda:7"))
+    assert draft_pb2.AttachRequest.FromString(host.offer(INFO)).device == "cuda:7"
+    host.stop(SECONDS)

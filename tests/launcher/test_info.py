@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from launcher.info import Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, render
+from launcher.cli import app
+from launcher.info import Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, from_here, render
 from support.cluster import free_ports
 
 
@@ -79,6 +82,43 @@ def test_placement_is_shown_by_device_and_gpu_and_transports_with_their_reason(c
     assert "on cuda (GPU-0a)" in shown
     assert "epoch 7, cuda_ipc, on cuda:1 (GPU-0b), pid 5" in shown
     assert "epoch 8, grpc (shm: another user), pid 6" in shown
+
+
+def test_a_gateway_is_found_by_a_name_that_it_does_not_know(tiny_cluster, monkeypatch):
+    resolve = socket.getaddrinfo
+
+    def resolved(host, *arguments, **options):
+        return resolve("127.0.0.1" if host == "gateway.example" else host, *arguments, **options)
+
+    monkeypatch.setattr("socket.getaddrinfo", resolved)
+    address = f"gateway.example:{tiny_cluster.http_url.rpartition(':')[2]}"
+    facts = collect(tiny_cluster.verify_address, address)
+    assert facts.gateway == GatewayFacts(address, "ok", tiny_cluster.processes["gateway"].pid)
+
+
+@pytest.mark.parametrize(
+    ("address", "verify", "seen"),
+    [
+        ("127.0.0.1:3", "127.0.0.1:2", "127.0.0.1:3"),
+        ("127.0.0.1:3", "verify:2", "verify:3"),
+        ("127.0.0.1:3", "[2001:db8::7]:2", "[2001:db8::7]:3"),
+        ("0.0.0.0:3", "localhost:2", "localhost:3"),
+        ("10.77.0.3:3", "verify:2", "10.77.0.3:3"),
+        ("draft:3", "verify:2", "draft:3"),
+        ("nonsense", "verify:2", "nonsense"),
+    ],
+)
+def test_a_draft_service_beside_a_remote_verify_service_is_looked_for_there(address, verify, seen):
+    assert from_here(address, verify) == seen
+
+
+def test_addresses_come_from_the_environment(monkeypatch, tiny_cluster):
+    monkeypatch.setenv("SLIPSTREAM_VERIFY_ADDRESS", tiny_cluster.verify_address)
+    monkeypatch.setenv("SLIPSTREAM_GATEWAY_ADDRESS", tiny_cluster.http_url.removeprefix("http://"))
+    result = CliRunner().invoke(app, ["info", "--json"])
+    assert result.exit_code == 0
+    facts = json.loads(result.output)
+    assert facts["verify"]["process_id"] == tiny_cluster.processes["verify"].pid
 
 
 def test_silence_is_reported_and_fails():

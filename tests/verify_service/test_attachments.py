@@ -13,10 +13,15 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
-from verify_service.attachments import TRANSPORTS, check_token, negotiate
+from slipstream.v1.verify_pb2 import GetInfoResponse
+from verify_service.attachments import TRANSPORTS, check_token, negotiate, new_attachment
+from verify_service.codec import encode_info
 from verify_service.draft_records import AttachRequest, LinkFacts, Offer
+from verify_service.facts import VerifyFacts
+from verify_service.link_types import ProposerStatus
 
 FACTS = LinkFacts("model", "tokenizer", 512, 128, 2, 512, 64)
+VERIFY = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1,), "exact", "cuda", 16, 99, 64, 123, "0.1")
 FITTING = AttachRequest(
     min_version=1,
     max_version=3,
@@ -96,3 +101,13 @@ def test_tokens(given: str, expected: str, loopback: bool, fits: bool) -> None:
     else:
         with pytest.raises(UnauthenticatedError):
             check_token(request, expected=expected, loopback=loopback)
+
+
+def test_a_proposer_computes_where_it_says_and_else_where_its_service_does() -> None:
+    offers = (Offer("ngram", 64, 63, device="cpu"), Offer("eagle3", 64, 63), Offer("mtp", 64, 63, device="cuda:1"))
+    request = replace(FITTING, offers=offers, device="cuda:1", gpu_uuid="GPU-0b")
+    attachment = new_attachment(7, request, 4, 1 << 20)
+    places = [attachment.place_of(name) for name in ("ngram", "eagle3", "mtp")]
+    assert places == [("cpu", ""), ("cuda:1", "GPU-0b"), ("cuda:1", "GPU-0b")]
+    message = GetInfoResponse.FromString(encode_info(VERIFY, [ProposerStatus("ngram", True, attachment)], None))
+    assert message.proposers[0].device == "cpu"

@@ -97,6 +97,19 @@ def test_attachments_are_limited_opened_once_and_end_with_the_service() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("said", "seen"), [("0.0.0.0:4711", "127.0.0.1:4711"), ("draft:4711", "draft:4711")])
+def test_operators_see_where_a_draft_service_can_be_dialled(said: str, seen: str) -> None:
+    async def scenario() -> None:
+        async with served() as (link, address), open_channel(address) as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            attached = await stub.Attach(await attach_request(stub, "p", transports=["grpc"], address=said))
+            call = stub.Exchange(metadata=(("slipstream-epoch", str(attached.epoch)),))
+            await call.initial_metadata()
+            assert [drafter.address for drafter in link.state().drafters] == [seen]
+
+    run(scenario())
+
+
 def test_an_attachment_that_is_not_opened_expires() -> None:
     async def scenario() -> None:
         async with served(open_seconds=0.05) as (_, address), open_channel(address) as channel:
