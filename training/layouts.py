@@ -1,14 +1,15 @@
 """Heads in the layouts that other engines load: what differs is names, conventions of numbers, and what must be there.
 
-Sources: SGLang's `models/llama_eagle3.py` and `llama_eagle.py`, vLLM's `models/llama_eagle3.py`, `medusa.py` and
-`transformers_utils/configs/`, the configurations of the speculators project.
+Sources: SGLang 0.5.16's `models/llama_eagle3.py` and `llama_eagle.py`, and what `llama.py`, `qwen2.py` and `qwen3.py`
+capture; vLLM's `models/llama_eagle3.py`, `medusa.py` and `transformers_utils/configs/`; the configurations of the
+speculators project.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ SGLANG, VLLM, SPECULATORS = "sglang", "vllm", "speculators"
 FORMATS: Final = (SGLANG, VLLM, SPECULATORS)
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 HEAD: Final = "head"
+DEFAULT_BOUNDARIES: Final = 3
+"""How many boundaries an EAGLE-3 head reads where nothing else is said."""
 _OUTER: Final = ("draft_vocab_size", "target_hidden_size", "tie_word_embeddings", LAYER_IDS, "architectures")
 """What speculators' configurations have beside, and not in, that of the layer."""
 
@@ -104,31 +107,46 @@ def _unchanged(head: Published) -> Published:
 
 def _eagle3_for_vllm(head: Published) -> Published:
     """Boundaries as they are: vLLM counts as we do. It has room for three of them."""
-    _check_boundaries(head)
+    head = _in_order(head)
+    _check_three(head)
     return Published(_scored(head), head.config)
 
 
 def _eagle3_for_sglang(head: Published) -> Published:
-    """Boundaries in `eagle_config`, as outputs of layers, one less, where the first is 2.
+    """Boundaries in `eagle_config`, as outputs of layers: SGLang adds one to every such list of a Llama or Qwen.
 
-    SGLang adds one only to a list that begins with 1, so that others stand as boundaries, and 1 cannot be the first.
+    The list of boundaries stays beside it, where vLLM and we look first and SGLang does not. ValueError for boundaries
+    behind the last layer, which SGLang does not capture, and for a number of them that no list says.
     """
-    boundaries = _check_boundaries(head)
-    config = {name: value for name, value in head.config.items() if name != LAYER_IDS}
-    if boundaries:
-        if boundaries[0] == 1:
-            raise ValueError("SGLang would take boundaries that begin with 1 for others")
-        outputs = [each - (boundaries[0] == 2) for each in boundaries]
-        config["eagle_config"] = {"use_aux_hidden_state": True, LAYER_IDS: outputs}
-    return Published(_scored(head), config)
+    head = _in_order(head)
+    boundaries = _named(head)
+    if not boundaries:
+        _check_three(head)
+        return Published(_scored(head), head.config)
+    _check_captured(head, boundaries[-1])
+    counted = {"num_aux_hidden_states": len(boundaries)} if len(boundaries) != DEFAULT_BOUNDARIES else {}
+    outputs = {"use_aux_hidden_state": True, LAYER_IDS: [each - 1 for each in boundaries]}
+    return Published(_scored(head), head.config | counted | {"eagle_config": outputs})
+
+
+def _check_captured(head: Published, last: int) -> None:
+    """ValueError where boundary `last` is behind the last layer of the target, as far as that is known."""
+    if head.model is None:
+        return
+    layers: int = read_json(head.model / "config.json")["num_hidden_layers"]
+    if last >= layers:
+        raise ValueError(f"SGLang captures states up to boundary {layers - 1} of --model, the head reads {last}")
 
 
 def _eagle3_for_speculators(head: Published) -> Published:
     """Its names, and the layer's configuration within the head's."""
     if head.model is None:
         raise ValueError("speculators' configuration names the target: --model DIR")
-    boundaries = _check_boundaries(head)
     target = read_json(head.model / "config.json")
+    verifier = {"name_or_path": str(head.model), "architectures": target.get("architectures", [])}
+    head = _in_order(head)
+    _check_three(head)
+    boundaries = _named(head)
     tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _scored(head).items()}
     layer = {name: value for name, value in head.config.items() if name not in _OUTER}
     proposal = {"proposal_type": "greedy", "speculative_tokens": head.draft_tokens, "accept_tolerance": 0.0}
@@ -144,7 +162,7 @@ def _eagle3_for_speculators(head: Published) -> Published:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | {"verifier_accept_k": 1}],
-            "verifier": {"name_or_path": str(head.model), "architectures": target.get("architectures", [])},
+            "verifier": verifier,
         },
     }
     if boundaries:
@@ -173,13 +191,37 @@ def _target_of(head: Published, model: Path) -> Target:
     return target
 
 
-def _check_boundaries(head: Published) -> list[int]:
-    """Boundaries that the head names, if it does. ValueError unless it reads three."""
-    width = head.tensors["fc.weight"].shape[1]
-    if width != 3 * head.config["target_hidden_size"]:
-        raise ValueError(f"the head reads {width // head.config['target_hidden_size']} boundaries, not three")
+def _named(head: Published) -> list[int]:
+    """Boundaries that the head names; none where they are the default ones."""
     named: list[int] = head.config.get(LAYER_IDS, [])
     return named
+
+
+def _read_by(head: Published) -> int:
+    """How many boundaries the head reads. ValueError where its list says another number."""
+    width: int = head.config["target_hidden_size"]
+    count = int(head.tensors["fc.weight"].shape[1]) // width
+    if (named := len(_named(head))) and named != count:
+        raise ValueError(f"the head reads {count} boundaries, {LAYER_IDS} names {named}")
+    return count
+
+
+def _check_three(head: Published) -> None:
+    """ValueError unless the head reads three boundaries."""
+    if (count := _read_by(head)) != DEFAULT_BOUNDARIES:
+        raise ValueError(f"the head reads {count} boundaries, not three")
+
+
+def _in_order(head: Published) -> Published:
+    """The same head with its boundaries in ascending order, in which other engines lay their states side by side."""
+    count, named = _read_by(head), _named(head)
+    if named == sorted(named):
+        return head
+    order = sorted(range(count), key=named.__getitem__)
+    blocks = head.tensors["fc.weight"].chunk(count, dim=1)
+    fc = torch.cat([blocks[each] for each in order], dim=1)
+    config = head.config | {LAYER_IDS: [named[each] for each in order]}
+    return replace(head, tensors=head.tensors | {"fc.weight": fc}, config=config)
 
 
 def _eagle_for_sglang(head: Published) -> Published:

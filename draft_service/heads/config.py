@@ -110,8 +110,9 @@ def _told(outer: Mapping[str, Any], layer: Mapping[str, Any], name: str) -> int:
 def _boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Boundaries named by the file; each producer counts differently.
 
-    A list at the top level (speculators, vLLM) holds boundaries. One in eagle_config holds, by SGLang's rule, outputs
-    of layers where it begins with 1, one less than the boundary; other lists there (NVIDIA's) hold boundaries.
+    A list at the top level (speculators, vLLM) holds boundaries. One in eagle_config holds outputs of layers where it
+    begins with 1, one less than the boundary; others there are either, depending on the engine: SGLang takes all of its
+    Llama's and Qwen's for outputs, but not its DeepSeek's. They are taken for boundaries, with a warning.
     """
     name = "eagle_aux_hidden_state_layer_ids"
     nested = section(config, "eagle_config")
@@ -125,6 +126,8 @@ def _boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
     outputs = top is None and ids[0] == 1
     if ids[0] == 1 and not outputs:
         _log.warning("%s begins with 1: if it was copied from outputs of layers, name the boundaries yourself", name)
+    if top is None and not outputs:
+        _log.warning("%s in eagle_config is taken for boundaries: if it counts outputs, name the boundaries", name)
     return tuple(each + outputs for each in ids)
 
 

@@ -71,20 +71,43 @@ def test_a_head_without_rows_is_given_the_targets(layout, tmp_path):
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], rows.bfloat16())
 
 
-def test_layers_are_counted_as_each_engine_counts(run, tmp_path):
-    change(run, **{LAYER_IDS: [2, 6, 9]})
+@pytest.mark.parametrize("boundaries", [[2, 6, 9], [3, 6, 9], [1, 6, 9]])
+def test_layers_are_counted_as_each_engine_counts(run, tmp_path, boundaries):
+    change(run, **{LAYER_IDS: boundaries})
     for layout in ("sglang", "vllm", "speculators"):
         export_head(run, tmp_path / layout, layout, model=tmp_path / "target")
-    assert config_of(tmp_path / "sglang")["eagle_config"][LAYER_IDS] == [1, 5, 8]
-    assert LAYER_IDS not in config_of(tmp_path / "sglang")
-    assert config_of(tmp_path / "vllm")[LAYER_IDS] == [2, 6, 9]
-    assert config_of(tmp_path / "speculators")[LAYER_IDS] == [2, 6, 9]
-    change(run, **{LAYER_IDS: [3, 6, 9]})
-    export_head(run, tmp_path / "later", "sglang")
-    assert config_of(tmp_path / "later")["eagle_config"][LAYER_IDS] == [3, 6, 9]
-    change(run, **{LAYER_IDS: [1, 6, 9]})
-    with pytest.raises(ValueError, match="begin with 1"):
-        export_head(run, tmp_path / "first", "sglang")
+        assert config_of(tmp_path / layout)[LAYER_IDS] == boundaries
+    assert captured_by_sglang(config_of(tmp_path / "sglang")) == boundaries
+
+
+def captured_by_sglang(config):
+    """Boundaries that SGLang 0.5.16 captures of a Llama or Qwen; it looks in `eagle_config` alone."""
+    return [each + 1 for each in config["eagle_config"][LAYER_IDS]]
+
+
+def test_states_lie_in_the_order_in_which_engines_gather_them(run, tmp_path):
+    change(run, **{LAYER_IDS: [6, 9, 2]})
+    fc = load_file(run / "head" / "model.safetensors")["fc.weight"].bfloat16()
+    for layout in ("sglang", "vllm", "speculators"):
+        export_head(run, tmp_path / layout, layout, model=tmp_path / "target")
+        assert config_of(tmp_path / layout)[LAYER_IDS] == [2, 6, 9]
+        exported = load_file(tmp_path / layout / "model.safetensors")["fc.weight"]
+        assert torch.equal(exported, torch.cat([fc[:, 64:], fc[:, :64]], dim=1))
+
+
+def test_sglang_has_room_for_any_number_of_boundaries_that_it_captures(run, tmp_path):
+    write_head(run / "head", replace(MIDLAYER, states=2), **EAGLE3_CONFIG, **{LAYER_IDS: [4, 9]})
+    with pytest.raises(ValueError, match="2 boundaries, not three"):
+        export_head(run, tmp_path / "vllm", "vllm")
+    export_head(run, tmp_path / "two", "sglang", model=tmp_path / "target")
+    assert config_of(tmp_path / "two")["num_aux_hidden_states"] == 2
+    assert load_eagle(tmp_path / "two", tmp_path / "target").config.boundaries == (4, 9)
+    change(run, **{LAYER_IDS: [4, 12]})
+    with pytest.raises(ValueError, match="up to boundary 11 of --model, the head reads 12"):
+        export_head(run, tmp_path / "last", "sglang", model=tmp_path / "target")
+    change(run, **{LAYER_IDS: [4, 6, 9]})
+    with pytest.raises(ValueError, match=r"reads 2 boundaries, .* names 3"):
+        export_head(run, tmp_path / "more", "sglang")
 
 
 def test_speculators_names_the_target_and_the_chain(run, tmp_path):

@@ -57,6 +57,14 @@ def test_a_list_copied_from_outputs_is_suspected(tmp_path, caplog):
     assert "begins with 1" in caplog.text
 
 
+def test_a_list_that_engines_count_differently_is_suspected(tmp_path, caplog):
+    for certain in ({"eagle_config": {IDS: [1, 46, 90]}}, {IDS: [3, 6, 9], "eagle_config": {IDS: [2, 5, 8]}}):
+        read(tmp_path, LAYER | certain)
+    assert not caplog.records
+    read(tmp_path, LAYER | {"eagle_config": {IDS: [24, 30, 36]}})
+    assert "taken for boundaries" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
