@@ -34,13 +34,18 @@ class Layout:
 
     @property
     def proposers(self) -> tuple[str, ...]:
-        """Names of the proposers, the operator's default first."""
-        return tuple(proposer_name(spec) for spec in self.draft)
+        """Names of the proposers, the operator's default first; one that is hosted in both places is there once."""
+        return tuple(dict.fromkeys(proposer_name(spec) for spec in self.draft))
 
     @property
     def served(self) -> tuple[str, ...]:
         """Those of the draft service; empty: there is none."""
         return tuple(spec for spec in self.draft if not spec.startswith(IN_PROCESS))
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names of those of the draft service."""
+        return tuple(map(proposer_name, self.served))
 
     @property
     def verify(self) -> ServiceCommand:

@@ -87,9 +87,9 @@ def resolve_draft(draft: Sequence[str], *, demo: bool, target: Path | None = Non
         if len(draft) > 1:
             raise ValueError("--draft none excludes other proposers")
         return ()
-    names = [proposer_name(spec) for spec in draft]
-    if len(set(names)) < len(names):
-        raise ValueError("--draft names a proposer twice")
+    places = [(proposer_name(spec), spec.startswith(IN_PROCESS)) for spec in draft]
+    if len(set(places)) < len(places):
+        raise ValueError(f"--draft names a proposer twice in one place, behind '{IN_PROCESS}' or without it")
     return tuple(_resolve_spec(spec, demo=demo, target=target) for spec in draft)
 
 

@@ -53,6 +53,17 @@ def test_proposers_of_the_verify_process_are_its_own_alone():
     assert layout(draft=("inproc:ngram",)).served == ()
 
 
+def test_a_name_in_both_places_is_one_proposer_of_the_verify_service():
+    both = layout(draft=("inproc:eagle3:/heads/a", "eagle3:/heads/b", "ngram"))
+    assert both.proposers == ("eagle3", "ngram")
+    assert both.served_names == ("eagle3", "ngram")
+    verify = options(both.verify.arguments)
+    assert ("--proposers", "eagle3,ngram") in verify
+    assert [value for name, value in verify if name == "--inproc"] == ["eagle3:/heads/a"]
+    served = [value for name, value in options(both.drafter.arguments) if name == "--proposers"]
+    assert served == ["eagle3:/heads/b", "ngram"]
+
+
 def test_the_gateway_is_asked_for_its_health_on_loopback():
     gateway = layout().gateway
     assert gateway.address == "127.0.0.1:1"

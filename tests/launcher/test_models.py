@@ -96,7 +96,12 @@ def test_proposers_of_the_verify_process_have_a_name_and_their_folder(tiny_draft
         with pytest.raises(ValueError, match=f"--draft {nothing} names no proposer"):
             resolve_draft((nothing,), demo=False)
     with pytest.raises(ValueError, match="twice"):
-        resolve_draft(("inproc:ngram", "ngram"), demo=False)
+        resolve_draft(("inproc:ngram", "inproc:ngram:2-4"), demo=False)
+
+
+def test_one_name_may_be_hosted_in_both_places(demo_model, demo_head, tiny_draft_model):
+    specs = resolve_draft(("inproc:eagle3", f"eagle3:{tiny_draft_model}"), demo=True, target=demo_model)
+    assert specs == (f"inproc:eagle3:{demo_head}:target={demo_model}", f"eagle3:{tiny_draft_model}:target={demo_model}")
 
 
 def test_third_party_proposers_pass_as_they_are():

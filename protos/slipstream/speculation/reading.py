@@ -84,9 +84,10 @@ def read(source: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[Specu
             configs.append(_read_one(each))
         except ValueError as error:
             raise ValueError(f"{_WHERE}{f'[{index}]' if len(listed) > 1 else ''}: {error}") from error
-    names = [config.name for config in configs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{_WHERE} names a proposer twice: {', '.join(names)}")
+    places = [(config.name, bool(config.inproc)) for config in configs]
+    if len(set(places)) < len(places):
+        names = ", ".join(name for name, _ in places)
+        raise ValueError(f"{_WHERE} names a proposer twice, both with or both without inproc: {names}")
     return tuple(configs)
 
 

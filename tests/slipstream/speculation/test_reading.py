@@ -102,7 +102,7 @@ def test_the_names_of_each_engine_mean_the_same(config, expected):
         ({"method": "hybrid", "members": ["a b"]}, "members: .*'a b'"),
         ([], "at least one"),
         ("ngram", "must be an object"),
-        ([{"method": "ngram"}, {"method": "NGRAM"}], "twice: ngram, ngram"),
+        ([{"method": "ngram"}, {"method": "NGRAM"}], "twice, both with or both without inproc: ngram, ngram"),
         ([{"method": "ngram"}, {"method": "suffix", "x": 1}], r"speculative_config\[1\]: unknown key 'x'"),
         ({"method": "other=a:b", "num_steps": 3}, "num_steps is no parameter of other"),
     ],
