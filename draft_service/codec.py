@@ -1,10 +1,11 @@
-"""Between protobuf messages and the service's own types. The only module that touches message classes."""
+"""Between protobuf messages of the exchange and the service's own types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -27,7 +28,7 @@ from draft_service.records import (
     TreeReply,
 )
 from draft_service.tensors import bfloat16_rows
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ BYTES_PER_REPLY = 2048
 """Bytes that verify takes in one message, for each of these replies."""
 MAX_REASON = 200
 """Characters of a refusal's reason that are sent."""
+MAX_MISFIT = 300
+"""Characters of the reason why a proposer does not fit that are sent."""
+NO_MISFITS: Mapping[str, str] = MappingProxyType({})
 
 
 class RingAddress(NamedTuple):
@@ -120,20 +124,6 @@ class Identity:
     placement: Placement = CPU
 
 
-@dataclass(frozen=True, slots=True)
-class AdminState:
-    """What runs here and what it is attached to."""
-
-    proposers: Sequence[Proposer]
-    verify_address: str
-    attached: bool
-    epoch: int
-    sessions: int
-    trees_sent: int
-    transport: str = ""
-    transport_reason: str = ""
-
-
 def info_request() -> draft_pb2.DraftLinkServiceGetInfoRequest:
     return draft_pb2.DraftLinkServiceGetInfoRequest()
 
@@ -167,13 +157,15 @@ def encode_attach(
     transports: Sequence[str],
     share: float | None,
     drafting: Drafting = LOCKSTEP,
+    unfit: Mapping[str, str] = NO_MISFITS,
 ) -> draft_pb2.AttachRequest:
+    """`unfit` are the reasons of proposers that do not fit, by name."""
     fingerprints = [p.tokenizer_fingerprint for p in proposers if p.tokenizer_fingerprint]
     return draft_pb2.AttachRequest(
         min_version=PROTOCOL_VERSION,
         max_version=PROTOCOL_VERSION,
         token=token,
-        proposers=[_encode_offer(proposer) for proposer in proposers],
+        proposers=[encode_offer(proposer) for proposer in proposers],
         tokenizer_fingerprint=next(iter(fingerprints), ""),
         vocab_size=max((p.vocab_size for p in proposers), default=0),
         transports=transports,
@@ -185,6 +177,7 @@ def encode_attach(
         fan_out=drafting.fan_out,
         device=identity.placement.device,
         gpu_uuid=identity.placement.gpu_uuid,
+        unfit=[draft_pb2.UnfitProposer(name=name, reason=reason[:MAX_MISFIT]) for name, reason in unfit.items()],
     )
 
 
@@ -261,35 +254,7 @@ def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
     return message
 
 
-def decode_share(message: draft_pb2.SetShareRequest) -> float:
-    """Raises InvalidArgumentError unless it is from 0 to 1."""
-    if not 0.0 <= message.share <= 1.0:
-        raise InvalidArgumentError(f"share must be from 0 to 1, got {message.share}", field="share")
-    return message.share
-
-
-def encode_share_set() -> draft_pb2.SetShareResponse:
-    return draft_pb2.SetShareResponse()
-
-
-def encode_admin(state: AdminState, identity: Identity) -> draft_pb2.DraftAdminServiceGetInfoResponse:
-    return draft_pb2.DraftAdminServiceGetInfoResponse(
-        proposers=[_encode_offer(proposer) for proposer in state.proposers],
-        verify_address=state.verify_address,
-        attached=state.attached,
-        epoch=state.epoch,
-        sessions=state.sessions,
-        process_id=identity.process_id,
-        version=identity.version,
-        trees_sent=state.trees_sent,
-        transport=state.transport,
-        transport_reason=state.transport_reason,
-        device=identity.placement.device,
-        gpu_uuid=identity.placement.gpu_uuid,
-    )
-
-
-def _encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
+def encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
     return draft_pb2.ProposerOffer(
         name=proposer.name,
         feature_boundaries=proposer.feature_boundaries,

@@ -72,10 +72,10 @@ class InProcessHost:
 
     def offer(self, link_info: bytes) -> bytes:
         target = codec.decode_target(draft_pb2.DraftLinkServiceGetInfoResponse.FromString(link_info))
-        fitting = self._worker.bind(target).result()
-        misfits = [proposer.name for proposer in self._proposers if proposer not in fitting]
-        if misfits:
-            raise FailedPreconditionError(f"proposers that do not fit the model: {', '.join(misfits)}; see above why")
+        unfit = self._worker.bind(target).result().unfit
+        if unfit:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
+            raise FailedPreconditionError(f"proposers that do not fit the model: {reasons}")
         identity = Identity("in this process", "", os.getpid(), "", self._placement)
         return codec.encode_attach(identity, self._proposers, "", (IN_PROCESS,), None).SerializeToString()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import grpc
 
 from draft_service import codec
+from draft_service.attempts import Attempts
 from draft_service.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, Drafting, Identity
 from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
@@ -25,7 +25,7 @@ from draft_service.shm_exchange import ShmExchange
 from draft_service.stream_exchange import StreamFeed
 from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
-from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
+from slipstream.rpc.errors import DeadlineExceededError, FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream.v1 import draft_pb2_grpc
 from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
@@ -39,22 +39,6 @@ _MAX_UNSENT = 1024
 """Replies held for a verify service that does not read."""
 AWAKE_CPUS = 4
 """So many must the process have to stay awake over a stream: two threads keep one each, and others have work to do."""
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Waiting times that double from `first` to `last` seconds, each shortened at random by up to a half."""
-
-    first: float = 0.1
-    last: float = 2.0
-    _next: float = 0.0
-
-    def reset(self) -> None:
-        self._next = 0.0
-
-    def take(self) -> float:
-        self._next = min(self.last, self._next * 2 or self.first)
-        return self._next * random.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +56,11 @@ class VerifyLink:
     __slots__ = (
         "_address",
         "_attachment",
+        "_attempts",
         "_avoided",
-        "_backoff",
         "_drafting",
         "_identity",
         "_memory",
-        "_reported",
         "_share",
         "_spin",
         "_stays_awake",
@@ -85,6 +68,7 @@ class VerifyLink:
         "_transport",
         "_transport_reason",
         "_transports",
+        "_unfit",
         "_worker",
     )
 
@@ -113,10 +97,10 @@ class VerifyLink:
         self._transports = tuple(transports)
         self._share = share
         self._avoided: dict[str, str] = {}
-        self._backoff = Backoff()
+        self._attempts = Attempts(_log)
+        self._unfit: Mapping[str, str] = {}
         self._attachment: Attachment | None = None
         self._transport = self._transport_reason = ""
-        self._reported = ""
 
     def identify(self, address: str) -> None:
         """Tell verify from now on that this service's own server listens at `address`."""
@@ -148,23 +132,28 @@ class VerifyLink:
         """Why they do not travel in the best way; empty if they do."""
         return "" if self._attachment is None else self._transport_reason
 
+    @property
+    def refusal(self) -> str:
+        """Why there is no attachment; empty while there is one, and before the first attempt has failed."""
+        return "" if self._attachment is not None else self._attempts.reason
+
     async def run(self) -> None:
         """Attach and exchange until cancelled; every end is followed by another attempt after a short wait."""
         while True:
-            began = time.monotonic()
+            began, self._transport = time.monotonic(), ""
             try:
                 await self._attach_once()
+                pause = self._failed(UnavailableError("the exchange is over"))
             except grpc.RpcError as error:
-                self._report(from_rpc_error(error))
+                pause = self._failed(from_rpc_error(error))
             except SlipstreamError as error:
-                self._report(error)
+                pause = self._failed(error)
             except Exception as error:  # noqa: BLE001 (whatever it was, drafting must be tried again)
-                if self._reported != repr(error):
-                    _log.exception("the link to %s failed, trying again", self._address)
-                self._reported = repr(error)
+                what = f"the link to {self._address} failed"
+                pause = self._attempts.failed(what, repr(error), level=logging.ERROR, refused=False, trace=True)
             if time.monotonic() - began > _STEADY_S:
-                self._backoff.reset()
-            await asyncio.sleep(self._backoff.take())
+                self._attempts.steady()
+            await asyncio.sleep(pause)
 
     async def _attach_once(self) -> None:
         channel = open_channel(self._address)
@@ -172,16 +161,21 @@ class VerifyLink:
         try:
             stub: Any = draft_pb2_grpc.DraftLinkServiceStub(channel)
             info = await stub.GetInfo(codec.info_request(), timeout=_CALL_TIMEOUT_S)
-            proposers = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
-            if not proposers:
-                raise FailedPreconditionError(f"no proposer fits the model served at {self._address}")
-            transports = self._offered(proposers)
+            binding = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
+            proposers, transports = binding.fitting, self._offered(binding.fitting)
             request = codec.encode_attach(
-                self._identity, proposers, self._token, transports, self._share, self._drafting
+                self._identity, proposers, self._token, transports, self._share, self._drafting, binding.unfit
             )
+            if not proposers:
+                with suppress(grpc.RpcError):  # it is refused, but operators can see there why
+                    await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
+                raise FailedPreconditionError(f"no proposer fits the model: {_reasons(binding.unfit)}")
             answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
             attachment = codec.decode_attachment(answer, transports, self._drafting)
             common = [name for name in codec.decode_transports(info) if name in transports]
+            if binding.unfit and binding.unfit != self._unfit:
+                _log.error("not offered, as they do not fit the model: %s", _reasons(binding.unfit))
+            self._unfit = binding.unfit
             await self._exchange(stub, attachment, proposers, common[common.index(attachment.transport) :], avoided)
         finally:
             await channel.close()
@@ -208,7 +202,7 @@ class VerifyLink:
         call = stub.Exchange(metadata=codec.exchange_metadata(attachment, transport, self._transport_reason))
         exchange = _Exchange(call, attachment, failed)
         self._attachment = attachment
-        self._reported = ""
+        self._attempts.succeeded()
         level = logging.WARNING if self._transport_reason else logging.INFO
         names = ", ".join(p.name for p in proposers)
         suffix = f" (not by {self._transport_reason})" if self._transport_reason else ""
@@ -303,13 +297,20 @@ class VerifyLink:
             raise DeviceMemoryError("verify named no memory of a GPU")
         return DeviceStates.open(attachment.device_ring, self._memory(), self._identity.placement.device)
 
-    def _report(self, error: SlipstreamError) -> None:
-        """Log the reason, once as long as it stays the same."""
+    def _failed(self, error: SlipstreamError) -> float:
+        """Log the reason where that is due; returns the seconds to the next attempt.
+
+        What is refused before an exchange has begun will be refused again, but for a reason that passes.
+        """
         reason = f"{type(error).__name__.removesuffix('Error')}: {error.message}"
-        if reason != self._reported:
-            level = logging.INFO if isinstance(error, UnavailableError) else logging.ERROR
-            _log.log(level, "not attached to %s, trying again: %s", self._address, reason)
-            self._reported = reason
+        passes = isinstance(error, UnavailableError | DeadlineExceededError)
+        level = logging.INFO if passes else logging.ERROR
+        refused = not passes and not self._transport
+        return self._attempts.failed(f"not attached to {self._address}", reason, level=level, refused=refused)
+
+
+def _reasons(unfit: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
 
 
 def _in_loop(failed: asyncio.Future[NoReturn]) -> Callable[[SlipstreamError], None]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import grpc
 
-from draft_service import codec
-from draft_service.codec import AdminState, Identity
+from draft_service import admin_codec
+from draft_service.admin_codec import AdminState
+from draft_service.codec import Identity
 from draft_service.link import VerifyLink
 from draft_service.worker import Worker
 from slipstream.rpc.errors import SlipstreamError
@@ -36,15 +37,16 @@ class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
             trees_sent=self._worker.stats.trees_sent,
             transport=self._link.transport,
             transport_reason=self._link.transport_reason,
+            refusal=self._link.refusal,
         )
-        return codec.encode_admin(state, self._identity)
+        return admin_codec.encode_admin(state, self._identity)
 
     async def SetShare(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802 (fixed by gRPC)
         try:
-            self._link.set_share(codec.decode_share(request))
+            self._link.set_share(admin_codec.decode_share(request))
         except SlipstreamError as error:
             await abort(context, error)
-        return codec.encode_share_set()
+        return admin_codec.encode_share_set()
 
 
 def make_server(host: str, port: int, admin: DraftAdmin) -> GrpcServer:

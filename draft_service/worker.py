@@ -23,12 +23,12 @@ from draft_service.background import Background
 from draft_service.codec import Attachment
 from draft_service.device_fault import end_if_device_lost
 from draft_service.feed import Feed
+from draft_service.fitting import Fitting
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.question import Question
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.sessions import MOST_TOKENS, SessionTable, Slot
-from draft_service.worker_items import Attach, Bind, Detach, Item, Say, Send, Stop
-from slipstream.rpc.errors import FailedPreconditionError
+from draft_service.worker_items import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import TokenTree
@@ -84,6 +84,7 @@ class Worker:
     """Held by whoever makes a pass, or a part of one."""
     _begun: AskedPass | None = None
     """The pass that was begun and not finished; the proposers must not be called before."""
+    _fitting: Fitting = field(default_factory=Fitting)
     _vocab_size: int = 0
     _hidden_size: int = 0
     _numbers: count[int] = field(default_factory=lambda: count(1))
@@ -98,9 +99,9 @@ class Worker:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def bind(self, target: Target) -> Future[list[Proposer]]:
-        """Tell every proposer of the target; the result holds those that fit it."""
-        done: Future[list[Proposer]] = Future()
+    def bind(self, target: Target) -> Future[Binding]:
+        """Tell every proposer of the target; the result holds those that fit it, and why the others do not."""
+        done: Future[Binding] = Future()
         self._post(Bind(target, done))
         return done
 
@@ -272,7 +273,7 @@ class Worker:
                 self._leave()
                 self._vocab_size, self._hidden_size = target.vocab_size, target.hidden_size
                 if done.set_running_or_notify_cancel():
-                    done.set_result([proposer for proposer in self.proposers if _fits(proposer, target)])
+                    done.set_result(self._fitting.bind(self.proposers, target))
             case Say(said):
                 return [said]
             case Stop():
@@ -369,18 +370,3 @@ class Worker:
                 proposer.shut_down()
             except Exception:  # noqa: BLE001 (the others are shut down all the same)
                 _log.exception("proposer %s failed to shut down", proposer.name)
-
-
-def _fits(proposer: Proposer, target: Target) -> bool:
-    try:
-        proposer.bind(target)
-    except FailedPreconditionError as error:
-        _log.error("proposer %s does not fit the target: %s", proposer.name, error)
-        return False
-    except Exception:  # noqa: BLE001 (a third party's code; it is not offered)
-        _log.exception("proposer %s failed to take the target", proposer.name)
-        return False
-    missing = sorted(set(proposer.feature_boundaries) - set(target.feature_boundaries))
-    if missing:
-        _log.error("proposer %s wants states at boundaries %s, which are not published", proposer.name, missing)
-    return not missing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -29,9 +29,17 @@ class Detach:
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """Proposers that fit a target, in order, and by name why the others do not."""
+
+    fitting: Sequence[Proposer]
+    unfit: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Bind:
     target: Target
-    done: Future[list[Proposer]]
+    done: Future[Binding]
 
 
 @dataclass(frozen=True, slots=True)

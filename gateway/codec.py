@@ -16,6 +16,7 @@ from gateway.request import (
     Order,
     PositionLogprobs,
     Proposer,
+    ProposerRefusal,
     Sampling,
     SourceCount,
     Speculation,
@@ -73,6 +74,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
             message.attention,
             str(message.tensor_parallel_size),
         ),
+        refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
     )
 
 

@@ -19,9 +19,10 @@ from gateway.access_log import access_of
 from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
+from gateway.missing_proposers import missing_proposers
 from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
-from gateway.openai_types import ModelEntry, ModelList
+from gateway.openai_types import ModelEntry, ModelList, Readiness
 from gateway.request import Order, VerifyInfo
 from gateway.service import Gateway
 from gateway.text.prepared import Job, Prepared
@@ -103,10 +104,12 @@ class OpenAiApi:
     async def ready(self) -> Response:
         """Whether requests are taken: a verify service is ready, and no shutdown has begun."""
         gateway = self._gateway
+        missing = await missing_proposers(gateway.client.replicas)
         reason = "draining" if gateway.draining else "ready" if gateway.ready else "no verify service is ready"
         if gateway.client.ready and not (gateway.ready or gateway.draining):
             reason = "the text workers are not ready"
-        return _json({"status": reason, "process_id": os.getpid()}, 200 if gateway.ready else 503)
+        body: Readiness = {"status": reason, "process_id": os.getpid(), "missing_proposers": missing}
+        return _json(body, 200 if gateway.ready else 503)
 
     async def metrics(self) -> Response:
         """Counters in the Prometheus text format."""

@@ -221,7 +221,21 @@ class ErrorResponse(TypedDict):
 
 
 class Health(TypedDict):
-    """Answer of /health and /ready."""
+    """Answer of /health."""
 
     status: str
     process_id: int
+
+
+class MissingProposer(TypedDict):
+    """A proposer that drafts nothing at one verify service, and why."""
+
+    proposer: str
+    verify_service: str
+    reason: str
+
+
+class Readiness(Health):
+    """Answer of /ready. Proposers that are missing cost speed alone."""
+
+    missing_proposers: list[MissingProposer]

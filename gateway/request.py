@@ -170,6 +170,14 @@ class Proposer:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposerRefusal:
+    """A proposer that a draft service has and does not draft with, and why."""
+
+    proposer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyInfo:
     """Facts about the model that a verify service stated."""
 
@@ -184,6 +192,7 @@ class VerifyInfo:
     default_proposer: str
     build: tuple[str, ...] = ()
     """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""
+    refusals: tuple[ProposerRefusal, ...] = ()
 
     def continues(self, other: VerifyInfo) -> bool:
         """Whether this service decides the very tokens that the other one would."""

@@ -91,6 +91,11 @@ class VerifyClient:
         return bool(self._usable())
 
     @property
+    def replicas(self) -> Sequence[Replica]:
+        """All of them, ready or not."""
+        return self._replicas
+
+    @property
     def info(self) -> VerifyInfo:
         """Facts about the model served. UnavailableError while requests are not taken, not even to wait."""
         usable = self._usable()

@@ -50,7 +50,8 @@ def serve(
         typer.Option(
             metavar="[inproc:]PROPOSER[:DIR]|none",
             help="A proposer, such as ngram or draft-model:DIR; repeat it to host several. The first is the default. "
-            "'inproc:' before it runs it in the verify service instead of a draft service. "
+            "'inproc:' before it runs it in the verify service instead of a draft service; one name in both places "
+            "drafts in the draft service, and in the verify service while that is away. "
             "'none' turns speculation off. [default: the demo model's draft model and ngram; for other models ngram]",
         ),
     ] = None,
@@ -264,7 +265,10 @@ def info(
         typer.Option(metavar="HOST:PORT", help="HTTP address of the gateway.", envvar="SLIPSTREAM_GATEWAY_ADDRESS"),
     ] = "127.0.0.1:8000",
 ) -> None:
-    """Show what runs, what is attached to what, and the process ids. Exit status 1 if a service does not answer."""
+    """Show what runs, what is attached to what, and the process ids.
+
+    Exit status 1 if a service does not answer, or a draft service's proposer is refused, as it does not fit the model.
+    """
     from launcher.info import collect, render
 
     facts = collect(verify, gateway)

@@ -13,7 +13,7 @@ from typing import Self
 
 from launcher.commands import Layout, free_ports, join_address
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner, discard_log
-from launcher.readiness import wait_attached, wait_serving
+from launcher.readiness import StartupError, wait_attached, wait_serving
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 240.0
@@ -154,4 +154,7 @@ class Cluster:
         return {"verify": self.layout.verify, "draft": self.layout.drafter, "gateway": self.layout.gateway}[name]
 
     def _wait_attached(self, seconds: float) -> None:
-        wait_attached(self.verify_address, self.layout.proposers, self._services["draft"], seconds)
+        drafter = self._services["draft"]
+        refused = wait_attached(self.verify_address, self.layout.served_names, drafter, seconds)
+        if refused:
+            raise StartupError("; ".join(f"proposer {name} is not attached: {why}" for name, why in refused.items()))

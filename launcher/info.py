@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import grpc
 from rich.console import Console
+from rich.markup import escape
 from rich.tree import Tree
 
 from launcher.commands import join_address, split_address
@@ -52,8 +53,19 @@ class ProposerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusalFacts:
+    """A proposer that a draft service has and does not draft with, and why."""
+
+    proposer: str
+    reason: str
+    name: str
+    address: str
+    process_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftFacts:
-    """A draft service, found through what is attached."""
+    """A draft service, found through what is attached, or was refused."""
 
     address: str
     status: str
@@ -62,6 +74,8 @@ class DraftFacts:
     proposers: tuple[str, ...] = ()
     sessions: int = 0
     trees_sent: int = 0
+    refusal: str = ""
+    """Why it is not attached, in its own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ class VerifyFacts:
     state: dict[str, Any] = field(default_factory=dict)
     drafters: tuple[dict[str, Any], ...] = ()
     """The counters of each proposer of each attachment."""
+    refusals: tuple[RefusalFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +111,16 @@ class Facts:
 
     @property
     def complete(self) -> bool:
-        """Whether every service that was asked has answered."""
+        """Whether every service that was asked has answered, and no proposer of a draft service is refused."""
         statuses = (self.gateway.status, self.verify.status, *(draft.status for draft in self.drafts))
-        return "unreachable" not in statuses
+        return "unreachable" not in statuses and not self.verify.refusals
 
 
 def collect(verify_address: str, gateway_address: str) -> Facts:
     """Ask the services. One that does not answer is reported as such and not an error."""
     verify = _ask_verify(verify_address)
-    told = (each.address for each in verify.proposers if each.attached and each.address)
+    attached = (each.address for each in verify.proposers if each.attached)
+    told = filter(None, (*attached, *(each.address for each in verify.refusals)))
     addresses = dict.fromkeys(from_here(address, verify_address) for address in told)
     return Facts(_ask_gateway(gateway_address), verify, tuple(_ask_draft(address) for address in addresses))
 
@@ -140,6 +156,8 @@ def render(facts: Facts, *, as_json: bool) -> None:
     for draft in facts.drafts:
         leaf = branch.add(_line("draft", draft.address, draft.status, draft.process_id))
         leaf.add(f"sessions {draft.sessions}, trees sent {draft.trees_sent}")
+        if draft.refusal:
+            leaf.add(f"not attached: {escape(draft.refusal)}")
     width = max(Console().width, LINE_WIDTH)
     Console(highlight=False, width=width).print(root)
 
@@ -166,6 +184,9 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         else:
             place = "not attached"
         branch.add(f"proposer {proposer.name}: {place}{default}")
+    for refused in verify.refusals:
+        where = f"{refused.name} {refused.address} pid {refused.process_id}"
+        branch.add(f"[red]refused[/red] {escape(refused.proposer)} of {escape(where)}: {escape(refused.reason)}")
     for drafter in verify.drafters:
         drafted, accepted = drafter["drafted_tokens"], drafter["accepted_tokens"]
         branch.add(
@@ -237,6 +258,7 @@ def _ask_verify(address: str) -> VerifyFacts:
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
         state={name: value for name, value in _fields(state).items() if name != "drafters"},
         drafters=tuple(_fields(each) | {"sources": list(map(_fields, each.sources))} for each in state.drafters),
+        refusals=tuple(RefusalFacts(**_fields(each)) for each in info.refusals),
     )
 
 
@@ -275,4 +297,5 @@ def _ask_draft(address: str) -> DraftFacts:
         proposers=tuple(offer.name for offer in info.proposers),
         sessions=info.sessions,
         trees_sent=info.trees_sent,
+        refusal=info.refusal,
     )

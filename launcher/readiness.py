@@ -18,6 +18,8 @@ PROBE_SECONDS = 2.0
 HEALTH_SECONDS = 10.0
 """Longest time until `slipstream probe` answers: whoever runs it as a health check has a limit of its own."""
 LOG_LINES_SHOWN = 40
+IN_PROCESS_TRANSPORT = "inproc"
+"""Of proposers that the verify service runs itself."""
 
 
 class StartupError(RuntimeError):
@@ -73,21 +75,26 @@ def _check_health(channel: grpc.Channel, timeout: float) -> int | None:
 
 def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> frozenset[str]:
     """Names of the proposers attached to a verify service; empty if it does not answer."""
+    info = _info(verify_address, timeout)
+    return frozenset() if info is None else frozenset(each.name for each in info.proposers if each.attached)
+
+
+def _info(verify_address: str, timeout: float) -> verify_pb2.GetInfoResponse | None:
     with open_sync_channel(verify_address) as channel:
         try:
-            info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=timeout)
+            info: verify_pb2.GetInfoResponse = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(
+                verify_pb2.GetInfoRequest(), timeout=timeout
+            )
         except grpc.RpcError:
-            return frozenset()
-        return frozenset(proposer.name for proposer in info.proposers if proposer.attached)
+            return None
+    return info
 
 
 def served_folder(verify_address: str, timeout: float = PROBE_SECONDS) -> Path | None:
     """Folder of the model that a verify service serves; None if it does not answer, or has it where we do not."""
-    with open_sync_channel(verify_address) as channel:
-        try:
-            info = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(verify_pb2.GetInfoRequest(), timeout=timeout)
-        except grpc.RpcError:
-            return None
+    info = _info(verify_address, timeout)
+    if info is None:
+        return None
     folder = Path(info.model_path)
     return folder if folder.is_absolute() and (folder / "config.json").is_file() else None
 
@@ -101,13 +108,30 @@ def wait_serving(processes: Sequence[ServiceProcess], deadline: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def wait_attached(verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, seconds: float) -> None:
-    """Return once all named proposers are attached; StartupError if `drafter` ends first or the time is up."""
-    wanted = frozenset(proposers)
+def wait_attached(
+    verify_address: str, proposers: Sequence[str], drafter: ServiceProcess, seconds: float
+) -> dict[str, str]:
+    """Return once each of a draft service's proposers is attached, or will not be; with the reasons of the latter.
+
+    StartupError if `drafter` ends first or the time is up. Proposers of the same names in the verify service's own
+    process do not count.
+    """
     deadline = time.monotonic() + seconds
-    while not wanted <= attached_proposers(verify_address):
+    while (refused := _decided(verify_address, proposers)) is None:
         _check(drafter, deadline, "attached to the verify service")
         time.sleep(POLL_SECONDS)
+    return refused
+
+
+def _decided(verify_address: str, proposers: Sequence[str]) -> dict[str, str] | None:
+    """Why some of these are not attached; None as long as that is open for any."""
+    info = _info(verify_address, PROBE_SECONDS)
+    if info is None:
+        return None
+    attached = {each.name for each in info.proposers if each.attached and each.transport != IN_PROCESS_TRANSPORT}
+    reasons = {each.proposer: each.reason for each in info.refusals}
+    missing = [name for name in proposers if name not in attached]
+    return {name: reasons[name] for name in missing} if all(name in reasons for name in missing) else None
 
 
 def _check(process: ServiceProcess, deadline: float, what: str, *, late: bool = True) -> None:

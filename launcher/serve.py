@@ -8,17 +8,22 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from launcher.commands import Layout, reachable, split_address
+from launcher.commands import IN_PROCESS, Layout, proposer_name, reachable, split_address
 from launcher.first_request import first_request
 from launcher.log_view import LogView
-from launcher.readiness import StartupError, wait_attached
+from launcher.readiness import StartupError, attached_proposers, wait_attached
 from launcher.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
 
 GIVEN_UP = 0
 """Takes the place of a signal's number where a service cannot be kept running."""
 KILL_POLL_SECONDS = 0.1
+ATTACH_SECONDS = 10.0
+"""How long the banner waits for the draft service to be attached."""
+NOTHING_MISSING: Mapping[str, str] = MappingProxyType({})
 DRAIN_MARGIN_SECONDS = 5.0
 """Services end their own drain first; the launcher's limit is this much later."""
 
@@ -84,25 +89,26 @@ def _serve(layout: Layout, options: ServeOptions, view: LogView) -> int:
         return 130
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: ends.put(number))
-    if layout.served:
-        _await_attachment(layout, supervisor, view)
+    missing = _await_attachment(layout, supervisor, view) if layout.served else {}
     view.flush()
     with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
-        print(greeting(layout, options.model_name), flush=True)
+        print(greeting(layout, options.model_name, missing), flush=True)
     given_up = ends.get() == GIVEN_UP
     view("slipstream", "draining; again to stop at once")
     status = _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, ends)
     return 1 if given_up else status
 
 
-def greeting(layout: Layout, model_name: str) -> str:
-    """Where the services listen, and a command to try them with."""
+def greeting(layout: Layout, model_name: str, missing: Mapping[str, str] = NOTHING_MISSING) -> str:
+    """Where the services listen, and a command to try them with.
+
+    `missing`: proposers of the draft service that are not attached, by name, and why.
+    """
     http = reachable(layout.http_address)
-    names = [f"{name} (default)" if not index else name for index, name in enumerate(layout.proposers)]
     return f"""
 Slipstream is ready.
   model      {model_name} ({layout.model})
-  proposers  {", ".join(names) or "none"}
+  proposers  {_proposer_lines(layout, missing)}
   HTTP       http://{http}/v1
   gRPC       {reachable(layout.grpc_address)}
 
@@ -113,12 +119,29 @@ Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.
 """
 
 
-def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> None:
-    """The drafter serves before it is attached. One that cannot attach costs speed alone, so serving goes on."""
+def _proposer_lines(layout: Layout, missing: Mapping[str, str]) -> str:
+    """The names, and below them why some are not attached."""
+    here = {proposer_name(spec) for spec in layout.draft if spec.startswith(IN_PROCESS)}
+    names = []
+    for index, name in enumerate(layout.proposers):
+        notes = [
+            *(["default"] if not index else []),
+            *(["not attached"] if name in missing and name not in here else []),
+        ]
+        names.append(f"{name} ({', '.join(notes)})" if notes else name)
+    reasons = [f"the draft service's {name} is not attached: {reason}" for name, reason in missing.items()]
+    return "\n             ".join((", ".join(names) or "none", *reasons))
+
+
+def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> dict[str, str]:
+    """What the draft service does not attach, and why: it serves before it does, and its absence costs speed alone."""
+    names = layout.served_names
     try:
-        wait_attached(layout.verify_address, layout.proposers, supervisor.process("draft"), seconds=10.0)
+        return wait_attached(layout.verify_address, names, supervisor.process("draft"), ATTACH_SECONDS)
     except StartupError as error:
         view("slipstream", f"decoding plainly for now: {error.reason}")
+        attached = attached_proposers(layout.verify_address)
+        return {name: f"{error.reason}; it attaches later, if it can" for name in names if name not in attached}
 
 
 def _drain(supervisor: Supervisor, grace: float, signals: queue.SimpleQueue[int]) -> int:

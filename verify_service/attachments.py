@@ -163,6 +163,7 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             f"{MIN_VERSION} to {MAX_VERSION} spoken here",
             field="min_version",
         )
+    _check_unfit(request)
     _check_offers(request.offers, facts)
     if request.share is not None:
         check_share(request.share)
@@ -208,6 +209,17 @@ def check_union(request: AttachRequest, others: Iterable[Attachment], always: Se
 
 def _boundaries(request: AttachRequest) -> set[int]:
     return {boundary for offer in request.offers for boundary in offer.feature_boundaries}
+
+
+def _check_unfit(request: AttachRequest) -> None:
+    if len(request.unfit) > MAX_OFFERS:
+        raise InvalidArgumentError(f"unfit must be at most {MAX_OFFERS}, got {len(request.unfit)}", field="unfit")
+    for index, each in enumerate(request.unfit):
+        if not each.name or len(each.name) > MAX_NAME:
+            field = f"unfit[{index}].name"
+            raise InvalidArgumentError(f"{field} must be 1 to {MAX_NAME} characters", field=field)
+    if request.unfit and not request.offers:
+        raise FailedPreconditionError("no proposer of the draft service fits the model", field="unfit")
 
 
 def _check_offers(offers: tuple[Offer, ...], facts: LinkFacts) -> None:

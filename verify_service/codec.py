@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -14,6 +14,7 @@ from verify_service.facts import VerifyFacts
 from verify_service.link_types import DrafterState, LinkState, ProposerStatus
 from verify_service.loop_state import LoopState
 from verify_service.prompt_scores import PromptScores
+from verify_service.refusals import Refusal
 from verify_service.request import (
     FinishReason,
     GenerationRequest,
@@ -199,7 +200,9 @@ def _logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
     return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
 
 
-def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default: str | None) -> bytes:
+def encode_info(
+    facts: VerifyFacts, proposers: Sequence[ProposerStatus], default: str | None, refusals: Sequence[Refusal] = ()
+) -> bytes:
     """A GetInfoResponse."""
     return verify_pb2.GetInfoResponse(
         model_name=facts.model_name,
@@ -223,6 +226,7 @@ def encode_info(facts: VerifyFacts, proposers: Sequence[ProposerStatus], default
         attention=facts.attention,
         tensor_parallel_size=facts.tensor_parallel_size,
         gpu_uuid=facts.gpu_uuid,
+        refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
     ).SerializeToString()
 
 

@@ -36,6 +36,7 @@ from verify_service.draft_records import (
     Share,
     Stamp,
     TreeReply,
+    Unfit,
 )
 from verify_service.request import FinishReason
 
@@ -99,6 +100,7 @@ def decode_attach(data: bytes) -> AttachRequest:
         fan_out=message.fan_out,
         device=message.device,
         gpu_uuid=message.gpu_uuid,
+        unfit=tuple(Unfit(each.name, each.reason) for each in message.unfit),
     )
 
 

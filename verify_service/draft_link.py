@@ -22,6 +22,7 @@ from verify_service.draft_records import AttachReply, AttachRequest, Command, Li
 from verify_service.following import FollowedRows, Reads, follow
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
+from verify_service.refusals import Refusal, Refusals
 from verify_service.registry import Registry
 from verify_service.request import FinishReason, RequestKey
 from verify_service.step_engine import Outcome
@@ -56,6 +57,7 @@ class DraftLink:
         self._intake = Intake(self._bindings, facts.vocab_size)
         self._registry = Registry(facts, config, self._bindings, rings, epochs)
         self._deadline = Deadline(config.deadline, config.deadline_share)
+        self._refusals = Refusals(clock)
         self._waits = self._misses = 0
 
     # --- The verify loop's thread ------------------------------------------------------------------------------
@@ -204,6 +206,10 @@ class DraftLink:
     def attach(self, request: AttachRequest, *, loopback: bool) -> AttachReply:
         """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
         check_token(request, expected=self.config.attach_token, loopback=loopback)
+        with self._refusals.attempt(request):
+            return self._attach(request)
+
+    def _attach(self, request: AttachRequest) -> AttachReply:
         version, transports = negotiate(request, self.facts, self.config.transports)
         with self._changed:
             attachment = self._registry.enter(request)
@@ -307,7 +313,7 @@ class DraftLink:
             drafters = tuple(state for each in live for state in drafter_states(each, behind.count(each)))
             return LinkState(
                 len(live), self._waits, self._misses, self._intake.stale, self._registry.malformed, self._bindings.gaps,
-                self._deadline.seconds, drafters,
+                self._deadline.seconds, drafters, len(self._refusals.known(each.request for each in live)),
             )  # fmt: skip
 
     def proposers(self) -> list[ProposerStatus]:
@@ -316,6 +322,12 @@ class DraftLink:
             configured, offering = self.config.configured, self._bindings.offering
             names = dict.fromkeys((*configured, *self._bindings.offered))
             return [ProposerStatus(name, name in configured, offering(name)) for name in names]
+
+    def refusals(self) -> list[Refusal]:
+        """Proposers of draft services that do not draft, and why."""
+        with self._changed:
+            attached = [attachment.request for attachment in self._bindings.live]
+        return self._refusals.known(attached)
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 

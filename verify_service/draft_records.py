@@ -162,6 +162,13 @@ class Offer:
     """Where it computes, if not where the draft service as a whole does."""
 
 
+class Unfit(NamedTuple):
+    """A proposer of a draft service that does not fit the model, and why."""
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
     min_version: int
@@ -180,6 +187,8 @@ class AttachRequest:
     device: str = ""
     """Where the proposers compute, by the drafter's own numbers."""
     gpu_uuid: str = ""
+    unfit: tuple[Unfit, ...] = ()
+    """Beside the offers; they are none."""
 
 
 @dataclass(frozen=True, slots=True)

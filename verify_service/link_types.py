@@ -64,7 +64,8 @@ class LinkState:
 
     `waits` counts steps that waited, `misses` trees that were not there at the deadline, `stale` records dropped for
     their stamp, `malformed` records that cost their sender the attachment, `gaps` slots that lost their feed.
-    `deadline` is the longest wait of a step at the moment, in seconds.
+    `deadline` is the longest wait of a step at the moment, in seconds; `refused` counts proposers of draft services
+    that do not draft, as they do not fit.
     """
 
     attachments: int
@@ -75,6 +76,7 @@ class LinkState:
     gaps: int
     deadline: float = 0.0
     drafters: tuple[DrafterState, ...] = ()
+    refused: int = 0
 
 
 def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterState]:

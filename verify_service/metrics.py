@@ -99,6 +99,7 @@ class _Counters(Collector):
             ("feature_boundaries", "Boundaries whose hidden states are captured.", loop.feature_boundaries),
             ("feature_pages", "KV pages beside which hidden states are kept.", loop.feature_pages),
             ("draft_attachments", "Draft services attached.", link.attachments),
+            ("draft_refused_proposers", "Proposers of draft services that do not fit the model.", link.refused),
             ("draft_deadline_seconds", "Longest wait of a step for trees at the moment.", link.deadline),
         )
         counters = (

@@ -79,7 +79,8 @@ class VerifyServicer:
             backend = self._ready()
             if self._draining:
                 raise UnavailableError("the verify service drains")
-            return encode_info(backend.facts, backend.link.proposers(), backend.link.default())
+            link = backend.link
+            return encode_info(backend.facts, link.proposers(), link.default(), link.refusals())
         except SlipstreamError as error:
             await abort(context, error)
 

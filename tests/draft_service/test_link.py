@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from draft_service import codec
+from draft_service.attempts import Backoff
 from draft_service.codec import LOCKSTEP, Drafting, Identity
-from draft_service.link import Backoff, VerifyLink
+from draft_service.link import VerifyLink
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram import NgramConfig, NgramProposer
 from draft_service.worker import Worker
@@ -240,11 +241,27 @@ def test_what_does_not_fit_the_target_is_not_offered() -> None:
         peer = VerifyPeer()
         async with linked(peer, [Unfit("unfit", NgramConfig()), ngram()]):
             epoch = await peer.next_epoch()
-            assert [offer.name for offer in (await peer.attachments.get()).proposers] == ["ngram"]
+            attach = await peer.attachments.get()
+            assert [offer.name for offer in attach.proposers] == ["ngram"]
+            assert list(attach.unfit) == [pb.UnfitProposer(name="unfit", reason="another tokenizer")]
             peer.send(open_command(stamp(epoch, 0, 1, REPEATING), REPEATING))
             assert (await peer.next_tree()).token_ids
 
     asyncio.run(scenario())
+
+
+def test_where_nothing_fits_verify_is_told_why_and_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        peer = VerifyPeer()
+        async with linked(peer, [Unfit("unfit", NgramConfig())]) as (link, _, _):
+            for _ in range(4):
+                told = await asyncio.wait_for(peer.unfit.get(), 60)
+            assert told == {"unfit": "another tokenizer"}
+            assert "no proposer fits the model: unfit: another tokenizer" in link.refusal
+
+    with caplog.at_level("INFO"):
+        asyncio.run(scenario())
+    assert [each.levelname for each in caplog.records if "fit" in each.getMessage()] == ["ERROR"]
 
 
 def test_an_unforeseen_failure_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -172,7 +172,9 @@ def test_a_proposer_is_offered_only_where_its_boundaries_are_published() -> None
     worker = Worker([Taker()])
     worker.start()
     try:
-        assert worker.bind(Target(100, "", 64, HIDDEN, 3, (0, 1, 2, 3))).result(timeout=20) == []
-        assert worker.bind(Target(100, "", 64, HIDDEN, 3, (0, 1, 2, 3, 4))).result(timeout=20) == worker.proposers
+        assert worker.bind(Target(100, "", 64, HIDDEN, 3, (0, 1, 2, 3))).result(timeout=20).fitting == []
+        assert (
+            worker.bind(Target(100, "", 64, HIDDEN, 3, (0, 1, 2, 3, 4))).result(timeout=20).fitting == worker.proposers
+        )
     finally:
         worker.stop()

@@ -28,6 +28,7 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
         self.shares: list[float] = []
         self.refuse_attach: grpc.StatusCode | None = None
         self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.unfit: asyncio.Queue[dict[str, str]] = asyncio.Queue()
         self._epochs = count(1)
         self._commands: asyncio.Queue[pb.ExchangeResponse | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
@@ -52,6 +53,9 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
     async def Attach(self, request, context):
         if self.refuse_attach is not None:
             await context.abort(self.refuse_attach, "refused by the test")
+        if not request.proposers:
+            self.unfit.put_nowait({each.name: each.reason for each in request.unfit})
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no proposer fits")
         self.attachments.put_nowait(request)
         return pb.AttachResponse(
             version=1, epoch=next(self._epochs), transport="grpc", num_slots=self.num_slots, deadline_us=20_000,

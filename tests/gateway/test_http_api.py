@@ -287,7 +287,27 @@ def test_a_client_that_goes_away_cancels_its_request(gateway: GatewayProcess, ve
 def test_probes_and_metrics(gateway: GatewayProcess, client: openai.OpenAI) -> None:
     client.chat.completions.create(**CHAT)
     assert httpx.get(f"{gateway.http_url}/health", timeout=60).json()["process_id"] == gateway.process.pid
-    assert httpx.get(f"{gateway.http_url}/ready", timeout=60).json()["status"] == "ready"
+    ready = httpx.get(f"{gateway.http_url}/ready", timeout=60).json()
+    assert (ready["status"], ready["missing_proposers"]) == ("ready", [])
     metrics = httpx.get(f"{gateway.http_url}/metrics", timeout=60).text
     assert "slipstream_gateway_verify_ready 1.0" in metrics
     assert 'slipstream_gateway_requests_total{api="http",outcome="200"}' in metrics
+
+
+def test_readiness_names_proposers_that_are_missing_now(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.missing = {"eagle3": "hidden_size 64 differs from the target's, 32", "suffix": ""}
+    answer = httpx.get(f"{gateway.http_url}/ready", timeout=60)
+    verify.missing = {}
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert answer.json()["missing_proposers"] == [
+        {
+            "proposer": "eagle3",
+            "verify_service": verify.address,
+            "reason": "hidden_size 64 differs from the target's, 32",
+        },
+        {
+            "proposer": "suffix",
+            "verify_service": verify.address,
+            "reason": "no draft service that offers it is attached",
+        },
+    ]

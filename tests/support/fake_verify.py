@@ -81,8 +81,16 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
             mode="exact",
             max_running=1,
             max_queued=owner.max_requests - 1,
-            proposers=[verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True)],
+            proposers=[
+                verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True),
+                *(verify_pb2.ProposerStatus(name=name, configured=True) for name in owner.missing),
+            ],
             default_proposer="ngram",
+            refusals=[
+                verify_pb2.ProposerRefusal(proposer=name, reason=reason)
+                for name, reason in owner.missing.items()
+                if reason
+            ],
         )
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[verify_pb2.SessionResponse]:
@@ -134,6 +142,7 @@ class FakeVerify:
         self.fingerprint = fingerprint
         self.max_requests = max_requests
         self.version = "1"
+        self.missing: dict[str, str] = {}  # proposers that are not attached, and why, if a draft service said so
         self.script = Script()
         self.seen = Seen()
         self.port = 0

@@ -16,7 +16,7 @@ from slipstream.rpc.errors import (
 from slipstream.v1.verify_pb2 import GetInfoResponse
 from verify_service.attachments import TRANSPORTS, check_token, negotiate, new_attachment
 from verify_service.codec import encode_info
-from verify_service.draft_records import AttachRequest, LinkFacts, Offer
+from verify_service.draft_records import AttachRequest, LinkFacts, Offer, Unfit
 from verify_service.facts import VerifyFacts
 from verify_service.link_types import ProposerStatus
 
@@ -72,6 +72,9 @@ def test_a_drafter_may_work_with_any_tokenizer() -> None:
         ({"offers": (Offer("a", 1, 63),)}, InvalidArgumentError, "proposers[0].max_nodes"),
         ({"offers": (Offer("a", 2, 0),)}, InvalidArgumentError, "proposers[0].max_depth"),
         ({"offers": (Offer("a", 2, 1, (4,)),)}, FailedPreconditionError, "proposers[0].feature_boundaries"),
+        ({"offers": (), "unfit": (Unfit("a", "why"),)}, FailedPreconditionError, "unfit"),
+        ({"unfit": (Unfit("a", ""), Unfit("n" * 257, ""))}, InvalidArgumentError, "unfit[1].name"),
+        ({"unfit": (Unfit("a", ""),) * 33}, InvalidArgumentError, "unfit"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], error: type[SlipstreamError], field: str) -> None:

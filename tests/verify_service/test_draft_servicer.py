@@ -21,8 +21,8 @@ from slipstream.rpc.errors import (
 )
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2, draft_pb2_grpc
-from support.drafters import attach_request
-from support.played_link import run, served
+from support.drafters import attach_request, wire_drafter
+from support.played_link import run, served, until
 from verify_service.attachments import MAX_ATTACHMENTS
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer, _on_loopback
 
@@ -65,6 +65,25 @@ def test_attach_refuses_what_does_not_fit(fields: dict[str, Any], error: type[Sl
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Attach(await attach_request(stub, "p", **fields))
             assert isinstance(from_rpc_error(caught.value), error)
+
+    run(scenario())
+
+
+def test_operators_are_told_of_refusals_and_misfits() -> None:
+    async def scenario() -> None:
+        async with served() as (link, address), open_channel(address) as channel:
+            stub = draft_pb2_grpc.DraftLinkServiceStub(channel)
+            unfit = [draft_pb2.UnfitProposer(name="head", reason="hidden_size 8, the target's is 128")]
+            for fields in ({"proposers": [], "unfit": unfit}, {"vocab_size": 99}):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Attach(await attach_request(stub, "p", address="host:1", **fields))
+                (told,) = link.refusals()
+                assert told.proposer == ("head" if "unfit" in fields else "p")
+                assert ("hidden_size 8" in told.reason) == ("unfit" in fields)
+            async with wire_drafter(address, "p", unfit=unfit):
+                assert sorted(each.proposer for each in link.refusals()) == ["head", "p"]
+                assert link.state().refused == 2
+            await until(lambda: [each.proposer for each in link.refusals()] == ["p"])
 
     run(scenario())
 

@@ -35,7 +35,7 @@ DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5,
 def test_steps_and_ends_are_counted() -> None:
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
-    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
+    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,), refused=7))
     metrics.draft_wait(0.002)
     key = RequestKey(1, 1)
     last = StepOutput(
@@ -59,6 +59,7 @@ def test_steps_and_ends_are_counted() -> None:
         "draft_malformed_records_total": 5,
         "draft_gaps_total": 6,
         "draft_deadline_seconds": 0.25,
+        "draft_refused_proposers": 7,
         "draft_wait_seconds_count": 1,
         "step_tokens_sum": 5,
         "step_batch_size_count": 1,

@@ -94,7 +94,7 @@ class DraftCommands(Target):
         facts = TargetFacts(_VOCABULARY, fingerprint(model).tokenizer, _CONTEXT, 64, 1)
         bound: Future = Future()
         self._worker._handle(Bind(facts, bound))
-        self._offered = bound.result()
+        self._offered = bound.result().fitting
         if len(self._offered) != len(specs):
             raise BrokenError(f"offered are {self._offered}")
 
