@@ -26,7 +26,11 @@ class WorkerCollector(Collector):
         yield CounterMetricFamily("slipstream_draft_trees", "Trees sent", float(stats.trees_sent))
         yield CounterMetricFamily("slipstream_draft_nodes", "Drafted tokens sent", float(stats.nodes_sent))
         yield CounterMetricFamily("slipstream_draft_ahead", "Trees sent ahead", float(stats.ahead_sent))
-        yield CounterMetricFamily("slipstream_draft_superseded", "Trees too late to send", float(stats.superseded))
+        yield CounterMetricFamily(
+            "slipstream_draft_superseded",
+            "Trees of states that had passed when they were made",
+            float(stats.superseded),
+        )
         yield CounterMetricFamily(
             "slipstream_draft_partial_sessions",
             "Sessions begun without older states that their proposer wanted",

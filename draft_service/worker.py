@@ -1,7 +1,7 @@
 """The one thread that owns all proposers: takes records, drafts, sends trees.
 
 Every pass takes all records that have arrived, so that the newest state of each slot wins and the sessions of one
-proposer are drafted together. A tree whose state was superseded meanwhile is not sent; an empty one stands for it.
+proposer are drafted together. A tree whose state was superseded meanwhile is sent as well: verify learns from it.
 """
 
 from __future__ import annotations
@@ -324,9 +324,10 @@ class Worker:
             self.stats.failures += 1
             return table.refuse(slot, f"proposer {slot.proposer.name} failed")
         if not self._is_current(slot):
-            # Too late to be of use, yet it tells verify that this slot is drafted for and worth waiting for.
+            # Too late to be of use, yet it tells verify that this slot is drafted for, and what waiting would bring.
             self.stats.superseded += 1
-            return TreeReply(slot.stamp, EMPTY_TREE)
+            told = slot.outlook is None and not isinstance(tree, DeviceTree)
+            return TreeReply(slot.stamp, tree if told else EMPTY_TREE)
         self.stats.trees_sent += 1
         self.stats.nodes_sent += most_rows(tree)[0]
         tree_id = 0

@@ -198,6 +198,8 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         if drafter["mode"] != "lockstep":
             figures += "; ahead: {ahead_hits} hits, {ahead_misses} missed, {ahead_late} late, {ahead_stale} stale"
         branch.add(figures.format_map(drafter))
+        taking = f"take {drafter['answer_us'] / 1000:.1f} ms, and " if drafter["answer_us"] else ""
+        branch.add(f"  they {taking}are waited for up to {drafter['deadline_us'] / 1000:.1f} ms")
         for source in drafter["sources"]:
             branch.add(f"  of them from {source['proposer']}: {source['drafted']}, accepted {source['accepted']}")
 

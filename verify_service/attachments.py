@@ -73,6 +73,8 @@ class Attachment:
     """One for each offer, in order."""
     stale: int = 0
     """Records dropped for their stamp, late trees among them."""
+    told_of_late: bool = False
+    """Whether the log says that all its trees come too late."""
 
     def __post_init__(self) -> None:
         self.tallies = tuple(Tally() for _ in self.request.offers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed, Extended, Opening, Wanted
+from verify_service.tree_source import Committed, Extended, Haste, Opening, Wanted
 
 T = TypeVar("T")
 
@@ -52,9 +53,12 @@ class Running:
 class Bindings:
     """All requests that began, all attachments, and the slots in between."""
 
-    __slots__ = ("_asks", "_hanging", "_turn", "attachments", "gaps", "running")
+    __slots__ = ("_asks", "_clock", "_hanging", "_turn", "attachments", "gaps", "haste", "running")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.haste = Haste.HURRIED
+        """That of the next step, as the last commit has it."""
         self.running: dict[RequestKey, Running] = {}
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
@@ -139,6 +143,7 @@ class Bindings:
         """
         batches: dict[int, CommitMessage] = {}
         self._asks = any(committed.catch_up or committed.max_nodes > 1 for committed in commits)
+        self.haste = commits[0].haste if commits else Haste.HURRIED
         for committed in commits:
             running = self.running.get(committed.key)
             if running is None:
@@ -327,6 +332,7 @@ class Bindings:
         attachment.allowance.step()
         if slot.fed:
             batches.setdefault(attachment.epoch, CommitMessage(attachment)).add(slot, committed)
+            slot.ask(self._clock())
         elif slot.late:
             if not slot.boundaries and self._opens(running, place):
                 self._announce(running, place, running.opening.cached_length)

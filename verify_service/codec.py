@@ -292,4 +292,6 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         mode=state.mode.value,
         waits=state.tally.waits,
         stale_records=state.stale,
+        answer_us=round(1e6 * (state.answer or 0.0)),
+        deadline_us=round(1e6 * state.deadline),
     )

@@ -18,10 +18,11 @@ from verify_service.link_types import AUTO, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
-MAX_DEADLINE, DEADLINE_SHARE = 0.02, 0.25
+MAX_DEADLINE, DEADLINE_SHARE, CPU_REACH = 0.02, 0.25, 0.25
 SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 2e-3
 """How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
-"""Seconds that a step waits for trees at most, and the share of a plain step, where the operator says nothing."""
+"""Seconds that a step waits for trees at most, the share of a plain step, and seconds that slow drafters are waited for
+on a CPU, where the operator says nothing."""
 
 
 def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -106,8 +107,9 @@ class VerifySettings(ServiceSettings):
         ge=0.0,
         le=10_000.0,
         allow_inf_nan=False,
-        description=f"How long a step may wait for trees; default: {1000 * MAX_DEADLINE:g} on cpu, and on cuda a "
-        "quarter of what a plain step is measured to take, within the same bound",
+        description=f"How long a step may wait for trees; default: {1000 * MAX_DEADLINE:g} on cpu, up to "
+        f"{1000 * CPU_REACH:g} for drafters that are measured to take longer where nobody else is held up, and on cuda "
+        f"a quarter of what a plain step is measured to take, up to {1000 * MAX_DEADLINE:g}",
     )
     transports: Annotated[Names, AfterValidator(_spoken)] = Field(
         default=TRANSPORTS,
@@ -275,6 +277,7 @@ class VerifySettings(ServiceSettings):
             default=None if self.default_proposer == NONE else self.default_proposer,
             deadline=MAX_DEADLINE if self.draft_deadline_ms is None else self.draft_deadline_ms / 1000,
             deadline_share=DEADLINE_SHARE if self.draft_deadline_ms is None and not self.on_cpu else None,
+            deadline_reach=CPU_REACH if self.draft_deadline_ms is None and self.on_cpu else None,
             num_slots=2 * self.max_running,
             attach_token=self.attach_token.get_secret_value(),
             transports=self.transports,

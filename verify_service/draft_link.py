@@ -53,10 +53,10 @@ class DraftLink:
         self._on_wait = on_wait
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._bindings = Bindings()
-        self._intake = Intake(self._bindings, facts.vocab_size)
+        self._bindings = Bindings(clock)
+        self._intake = Intake(self._bindings, facts.vocab_size, clock)
         self._registry = Registry(facts, config, self._bindings, rings, epochs)
-        self._deadline = Deadline(config.deadline, config.deadline_share)
+        self._deadline = Deadline(config.deadline, config.deadline_share, config.deadline_reach)
         self._refusals = Refusals(clock)
         self._waits = self._misses = 0
 
@@ -122,7 +122,7 @@ class DraftLink:
             places = [self._bindings.place(key) for key in wanted]
             self._pick_up(places)
             begun = now = self._clock()
-            longest = patience_for(places, self._deadline, now)
+            longest = patience_for(places, self._deadline, now, self._bindings.haste)
             awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
             if waited := awaited:
                 until = now + max(longest[place.attachment.epoch] for place in awaited)
@@ -310,7 +310,9 @@ class DraftLink:
         """Counters of the moment."""
         with self._changed:
             live, behind = self._bindings.live, self._bindings.catching_up
-            drafters = tuple(state for each in live for state in drafter_states(each, behind.count(each)))
+            drafters = tuple(
+                state for each in live for state in drafter_states(each, behind.count(each), self._deadline)
+            )
             return LinkState(
                 len(live), self._waits, self._misses, self._intake.stale, self._registry.malformed, self._bindings.gaps,
                 self._deadline.seconds, drafters, len(self._refusals.known(each.request for each in live)),

@@ -26,7 +26,7 @@ from verify_service.step_engine import Decision, Outcome
 from verify_service.tree_share import allowed_nodes, cut_trees, observe_wait
 from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.tree_waits import TreeWaits
-from verify_service.tree_wishes import TreeWishes
+from verify_service.tree_wishes import TreeWishes, haste_of
 from verify_service.verifier import cut
 
 _log = logging.getLogger(__name__)
@@ -342,6 +342,7 @@ class Drafting:
             return
         commits: list[Committed] = []
         depths = self._wishes.depths([state for state, _ in drafted], running)
+        haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):
             if state.rests:
                 state.untold += len(tokens)
@@ -359,7 +360,7 @@ class Drafting:
                 states = states.of(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
             catch_up = self._wishes.wants_states(state, running)
-            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up))
+            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up, haste))
         behind: Collection[RequestKey] = ()
         try:
             behind = self._trees.commit(commits)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
@@ -27,10 +29,11 @@ MOST_SOURCES, LONGEST_SOURCE = 8, 64
 class Intake:
     """Applies replies to slots. The draft link's lock guards it. `stale` counts records dropped for their stamp."""
 
-    __slots__ = ("_bindings", "_vocab_size", "stale")
+    __slots__ = ("_bindings", "_clock", "_vocab_size", "stale")
 
-    def __init__(self, bindings: Bindings, vocab_size: int) -> None:
+    def __init__(self, bindings: Bindings, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bindings = bindings
+        self._clock = clock
         self._vocab_size = vocab_size
         self.stale = 0
 
@@ -66,6 +69,7 @@ class Intake:
 
     def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
         slot.caught_up = True
+        slot.answer(reply, self._clock())
         ahead = reply.parent is not None
         keep = slot.may_hold(reply)
         if keep or reply.stamp.base_length <= slot.base_length:
@@ -76,6 +80,8 @@ class Intake:
             slot.tally.late += passed
             slot.tally.ahead_late += ahead and passed
             slot.tally.ahead_stale += ahead and not passed
+            if passed and not ahead:
+                self._look_back(slot, reply)
             return
         max_nodes, max_depth = slot.limits(ahead=ahead)
         if reply.sources and len(reply.sources) != len(reply.tree):
@@ -92,6 +98,17 @@ class Intake:
             slot.hold(reply)
         else:
             slot.put(reply)
+
+    def _look_back(self, slot: Slot, reply: TreeReply) -> None:
+        """Learn from a tree that is of no use any more what it would have brought; a malformed one teaches nothing."""
+        running = None if slot.key is None else self._bindings.running.get(slot.key)
+        length = reply.stamp.base_length
+        if running is None or not reply.tree or isinstance(reply.tree, DeviceTree):
+            return
+        if 0 < length < len(running.tokens) and running.tokens[length - 1] == reply.stamp.root_token:
+            with suppress(InvalidTreeError):
+                self._check(reply.tree, slot.most_nodes - 1, slot.most_depth)
+                slot.look_back(reply.tree, running.tokens[length:])
 
     def _check(self, tree: TokenTree, max_nodes: int, max_depth: int) -> None:
         """Raises InvalidTreeError. One whose nodes a device of this process has alone cannot go beyond its bounds."""

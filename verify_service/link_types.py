@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from verify_service.attachments import TRANSPORTS, Attachment
+from verify_service.deadline import Deadline
 from verify_service.draft_records import Mode
 from verify_service.tally import Tally
+from verify_service.tree_source import Haste
 
 AUTO = "auto"
 """The default proposer that is the first configured one, else the first one attached."""
@@ -16,7 +18,8 @@ AUTO = "auto"
 class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
-    With a `deadline_share` it is at most this share of a plain step's measured time. For its first `spin` seconds a
+    With a `deadline_share` it is at most this share of a plain step's measured time; with a `deadline_reach` slow
+    drafters are waited for up to that, where it holds up nobody else (`deadline.py`). For its first `spin` seconds a
     wait looks for trees in shared memory without sleeping.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
@@ -28,6 +31,7 @@ class LinkConfig:
     default: str | None = AUTO
     deadline: float = 0.02
     deadline_share: float | None = None
+    deadline_reach: float | None = None
     num_slots: int = 128
     attach_token: str = ""
     outbox_limit: int = 1 << 21
@@ -42,6 +46,8 @@ class DrafterState:
 
     `share` is the part of all requests that the attachment is due, `catching_up` those that it has yet to take over,
     `stale` its records that were dropped for their stamp, late trees among them, all three whatever their proposer.
+    `answer` is how many seconds its trees usually take, None before that is known, `deadline` how many a step waits for
+    them at most whose requests all insist on trees.
     """
 
     epoch: int
@@ -56,6 +62,8 @@ class DrafterState:
     catching_up: int
     stale: int
     tally: Tally
+    answer: float | None = None
+    deadline: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class LinkState:
     refused: int = 0
 
 
-def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterState]:
+def drafter_states(attachment: Attachment, catching_up: int, deadline: Deadline) -> list[DrafterState]:
     """One state for each proposer of a live attachment, which has so many requests yet to take over."""
     assert attachment.transport is not None
     request, taken = attachment.request, attachment.slots.taken()
@@ -97,6 +105,8 @@ def drafter_states(attachment: Attachment, catching_up: int) -> list[DrafterStat
             catching_up,
             attachment.stale,
             replace(tally, sources=dict(tally.sources)),
+            tally.answers.usual,
+            deadline.seconds_for(tally.gain, tally.answers.usual, Haste.INSISTENT),
         )
         for offer, tally in zip(request.offers, attachment.tallies, strict=True)
     ]

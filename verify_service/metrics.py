@@ -138,10 +138,22 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
             gauge.add_metric(label, getattr(state, field))
         yield gauge
     for field, text in (
+        (
+            "answer",
+            "Time within which trees come after they are asked for, as lately seen; none before any has come.",
+        ),
+        ("deadline", "Longest wait for its trees of a step whose requests all insist on trees."),
+    ):
+        gauge = GaugeMetricFamily(f"slipstream_drafter_{field}_seconds", text, labels=names)
+        for state, label in zip(drafters, labels, strict=True):
+            if (seconds := getattr(state, field)) is not None:
+                gauge.add_metric(label, seconds)
+        yield gauge
+    for field, text in (
         ("hits", "Trees that were there when a step asked for them."),
         ("waits", "Steps that waited for trees."),
         ("misses", "Trees that a step waited for in vain."),
-        ("late", "Trees that came for a state which had passed."),
+        ("late", "Trees that came when their step had begun."),
         ("drafted", "Tokens of trees that steps took."),
         ("accepted", "Tokens of such trees that were right."),
         ("ahead_hits", "Steps that found a tree made ahead for the way in which the one before had ended."),

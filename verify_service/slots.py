@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from verify_service.answer_time import Asked
 from verify_service.draft_records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
 from verify_service.hindsight import Hindsight
 from verify_service.request import RequestKey
@@ -41,6 +42,7 @@ class Slot:
     """Of a tree that came when its step had begun without it."""
     tally: Tally = field(default_factory=Tally)
     """Of the proposer that drafts for the request."""
+    asks: Asked = field(default_factory=Asked)
     fed: bool = False
     """Whether every record since the Open was queued. If not, the drafter is behind until it resumes."""
     announced: bool = False
@@ -130,6 +132,7 @@ class Slot:
         self.key = key
         self.tally = tally
         self._drop_trees()
+        self.asks.clear()
         self.answered = 0
         self.fed = self.refused = self.late = self.asked = False
         self.boundaries = boundaries
@@ -250,12 +253,32 @@ class Slot:
             node = self.tally.settle(self.given, tokens)
             if node >= 0:
                 self.origin = ParentNode(self.given_id, node)
-        elif self.tree and not self.max_ahead and self.hindsight is None:
-            self.hindsight = Hindsight(self.tree)
+        elif self.tree and not self.max_ahead:
+            self.tally.late += 1
+            self.hindsight = self.hindsight or Hindsight(self.tree)
         if self.hindsight is not None and self.hindsight.follow(tokens):
             self.tally.judge(self.hindsight.right)
             self.hindsight = None
         self.given, self.given_id = None, 0
+
+    def ask(self, now: float) -> None:
+        """The drafter is told of the present state, and can make a tree for it, if one is wanted."""
+        if self.max_nodes > 1 and not self.lacks_states:
+            self.asks.note(self.base_length, now)
+
+    def answer(self, reply: TreeReply, now: float) -> None:
+        """A tree has come that was asked for, for the present state or an earlier one."""
+        if reply.parent is None and (seconds := self.asks.answered(reply.stamp.base_length, now)) is not None:
+            self.tally.answers.add(seconds, late=self.too_late(reply))
+
+    def look_back(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """A checked tree has come for a state that `tokens` have followed by now: see what it would have brought."""
+        if self.hindsight is None and not self.max_ahead:
+            hindsight = Hindsight(tree)
+            if hindsight.follow(tokens):
+                self.tally.judge(hindsight.right)
+            else:
+                self.hindsight = hindsight
 
     def close(self) -> None:
         """Let the request go."""

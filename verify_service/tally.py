@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.answer_time import AnswerTimes
 from verify_service.request import SourceCount
 
 _DOUBT = 4.0
@@ -18,7 +19,7 @@ class Tally:
     """Counters from the attachment's start.
 
     `hits` and `misses` count trees that were there when a step asked for them, and those that a step waited for in
-    vain; `late` trees that came for a state which had passed; `waits` steps that waited, for one tree or for several.
+    vain; `late` trees that came when their step had begun; `waits` steps that waited, for one tree or for several.
     `drafted` and `accepted` count tokens of the trees that steps took, where the request went on afterwards.
 
     Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
@@ -40,6 +41,7 @@ class Tally:
     ahead_stale: int = 0
     waits: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
+    answers: AnswerTimes = field(default_factory=AnswerTimes, compare=False)
     _judged: float = field(default=0.0, compare=False)
     _right: float = field(default=0.0, compare=False)
     """trees, and levels of them that the text went on with; old ones fade"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
@@ -33,6 +34,17 @@ class Opening:
     """Hidden states of the request's positions, for the loop's thread; None where none are kept."""
 
 
+class Haste(Enum):
+    """Whom a long wait for trees would hold up."""
+
+    HURRIED = 1
+    """Requests of the step that want no tree."""
+    WEIGHED = 2
+    """Only such as want one, some of them if that makes them quicker."""
+    INSISTENT = 3
+    """Only such as insist on one."""
+
+
 class Committed(NamedTuple):
     """Tokens that a verify step added to a request, which now has `total_length` of them, prompt included.
 
@@ -42,6 +54,7 @@ class Committed(NamedTuple):
 
     Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
     `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
+    `haste` is that of the next step, as far as it is known.
     """
 
     key: RequestKey
@@ -52,6 +65,7 @@ class Committed(NamedTuple):
     features: FeatureRows | None = None
     tree: TokenTree | None = None
     catch_up: bool = False
+    haste: Haste = Haste.HURRIED
 
 
 class Extended(NamedTuple):

@@ -7,6 +7,7 @@ from math import ceil
 
 from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
 from verify_service.request_state import RequestState
+from verify_service.tree_source import Haste
 
 REST_AFTER = 8
 """Steps in a row in which no trees pay before drafters are told of few requests only."""
@@ -18,6 +19,13 @@ LITTLE_LESS = 0.75
 """Of the rows asked for last, what is still asked for as them."""
 CATCHING_UP = 0.01
 """Steps that one request alone is held up by for each token whose states its drafter lacks, over what trees save."""
+
+
+def haste_of(asking: Sequence[RequestState], running: int) -> Haste:
+    """That of a step of `running` requests, these of which want trees."""
+    if len(asking) < running:
+        return Haste.HURRIED
+    return Haste.WEIGHED if any(state.adaptive for state in asking) else Haste.INSISTENT
 
 
 class TreeWishes:

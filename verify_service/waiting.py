@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
 from verify_service.deadline import Deadline
+from verify_service.tree_source import Haste
 
+_log = logging.getLogger(__name__)
+
+MANY_LATE = 32
+"""Trees that came too late before the log says that all do."""
 TURN_SECONDS = 0.0002
 """How long a step sleeps at one ring while trees may come from elsewhere too."""
 
 
-def patience_for(places: Sequence[Place | None], deadline: Deadline, now: float) -> dict[int, float]:
+def patience_for(
+    places: Sequence[Place | None], deadline: Deadline, now: float, haste: Haste = Haste.HURRIED
+) -> dict[int, float]:
     """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
-    gains: dict[Attachment, float] = {}
-    for place in places:
-        if place is not None:
-            gains[place.attachment] = max(gains.get(place.attachment, 0.0), place.slot.tally.gain)
-    longest = {attachment: deadline.seconds_for(gain) for attachment, gain in gains.items()}
+    tallies = {id(place.slot.tally): (place.attachment, place.slot.tally) for place in places if place is not None}
+    longest: dict[Attachment, float] = {}
+    for attachment, tally in tallies.values():
+        seconds = deadline.seconds_for(tally.gain, tally.answers.usual, haste)
+        longest[attachment] = max(longest.get(attachment, 0.0), seconds)
     return {
         attachment.epoch: seconds for attachment, seconds in longest.items() if attachment.patience.waits(now, seconds)
     }
@@ -44,8 +52,22 @@ def learn(places: Sequence[Place | None], patient: set[int], now: float, waited:
             attachment.patience.hit()
         elif epoch in patient:
             attachment.patience.miss(now, waited)
+            _tell_of_late_trees(attachment)
         else:
             attachment.patience.skip()
+
+
+def _tell_of_late_trees(attachment: Attachment) -> None:
+    """Log once that no step has ever had a tree of an attachment, as all come too late."""
+    late = sum(tally.late for tally in attachment.tallies)
+    if attachment.told_of_late or late < MANY_LATE or any(tally.hits for tally in attachment.tallies):
+        return
+    attachment.told_of_late = True
+    usual = max((tally.answers.usual or 0.0 for tally in attachment.tallies), default=0.0)
+    _log.warning(
+        "no step had a tree of epoch %d: %d came too late, %.0f ms after they were asked for; see --draft-deadline-ms",
+        attachment.epoch, late, 1000 * usual,
+    )  # fmt: skip
 
 
 def deaf(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:

@@ -40,6 +40,7 @@ def test_people_get_a_tree_and_programs_json(tiny_cluster, capsys):
 
 
 COUNTERS = {"hits": 11, "waits": 12, "misses": 13, "late": 14, "stale_records": 15}
+COUNTERS |= {"answer_us": 63_040, "deadline_us": 20_000}
 AHEAD = {"ahead_hits": 16, "ahead_misses": 17, "ahead_late": 18, "ahead_stale": 19}
 
 
@@ -66,6 +67,7 @@ def test_an_attachment_is_shown_with_its_mode_and_what_became_of_its_trees(capsy
     shown = capsys.readouterr().out
     assert f"epoch 7 drafts hybrid for 1 requests, {mode}: drafted 40, accepted 25 (62%)" in shown
     assert "trees: 11 hits, 12 waits, 13 missed, 14 late; 15 stale records" in shown
+    assert "they take 63.0 ms, and are waited for up to 20.0 ms" in shown
     assert ("ahead: 16 hits, 17 missed, 18 late, 19 stale" in shown) == (mode == "ahead")
     assert "from suffix: 30, accepted 20" in shown
 

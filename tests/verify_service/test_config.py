@@ -20,6 +20,7 @@ def test_defaults() -> None:
     link = given.link_config()
     assert (link.configured, link.default, link.deadline) == ((), "auto", 0.02)
     assert (link.transports, link.deadline_share) == (("cuda_ipc", "shm", "grpc"), None)
+    assert (link.deadline, link.deadline_reach) == (0.02, 0.25)
     learned = settings("--device", "cuda").link_config()
     assert (learned.deadline, learned.deadline_share) == (0.02, 0.25)
     fixed = settings("--device", "cuda", "--draft-deadline-ms", "3").link_config()

@@ -29,7 +29,7 @@ LOOP = LoopState(
 
 
 TALLY = Tally(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
-DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY)
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)
 
 
 def test_steps_and_ends_are_counted() -> None:
@@ -82,9 +82,11 @@ def test_steps_and_ends_are_counted() -> None:
         "late_total",
         "drafted_total",
         "accepted_total",
+        "answer_seconds",
+        "deadline_seconds",
     )
     values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
-    assert values == [9, 0.5, 8, 1, 6, 2, 3, 40, 30]
+    assert values == [9, 0.5, 8, 1, 6, 2, 3, 40, 30, 0.06, 0.09]
     whole = {name: labels[name] for name in ("epoch", "drafter", "transport")}
     assert registry.get_sample_value("slipstream_drafter_stale_records_total", whole) == 7
     shared = {
