@@ -8,7 +8,8 @@
             print(event.text, end="", flush=True)
 
 Every method raises the errors of slipstream.rpc.errors. Generating has no deadline unless `timeout` (in seconds) is
-given: an output takes as long as it takes, and keepalive finds a dead peer within 20 s. The other calls have 5 s.
+given: an output takes as long as it takes; keepalive finds a dead peer within 20 s, and an attempt to connect may take
+10 s. The other calls have 5 s.
 """
 
 from __future__ import annotations

@@ -19,13 +19,21 @@ ERROR_FIELD_KEY = "slipstream-error-field"
 RETRY_AFTER_KEY = "slipstream-retry-after-seconds"
 """Trailing metadata that says, as a decimal number, when a refused call may succeed."""
 
-KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 15_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-"""A dead peer is found within 20 s, on idle connections too."""
+
+def keepalive_options(time_ms: int = 15_000, timeout_ms: int = 5_000) -> tuple[tuple[str, int], ...]:
+    """A dead peer is found within the sum of both, on idle connections too: within 20 s by default."""
+    return (
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Every ping has a timeout of its own, a minute by default; that of keepalive does not shorten it.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+KEEPALIVE_OPTIONS = keepalive_options()
+"""Of both ends of every connection."""
 
 LIMIT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,8 +47,10 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *KEEPALIVE_OPTIONS,
     *LIMIT_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # In spite of its name no pause: how long one attempt to connect may take, handshakes and the server's first frame
+    # included. A call that does not wait fails with its attempt.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     # Two channels to one address must not share a connection: flow control is a connection's.
     ("grpc.use_local_subchannel_pool", 1),
 )
