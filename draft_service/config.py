@@ -13,8 +13,9 @@ from draft_service.codec import CUDA_IPC, TRANSPORTS
 from draft_service.placement import Placement
 from draft_service.proposers.registry import ProposerSpec
 from slipstream.rpc.errors import InvalidArgumentError
-from slipstream.settings import Names, ServiceSettings, load
+from slipstream.settings import Names, load
 from slipstream.speculation.reading import json_text, parse
+from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB
 
 GPU_SPIN_MS = 10.0
@@ -49,12 +50,14 @@ def _configured(given: str) -> str:
     return text
 
 
-class DraftSettings(ServiceSettings):
+class DraftSettings(TransportSettings):
     """Host proposers, and draft token trees for the requests of a verify service."""
 
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_DRAFT_")
 
-    verify: str = Field(default="127.0.0.1:50052", min_length=1, description="Address of the verify service")
+    verify: str = Field(
+        default="127.0.0.1:50052", min_length=1, description="Address of the verify service, host:port or unix:PATH"
+    )
     host: str = Field(default="127.0.0.1", description="Address to serve health and administration on")
     port: int = Field(default=50053, ge=0, le=65535, description="Port of that server; 0 binds a free one")
     advertise: str = Field(
@@ -160,6 +163,10 @@ class DraftSettings(ServiceSettings):
         """Seconds of `spin_ms`."""
         default = GPU_SPIN_MS if placement.on_gpu else 0.0
         return (default if self.spin_ms is None else self.spin_ms) / 1000
+
+    def address(self, port: int) -> str:
+        """Where the server is that was bound to `port`."""
+        return self.unix_socket.address if self.unix_socket else f"{self.host}:{port}"
 
     @property
     def hosted(self) -> tuple[ProposerSpec, ...]:

@@ -26,6 +26,7 @@ from draft_service.stream_exchange import StreamFeed
 from draft_service.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import DeadlineExceededError, FailedPreconditionError, SlipstreamError, UnavailableError
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2_grpc
 from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
@@ -64,6 +65,7 @@ class VerifyLink:
         "_share",
         "_spin",
         "_stays_awake",
+        "_tls",
         "_token",
         "_transport",
         "_transport_reason",
@@ -84,10 +86,12 @@ class VerifyLink:
         drafting: Drafting = LOCKSTEP,
         memory: Callable[[], DeviceMemory] = CudaMemory,
         spin: float = 0.0,
+        tls: Tls | None = None,
     ) -> None:
         """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange` and `StreamFeed`."""
         self._memory = memory
         self._spin = spin
+        self._tls = tls
         self._stays_awake = bool(spin) and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
         self._address = address
         self._drafting = drafting
@@ -156,7 +160,7 @@ class VerifyLink:
             await asyncio.sleep(pause)
 
     async def _attach_once(self) -> None:
-        channel = open_channel(self._address)
+        channel = open_channel(self._address, tls=self._tls)
         avoided, self._avoided = self._avoided, {}
         try:
             stub: Any = draft_pb2_grpc.DraftLinkServiceStub(channel)

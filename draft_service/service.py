@@ -9,6 +9,7 @@ import grpc
 from draft_service import admin_codec
 from draft_service.admin_codec import AdminState
 from draft_service.codec import Identity
+from draft_service.config import DraftSettings
 from draft_service.link import VerifyLink
 from draft_service.worker import Worker
 from slipstream.rpc.errors import SlipstreamError
@@ -49,8 +50,15 @@ class DraftAdmin(draft_pb2_grpc.DraftAdminServiceServicer):
         return admin_codec.encode_share_set()
 
 
-def make_server(host: str, port: int, admin: DraftAdmin) -> GrpcServer:
+def make_server(settings: DraftSettings, admin: DraftAdmin) -> GrpcServer:
     def register(server: grpc.aio.Server) -> None:
         draft_pb2_grpc.add_DraftAdminServiceServicer_to_server(admin, server)
 
-    return GrpcServer(host=host, port=port, services=[ADMIN_SERVICE], register=register)
+    return GrpcServer(
+        host=settings.host,
+        port=settings.port,
+        services=[ADMIN_SERVICE],
+        register=register,
+        credentials=settings.tls.server_credentials() if settings.tls else None,
+        unix_socket=settings.unix_socket,
+    )

@@ -58,8 +58,9 @@ async def serve(settings: DraftSettings) -> None:
         share=settings.share,
         drafting=Drafting(settings.mode, settings.fan_out),
         spin=settings.spin(placement),
+        tls=settings.tls,
     )
-    server = make_server(settings.host, settings.port, DraftAdmin(worker, link, identity))
+    server = make_server(settings, DraftAdmin(worker, link, identity))
     port = await server.start()
     link.identify(settings.address(port))
     gc.freeze()  # to look through what lives as long as the process would stop drafting for several steps

@@ -10,20 +10,22 @@ from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.known_hosts import checked_origin
+from gateway.transport_settings import GatewayTransportSettings
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
-from slipstream.settings import Names, ServiceSettings
+from slipstream.settings import Names
+from slipstream.transport_settings import checked_address
 
 Port = Annotated[int, Ge(0), Le(65535)]
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(GatewayTransportSettings):
     """Serve the OpenAI HTTP API and the gRPC API before one or more verify services."""
 
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_GATEWAY_")
 
     verify: Names = ("127.0.0.1:50052",)
-    """Addresses of the verify services, host:port; replicas of one model."""
+    """Addresses of the verify services, host:port or unix:PATH; replicas of one model."""
 
     model: Path
     """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""
@@ -125,11 +127,7 @@ class GatewaySettings(ServiceSettings):
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("needs at least one address")
-        for address in value:
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-                raise ValueError(f"{address!r} is not host:port")
-        return value
+        return tuple(map(checked_address, value))
 
     @field_validator("chat_template")
     @classmethod

@@ -58,6 +58,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(**arguments)
         self._table = table
         self._probe = PeerProbe(self)
+        self._beneath: asyncio.Transport | None = None  # what carries the transport, if that is one of TLS
         self._excess = False  # of the limit of connections
         self._fresh = True  # bytes of a request are awaited, or have come, but its head has not begun
         self._in_head = False
@@ -78,6 +79,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Take the connection."""
         super().connection_made(transport)
         self._excess = not self._table.admit(self)
+
+    def encrypted(self, transport: asyncio.Transport, beneath: asyncio.Transport) -> None:
+        """Take a connection of TLS, carried by `beneath`, in place of `connection_made`."""
+        self._beneath = beneath
+        self.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -112,9 +118,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._settle()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio lets it say so
-        """The client sends no more; True, which keeps the connection open, while it has an answer coming."""
+        """The client sends no more; True, which keeps the connection open, while it has an answer coming.
+
+        TLS knows no half of a connection: its client has gone.
+        """
         self._ended = True
-        if self._refusing or self._in_head or self._in_body or not self._answering:
+        if self._beneath is not None or self._refusing or self._in_head or self._in_body or not self._answering:
             return False
         self.cycle.keep_alive = False
         self._probe.start()
@@ -123,7 +132,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """See asyncio."""
         super().pause_writing()
-        self._unread = self.transport.get_write_buffer_size()
+        self._unread = self._unread_bytes()
         self._settle()
 
     def resume_writing(self) -> None:
@@ -189,6 +198,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         self._settle()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """See uvicorn: nothing came for too long."""
+        super().timeout_keep_alive_handler()
+        self._settle()
+
     def shutdown(self) -> None:
         """See uvicorn: the server ends."""
         super().shutdown()
@@ -205,8 +219,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, _TOO_MANY)
         elif phase is Phase.HEAD and not self._fresh:
             self._refuse(408, f"the request's head did not arrive within {limits.head_seconds:g} s")
-        elif phase in (Phase.READER, Phase.CLOSE) and 0 < self.transport.get_write_buffer_size() < self._unread:
-            self._unread = self.transport.get_write_buffer_size()
+        elif phase in (Phase.READER, Phase.CLOSE) and 0 < self._unread_bytes() < self._unread:
+            self._unread = self._unread_bytes()
             self._table.renew(self)
         elif phase in (Phase.READER, Phase.CLOSE):
             self.transport.abort()
@@ -219,6 +233,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._excess and not self._refusing:
             self._refuse(503, _TOO_MANY)
             self.transport.close()
+            self._settle()
         else:
             self.transport.abort()
 
@@ -234,6 +249,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Tell the table what the connection waits for."""
         if self.transport.is_closing():
             phase = Phase.CLOSE
+            self._close_beneath()
         elif self.flow.write_paused:
             phase = Phase.READER
         elif self._refusing and not self._answering:
@@ -253,6 +269,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         chosen = request_id.choose(self.headers)
         self.scope["state"][request_id.STATE_KEY] = chosen
         self.cycle.default_headers = [*self.cycle.default_headers, (request_id.HEADER, chosen.encode("ascii"))]
+
+    def _close_beneath(self) -> None:
+        """Once TLS has said its farewell nobody waits for the client's."""
+        if self._beneath is not None and not self.transport.get_write_buffer_size():
+            self._beneath.close()
+
+    def _unread_bytes(self) -> int:
+        beneath = self._beneath.get_write_buffer_size() if self._beneath is not None else 0
+        return self.transport.get_write_buffer_size() + beneath
 
     def _check_sizes(self) -> None:
         if max(self._head_bytes, self._unfinished_bytes) > MAX_HEAD_BYTES:
@@ -287,7 +312,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         fixed = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
         retry = "retry-after: 1\r\n" if status == 503 else ""
         self.transport.write(STATUS_LINE[status] + lines + f"{fixed}{retry}\r\n".encode("ascii") + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.flow.resume_reading()
 
     def _discard(self, size: int) -> None:

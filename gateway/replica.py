@@ -16,6 +16,7 @@ from gateway.request import VerifyInfo
 from gateway.ticket import Ticket
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -52,10 +53,11 @@ class Replica:
     """
 
     __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout",
-                 "_yielded", "address", "info")  # fmt: skip
+                 "_tls", "_yielded", "address", "info")  # fmt: skip
 
-    def __init__(self, address: str, owner: Owner, *, timeout: float) -> None:
+    def __init__(self, address: str, owner: Owner, *, timeout: float, tls: Tls | None = None) -> None:
         self.address = address
+        self._tls = tls
         self.info: VerifyInfo | None = None  # set while the session is open
         self._refusing = False
         self._yielded = False  # whether the session has carried a token
@@ -142,7 +144,7 @@ class Replica:
 
     async def _hold_session(self) -> None:
         """Open a session and read it until it breaks."""
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, tls=self._tls) as channel:
             self._stub = verify_pb2_grpc.VerifyServiceStub(channel)
             call = self._stub.Session()
             self._outbox = Mailbox()

@@ -8,7 +8,7 @@ import functools
 import logging
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import uvicorn
@@ -22,12 +22,14 @@ from gateway.connections import ConnectionLimits, ConnectionTable
 from gateway.cors import with_cors
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
 from gateway.http_api import create_app
+from gateway.http_listener import BACKLOG, doors, leave, listen
 from gateway.http_protocol import BoundedHttpProtocol
 from gateway.known_hosts import KnownHosts
 from gateway.request_guard import RequestGuard
 from gateway.service import Gateway
+from gateway.tls_handshake import behind_tls
 from slipstream.rpc.descriptors import connection_limit, raise_limit
-from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
 from slipstream.rpc.server import GrpcServer
@@ -40,9 +42,6 @@ _HEALTH_SECONDS: Final = 0.1
 
 _LAST_SECONDS: Final = 0.5
 """What calls get to end when the drain is over."""
-
-_BACKLOG: Final = 4096
-"""Connections that may wait to be accepted; Linux's own default for the most."""
 
 _ACCEPTORS: Final = 8
 """Handles of the listening socket. The event loop accepts one connection a turn at each, and a turn that has much to
@@ -79,13 +78,14 @@ async def serve(settings: GatewaySettings) -> None:
         services=[SERVICE_NAME],
         register=servicer.register,
         max_connections=settings.max_grpc_connections or connection_limit(1 - _HTTP_SHARE, _MOST_GRPC_CONNECTIONS),
+        credentials=settings.server_credentials(),
+        unix_socket=settings.grpc_socket,
+        beside=settings.health_socket,
     )
-    listener = _listen(settings.host, settings.http_port)
+    listener = listen(settings)
     grpc_port = await grpc_server.start()
     connections = _connections(gateway)
-    http_server = _HttpServer(
-        _http_config(_application(gateway), connections, settings.keep_alive_seconds), connections
-    )
+    http_server = _HttpServer(_http_config(_application(gateway), connections, settings), connections)
     http = asyncio.create_task(http_server.serve(sockets=acceptors(listener)))
     health = asyncio.create_task(_report_health(gateway, grpc_server))
 
@@ -93,13 +93,14 @@ async def serve(settings: GatewaySettings) -> None:
         health.cancel()
         await grpc_server.begin_drain()
         await gateway.drain(settings.drain_seconds)
+        leave(settings)
         http_server.should_exit = True
         await asyncio.gather(grpc_server.drain(_LAST_SECONDS), http)
         await gateway.close()
         _log.info("stopped")
 
     await gateway.start()
-    _log.info("ready http=%d grpc=%d", listener.getsockname()[1], grpc_port)
+    _log.info("ready http=%s grpc=%s", *doors(settings, listener, grpc_port))
     await run_until_terminated(drain)
 
 
@@ -163,33 +164,23 @@ def _count(gateway: Gateway, status: int) -> None:
     gateway.metrics.answered("http", str(status))
 
 
-def _http_config(app: ASGIApp, connections: ConnectionTable, keep_alive_seconds: int) -> uvicorn.Config:
+def _http_config(app: ASGIApp, connections: ConnectionTable, settings: GatewaySettings) -> uvicorn.Config:
+    plain: Callable[..., BoundedHttpProtocol] = functools.partial(BoundedHttpProtocol, table=connections)
+    # TLS is begun by a protocol of our own: uvicorn would have a handshake take any time, and any number of them.
+    context = None if settings.unix_socket else settings.ssl_context()
+    http = plain if context is None else behind_tls(context, connections, plain)
     return uvicorn.Config(
         app,
-        http=functools.partial(BoundedHttpProtocol, table=connections),  # type: ignore[arg-type]  # called as a class is
+        http=http,  # type: ignore[arg-type]  # called as a class is
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=keep_alive_seconds,
-        backlog=_BACKLOG,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from here on: they wait until uvicorn accepts them."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error}") from error
-    return listener
 
 
 def acceptors(listener: socket.socket) -> list[socket.socket]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from gateway.limits import (
 )
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
+from gateway.replica import Replica
 from gateway.request import Order, VerifyInfo
 from gateway.sampling_defaults import completed, read_defaults
 from gateway.text.pool import TextWorkers
@@ -61,6 +63,7 @@ class Gateway:
             timeout=settings.connect_timeout,
             resume_seconds=settings.resume_seconds,
             metrics=self.metrics,
+            connect=functools.partial(Replica, tls=settings.tls),
         )
         self._draining = False
         self._running = Running()

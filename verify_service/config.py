@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from slipstream.settings import Names, Numbers, ServiceSettings
+from slipstream.settings import Names, Numbers
+from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
@@ -31,7 +32,7 @@ def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class VerifySettings(ServiceSettings):
+class VerifySettings(TransportSettings):
     """Serve a target model: continuous batching over paged KV, with drafted trees verified exactly."""
 
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_VERIFY_")

@@ -62,7 +62,12 @@ async def serve(settings: VerifySettings) -> None:
         draft.register(server)
 
     server = GrpcServer(
-        host=settings.host, port=settings.port, services=(service.SERVICE, draft_servicer.SERVICE), register=register
+        host=settings.host,
+        port=settings.port,
+        services=(service.SERVICE, draft_servicer.SERVICE),
+        register=register,
+        credentials=settings.tls.server_credentials() if settings.tls else None,
+        unix_socket=settings.unix_socket,
     )
     port = await server.start()
     endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None

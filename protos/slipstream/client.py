@@ -15,6 +15,7 @@ given: an output takes as long as it takes; keepalive finds a dead peer within 2
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -23,11 +24,22 @@ import grpc
 from slipstream import client_codec
 from slipstream.completion import Completion, Event, Message, Model, Options, collect
 from slipstream.rpc.channel import from_rpc_error, open_channel, open_sync_channel
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 UNARY_TIMEOUT: Final = 5.0
 """Seconds for calls that generate nothing."""
+
+
+def _tls(
+    root_certificate: str | Path | None, credentials: grpc.ChannelCredentials | None
+) -> Tls | grpc.ChannelCredentials | None:
+    if root_certificate is None:
+        return credentials
+    if credentials is not None:
+        raise ValueError("root_certificate and credentials exclude each other")
+    return Tls(Path(root_certificate).read_bytes())
 
 
 class Stream(Iterator[Event]):
@@ -56,10 +68,22 @@ class Stream(Iterator[Event]):
 
 
 class Client:
-    """Talks to one gateway over one channel; safe to share between threads."""
+    """Talks to one gateway over one channel; safe to share between threads.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "") -> None:
-        self._channel = open_sync_channel(address, token=api_key)
+    `address` is host:port or unix:PATH. Over host:port the channel is encrypted with `root_certificate`, a PEM file of
+    the authority that has signed the server's certificate, or with `credentials`, as of `grpc.ssl_channel_credentials`.
+    OSError if the file cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        api_key: str = "",
+        root_certificate: str | Path | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._channel = open_sync_channel(address, token=api_key, tls=_tls(root_certificate, credentials))
         self._stub: Any = gateway_pb2_grpc.GatewayServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -156,10 +180,20 @@ class AsyncStream(AsyncIterator[Event]):
 
 
 class AsyncClient:
-    """Client for asyncio: `stream` gives an AsyncStream, the others are coroutines. Must be made within a loop."""
+    """Client for asyncio: `stream` gives an AsyncStream, the others are coroutines. Must be made within a loop.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "") -> None:
-        self._channel = open_channel(address, token=api_key)
+    What it takes is what Client takes.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        api_key: str = "",
+        root_certificate: str | Path | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._channel = open_channel(address, token=api_key, tls=_tls(root_certificate, credentials))
         self._stub: Any = gateway_pb2_grpc.GatewayServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

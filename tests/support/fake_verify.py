@@ -20,6 +20,8 @@ from slipstream.rpc.errors import (
     codes_of,
 )
 from slipstream.rpc.server import GrpcServer
+from slipstream.rpc.tls import Tls
+from slipstream.rpc.unix_socket import UnixSocket
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 
 EOS_ID = 2
@@ -135,6 +137,8 @@ class FakeVerify:
         model_name: str = "tiny",
         fingerprint: str = "f" * 64,
         max_requests: int = 320,
+        tls: Tls | None = None,
+        unix_socket: UnixSocket | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_context = max_context
@@ -146,6 +150,8 @@ class FakeVerify:
         self.script = Script()
         self.seen = Seen()
         self.port = 0
+        self._tls = tls
+        self._unix_socket = unix_socket
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake verify", daemon=True)
         self._server: GrpcServer | None = None
@@ -153,7 +159,7 @@ class FakeVerify:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return self._unix_socket.address if self._unix_socket else f"127.0.0.1:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -182,6 +188,8 @@ class FakeVerify:
                 port=self.port,
                 services=["slipstream.v1.VerifyService"],
                 register=lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(_Servicer(self), server),
+                credentials=self._tls.server_credentials() if self._tls else None,
+                unix_socket=self._unix_socket,
             )
             limit = time.monotonic() + _PORT_SECONDS
             while True:

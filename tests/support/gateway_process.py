@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,18 +15,29 @@ from typing import Self
 
 import httpx
 
-_READY = re.compile(r"ready http=(\d+) grpc=(\d+)")
+_READY = re.compile(r"ready http=(\S+) grpc=(\S+)")
 
 
 class GatewayProcess:
-    """Starts on free ports and, unless told otherwise, waits until a verify service is ready."""
+    """Starts on free ports and, unless told otherwise, waits until a verify service is ready.
 
-    def __init__(self, model: Path, verify: str, *arguments: str, wait_ready: bool = True) -> None:
+    `context` is that of clients if the gateway speaks TLS. Over a Unix socket `http_url` is unix:PATH.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        verify: str,
+        *arguments: str,
+        wait_ready: bool = True,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._command = [
             sys.executable, "-m", "gateway", "--model", str(model), "--verify", verify,
             "--http-port", "0", "--grpc-port", "0", "--loop-monitor-ms", "20", *arguments,
         ]  # fmt: skip
         self._wait_ready = wait_ready
+        self._context = context
         self._lines: list[str] = []
         self._started = threading.Event()
         self.http_url = ""
@@ -62,16 +74,27 @@ class GatewayProcess:
     def wait_ready(self, *, ready: bool = True, seconds: float = 60.0) -> None:
         """Wait until /ready says so, or says the contrary."""
         end = time.monotonic() + seconds
-        while (httpx.get(f"{self.http_url}/ready", timeout=60).status_code == 200) != ready:
-            assert time.monotonic() < end, self.logs
-            time.sleep(0.02)
+        with self.http_client() as client:
+            while (client.get("/ready").status_code == 200) != ready:
+                assert time.monotonic() < end, self.logs
+                time.sleep(0.02)
+
+    def http_client(self) -> httpx.Client:
+        """Of its HTTP API, wherever that is."""
+        if self.http_url.startswith("unix:"):
+            uds = self.http_url.removeprefix("unix:")
+            return httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=uds), timeout=60)
+        verify = self._context if self._context is not None else True
+        return httpx.Client(base_url=self.http_url, verify=verify, timeout=60)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.append(line)
             if found := _READY.search(line):
-                self.http_url = f"http://127.0.0.1:{found[1]}"
-                self.grpc_address = f"127.0.0.1:{found[2]}"
+                scheme = "http" if self._context is None else "https"
+                http, grpc = found.groups()
+                self.http_url = f"{scheme}://127.0.0.1:{http}" if http.isdigit() else http
+                self.grpc_address = f"127.0.0.1:{grpc}" if grpc.isdigit() else grpc
                 self._started.set()
         self._started.set()

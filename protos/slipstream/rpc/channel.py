@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 
 from slipstream.rpc.errors import SlipstreamError, error_of
+from slipstream.rpc.tls import Tls
+from slipstream.rpc.unix_socket import is_unix
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message either end sends or takes."""
@@ -56,20 +58,38 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str, *, token: str = "") -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`; it connects on first use and reconnects by itself.
+def open_channel(
+    address: str, *, token: str = "", tls: Tls | grpc.ChannelCredentials | None = None
+) -> grpc.aio.Channel:
+    """An asyncio channel to `host:port` or `unix:PATH`; it connects on first use and reconnects by itself.
 
-    With a token every call carries `authorization: Bearer TOKEN`.
+    With a token every call carries `authorization: Bearer TOKEN`. Without `tls`, and over a Unix socket, it is in plain
+    text.
     """
-    return grpc.aio.insecure_channel(
-        address, options=_CHANNEL_OPTIONS, interceptors=_bearer_interceptors(token) if token else None
-    )
+    interceptors = _bearer_interceptors(token) if token else None
+    if tls is None or is_unix(address):
+        return grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, _credentials(tls), _options(tls), interceptors=interceptors)
 
 
-def open_sync_channel(address: str, *, token: str = "") -> grpc.Channel:
-    """A blocking channel to `host:port`; otherwise as `open_channel`."""
-    channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def open_sync_channel(
+    address: str, *, token: str = "", tls: Tls | grpc.ChannelCredentials | None = None
+) -> grpc.Channel:
+    """A blocking channel; otherwise as `open_channel`."""
+    if tls is None or is_unix(address):
+        channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
+    else:
+        channel = grpc.secure_channel(address, _credentials(tls), _options(tls))
     return grpc.intercept_channel(channel, _SyncBearer(token)) if token else channel
+
+
+def _credentials(tls: Tls | grpc.ChannelCredentials) -> grpc.ChannelCredentials:
+    return tls.channel_credentials() if isinstance(tls, Tls) else tls
+
+
+def _options(tls: Tls | grpc.ChannelCredentials) -> tuple[tuple[str, int | str], ...]:
+    name = tls.server_name if isinstance(tls, Tls) else ""
+    return (*_CHANNEL_OPTIONS, *((("grpc.ssl_target_name_override", name),) if name else ()))
 
 
 def from_rpc_error(error: grpc.RpcError) -> SlipstreamError:

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from slipstream.rpc.channel import ERROR_FIELD_KEY, KEEPALIVE_OPTIONS, LIMIT_OPTIONS, RETRY_AFTER_KEY
 from slipstream.rpc.descriptors import connection_limit
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError, codes_of
+from slipstream.rpc.unix_socket import UnixSocket
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +37,12 @@ class GrpcServer:
 
     `services` are full names ("slipstream.v1.VerifyService"), reported by health and reflection beside the whole
     server (""); `register` adds the servicers. Beyond `max_connections` a new connection is closed as it comes; None
-    allows as many as there are descriptors for, `MOST_CONNECTIONS` at most.
+    allows as many as there are descriptors for, `MOST_CONNECTIONS` at most. `credentials` are those of host and port;
+    with `unix_socket` it listens there instead, and on `beside` in any case, both in plain text.
     """
 
-    __slots__ = ("_draining", "_health", "_host", "_max_connections", "_port", "_register", "_server", "_services",
-                 "_serving")  # fmt: skip
+    __slots__ = ("_beside", "_credentials", "_draining", "_health", "_host", "_max_connections", "_port", "_register",
+                 "_server", "_services", "_serving", "_unix_socket")  # fmt: skip
 
     def __init__(
         self,
@@ -50,9 +52,15 @@ class GrpcServer:
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         max_connections: int | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        unix_socket: UnixSocket | None = None,
+        beside: UnixSocket | None = None,
     ) -> None:
         self._host = host
         self._port = port
+        self._credentials = credentials
+        self._unix_socket = unix_socket
+        self._beside = beside
         self._max_connections = max_connections or connection_limit(1.0, MOST_CONNECTIONS)
         self._services = tuple(services)
         self._register = register
@@ -67,24 +75,31 @@ class GrpcServer:
         return self._draining
 
     async def start(self) -> int:
-        """Bind and accept calls; returns the bound port. UnavailableError if the address cannot be bound."""
+        """Bind and accept calls; returns the bound port, 0 if there is none.
+
+        UnavailableError if an address cannot be bound.
+        """
         server = grpc.aio.server(
             options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections))
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._register(server)
         reflection.enable_server_reflection((*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        try:
-            bound = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {address}: {error}") from error
-        if bound == 0:
-            raise UnavailableError(f"cannot listen on {address}")
+        bound = self._bind(server)
         self._server = server
         await self._report(serving=False)
         await server.start()
         return bound
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        for unix in (self._unix_socket, self._beside):
+            if unix is not None:
+                with unix.created():
+                    _listen(server, unix.address, None)
+        if self._unix_socket is not None:
+            return 0
+        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return _listen(server, address, self._credentials)
 
     async def set_serving(self, serving: bool) -> None:
         """Report SERVING or NOT_SERVING for all services. Without effect once a drain has begun."""
@@ -113,6 +128,19 @@ class GrpcServer:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             await self._health.set(name, status)
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind; returns the port, 1 for a Unix socket. UnavailableError if that cannot be."""
+    try:
+        bound = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
+    except RuntimeError as error:
+        raise UnavailableError(f"cannot listen on {address}: {error}") from error
+    if bound == 0:
+        raise UnavailableError(f"cannot listen on {address}")
+    return bound
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
