@@ -151,6 +151,8 @@ class DraftSettings(TransportSettings):
 
     def address(self, port: int) -> str:
         """Where others reach this service's own server, which is bound to `port`."""
+        if self.unix_socket and not self.advertise:
+            return self.unix_socket.address
         host = self.advertise or (f"[{self.host}]" if ":" in self.host else self.host)
         return host if re.search(r":\d+$", host) and not host.endswith("]") else f"{host}:{port}"
 
@@ -163,10 +165,6 @@ class DraftSettings(TransportSettings):
         """Seconds of `spin_ms`."""
         default = GPU_SPIN_MS if placement.on_gpu else 0.0
         return (default if self.spin_ms is None else self.spin_ms) / 1000
-
-    def address(self, port: int) -> str:
-        """Where the server is that was bound to `port`."""
-        return self.unix_socket.address if self.unix_socket else f"{self.host}:{port}"
 
     @property
     def hosted(self) -> tuple[ProposerSpec, ...]:

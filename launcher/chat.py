@@ -11,6 +11,7 @@ from rich.text import Text
 from slipstream.client import Client, Stream
 from slipstream.completion import Event, Message, Options, SpeculationOptions
 from slipstream.rpc.errors import SlipstreamError
+from slipstream.rpc.tls import Tls
 
 COLOURS = ("default", "cyan", "green", "yellow", "magenta")
 """By accepted tokens of a step; the last stands for as many and more."""
@@ -32,6 +33,7 @@ class ChatOptions:
     proposer: str | None
     speculation: bool
     api_key: str
+    tls: Tls | None = None
 
     def generation(self) -> Options:
         """Options of every answer."""
@@ -50,7 +52,7 @@ class ChatOptions:
 def chat(options: ChatOptions, message: str | None) -> int:
     """Answer one message, or talk until the end of input; returns the exit status."""
     console = Console(highlight=False)
-    with Client(options.address, api_key=options.api_key) as client:
+    with Client(options.address, api_key=options.api_key, credentials=options.tls) as client:
         conversation = Conversation(client, options, console)
         try:
             if message is not None:

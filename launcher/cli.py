@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from launcher.deploy_command import deploy
+from launcher.tls_options import TlsCa, TlsCert, TlsKey, TlsServerName, tls_files
 from slipstream.commands import Commands
 
 app = Commands(
@@ -22,7 +23,7 @@ app = Commands(
 )
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="gRPC address of the gateway.")]
+Address = Annotated[str, typer.Option(metavar="HOST:PORT|unix:PATH", help="gRPC address of the gateway.")]
 
 
 def _level(value: str) -> str:
@@ -148,6 +149,23 @@ def serve(
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Whether the gateway logs a line for each request.")
     ] = True,
+    uds: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Unix socket for the HTTP API, in place of --http-port.")
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate of the gateway, with which both APIs speak TLS.")
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
+    ssl_ca_certs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Authority that clients' certificates must be signed by.")
+    ] = None,
+    ssl_cert_reqs: Annotated[
+        int | None, typer.Option(help="Whether clients must show one: 0 no, 1 they may, 2 yes.", min=0, max=2)
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Start gateway, verify and draft service on this host, keep them running, and drain them at the end.
 
@@ -179,7 +197,7 @@ def serve(
             draft=resolve_draft(draft or (), demo=model is None, target=folder)
             if speculative_config is None
             else configured_draft(parse(json_text(speculative_config)), folder),
-            http_address=join_address(host, ports[0]),
+            http_address=join_address(host, ports[0]) if uds is None else f"unix:{uds.absolute()}",
             grpc_address=join_address(host, ports[1]),
             verify_address=join_address("127.0.0.1", ports[2]),
             draft_address=join_address("127.0.0.1", ports[3]),
@@ -203,8 +221,11 @@ def serve(
                 *_flags({"chat-template": resolve_template(chat_template)}),
                 *_flags({"generation-config": resolve_defaults(generation_config, folder)}),
                 *(() if access_log else ("--no-access-log",)),
+                *_flags({"ssl-certfile": ssl_certfile, "ssl-keyfile": ssl_keyfile}),
+                *_flags({"ssl-ca-certs": ssl_ca_certs, "ssl-cert-reqs": ssl_cert_reqs}),
                 *(gateway_arg or ()),
             ),
+            tls=tls_files(tls_ca, tls_cert, tls_key, tls_server_name, mutual=True),
         )
         check_ports(layout)
     except (ModelNotFoundError, PortTakenError, ValueError) as error:
@@ -234,11 +255,16 @@ def chat(
     proposer: Annotated[str | None, typer.Option(help="Proposer to use. [default: the operator's]")] = None,
     speculation: Annotated[bool, typer.Option(help="Whether to speculate.")] = True,
     api_key: Annotated[str, typer.Option(help="API key.", envvar="SLIPSTREAM_API_KEY")] = "",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Talk to a running server. Text is coloured by how many drafted tokens its verify step accepted."""
     from launcher.chat import ChatOptions
     from launcher.chat import chat as run
 
+    files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
     options = ChatOptions(
         address=address,
         system=system,
@@ -249,6 +275,7 @@ def chat(
         proposer=proposer,
         speculation=speculation,
         api_key=api_key,
+        tls=files.read() if files else None,
     )
     raise typer.Exit(run(options, message))
 
@@ -258,12 +285,20 @@ def info(
     *,
     json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
     verify: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Verify service.", envvar="SLIPSTREAM_VERIFY_ADDRESS")
+        str, typer.Option(metavar="HOST:PORT|unix:PATH", help="Verify service.", envvar="SLIPSTREAM_VERIFY_ADDRESS")
     ] = "127.0.0.1:50052",
     gateway: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="HTTP address of the gateway.", envvar="SLIPSTREAM_GATEWAY_ADDRESS"),
+        typer.Option(
+            metavar="[https://]HOST:PORT|unix:PATH",
+            help="HTTP address of the gateway.",
+            envvar="SLIPSTREAM_GATEWAY_ADDRESS",
+        ),
     ] = "127.0.0.1:8000",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Show what runs, what is attached to what, and the process ids.
 
@@ -271,7 +306,7 @@ def info(
     """
     from launcher.info import collect, render
 
-    facts = collect(verify, gateway)
+    facts = collect(verify, gateway, tls_files(tls_ca, tls_cert, tls_key, tls_server_name))
     render(facts, as_json=json)
     raise typer.Exit(0 if facts.complete else 1)
 
@@ -285,6 +320,10 @@ def swap_draft(
         str, typer.Option(metavar="HOST:PORT", help="Verify service. [default: where the draft service is attached]")
     ] = "",
     seconds: Annotated[float, typer.Option(help="How long to wait.", min=0.0)] = 60.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Have a running draft service take requests over from others with the same proposers, and wait until it has.
 
@@ -293,7 +332,8 @@ def swap_draft(
     """
     from launcher.swap import run
 
-    raise typer.Exit(run(draft, verify, share=share, seconds=seconds))
+    files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
+    raise typer.Exit(run(draft, verify, share=share, seconds=seconds, tls=files.read() if files else None))
 
 
 app.command()(deploy)
@@ -301,16 +341,24 @@ app.command()(deploy)
 
 @app.command()
 def probe(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="gRPC address of any service.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT|unix:PATH", help="gRPC address of any service.")],
     *,
     attached: Annotated[
         str, typer.Option(metavar="NAME", help="Of a verify service: a proposer that must be attached to it as well.")
     ] = "",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Exit with status 0 if the service reports SERVING, 1 otherwise: a health check for containers and scripts."""
     from launcher.readiness import HEALTH_SECONDS, attached_proposers, is_serving
 
-    ready = is_serving(address, HEALTH_SECONDS) and (not attached or attached in attached_proposers(address))
+    files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
+    tls = files.read() if files else None
+    ready = is_serving(address, HEALTH_SECONDS, tls)
+    if ready and attached:
+        ready = attached in attached_proposers(address, tls=tls)
     raise typer.Exit(0 if ready else 1)
 
 

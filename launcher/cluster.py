@@ -14,6 +14,8 @@ from typing import Self
 from launcher.commands import Layout, free_ports, join_address
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner, discard_log
 from launcher.readiness import StartupError, wait_attached, wait_serving
+from launcher.tls_options import TlsFiles
+from slipstream.rpc.unix_socket import SCHEME
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 240.0
@@ -26,7 +28,8 @@ class Cluster:
     """Starts verify, draft (if `draft` names proposers) and gateway, waits until they serve, and stops them at the end.
 
     Nothing is restarted by itself: `kill` and `start` do what a test wants. `draft` holds NAME[:DIR] of each proposer,
-    the default first; those behind "inproc:" run in the verify service. With `start_draft_now=False` the verify service
+    the default first; those behind "inproc:" run in the verify service. In a folder `sockets` the services listen on
+    Unix sockets instead of ports. With `start_draft_now=False` the verify service
     knows the others, but nothing offers them yet.
     """
 
@@ -41,20 +44,27 @@ class Cluster:
         gateway: bool = True,
         start_draft_now: bool = True,
         env: Mapping[str, str] | None = None,
+        tls: TlsFiles | None = None,
+        sockets: Path | None = None,
         sink: LogSink = discard_log,
     ) -> None:
-        verify_port, draft_port, grpc_port, http_port = free_ports(4)
+        names = ("verify", "draft", "grpc", "http")
+        if sockets is None:
+            verify, drafter, grpc, http = (join_address(LOOPBACK, port) for port in free_ports(len(names)))
+        else:
+            verify, drafter, grpc, http = (f"{SCHEME}{sockets / name}.sock" for name in names)
         self.layout = Layout(
             model=model,
             draft=tuple(draft),
-            verify_address=join_address(LOOPBACK, verify_port),
-            draft_address=join_address(LOOPBACK, draft_port),
-            grpc_address=join_address(LOOPBACK, grpc_port),
-            http_address=join_address(LOOPBACK, http_port),
+            verify_address=verify,
+            draft_address=drafter,
+            grpc_address=grpc,
+            http_address=http,
             verify_arguments=tuple(verify_args),
             draft_arguments=tuple(draft_args),
             gateway_arguments=tuple(gateway_args),
             environment=dict(env or {}),
+            tls=tls,
         )
         self._wanted = [
             "verify",
@@ -83,7 +93,7 @@ class Cluster:
 
     @property
     def http_url(self) -> str:
-        """Base URL of the gateway, without a trailing slash."""
+        """Base URL of the gateway's port, without a trailing slash."""
         return f"http://{self.layout.http_address}"
 
     @property

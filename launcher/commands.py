@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.process import ServiceCommand
+from launcher.tls_options import TlsFiles
+from slipstream.rpc.unix_socket import SCHEME, is_unix
 
 NO_DRAFT = "none"
 IN_PROCESS = "inproc:"
@@ -18,7 +20,10 @@ IN_PROCESS = "inproc:"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What runs where on one host. Ports are fixed before anything starts, so that restarts keep them."""
+    """What runs where on one host, each address host:port or unix:PATH.
+
+    Ports are fixed before anything starts, so that restarts keep them.
+    """
 
     model: Path
     draft: tuple[str, ...]
@@ -31,6 +36,10 @@ class Layout:
     draft_arguments: tuple[str, ...] = ()
     gateway_arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    """Of connections between the services; None: plain text."""
+    health_socket: Path | None = None
+    """Where the gateway is asked for its health, in place of its gRPC address."""
 
     @property
     def proposers(self) -> tuple[str, ...]:
@@ -66,17 +75,27 @@ class Layout:
 
     @property
     def gateway(self) -> ServiceCommand:
-        """The gateway. Its two doors share one host."""
-        host, http_port = split_address(self.http_address)
-        grpc_port = split_address(self.grpc_address)[1]
-        doors = ("--host", host, "--http-port", str(http_port), "--grpc-port", str(grpc_port))
-        arguments = ("--verify", self.verify_address, "--model", str(self.model), *doors, *self.gateway_arguments)
-        return self._command("gateway", "gateway", reachable(self.grpc_address), arguments)
+        """The gateway. Its two doors share one host, if both have any."""
+        doors: dict[str, str] = {}
+        for name, uds, address in (("http", "--uds", self.http_address), ("grpc", "--grpc-uds", self.grpc_address)):
+            if is_unix(address):
+                doors[uds] = address.removeprefix(SCHEME)
+            else:
+                doors["--host"], port = split_address(address)[0], split_address(address)[1]
+                doors[f"--{name}-port"] = str(port)
+        if self.health_socket is not None:
+            doors["--health-uds"] = str(self.health_socket)
+        flags = tuple(part for door in doors.items() for part in door)
+        arguments = ("--verify", self.verify_address, "--model", str(self.model), *flags, *self.gateway_arguments)
+        asked = f"{SCHEME}{self.health_socket}" if self.health_socket is not None else reachable(self.grpc_address)
+        return self._command("gateway", "gateway", asked, arguments)
 
     def _command(
         self, name: str, module: str, address: str, arguments: Sequence[str], *, essential: bool = True
     ) -> ServiceCommand:
-        return ServiceCommand(name, (sys.executable, "-m", module, *arguments), address, self.environment, essential)
+        command = (sys.executable, "-m", module, *(self.tls.arguments if self.tls else ()), *arguments)
+        tls = self.tls.read() if self.tls else None
+        return ServiceCommand(name, command, address, self.environment, essential, tls)
 
 
 def proposer_name(spec: str) -> str:
@@ -97,6 +116,8 @@ def join_address(host: str, port: int) -> str:
 
 def reachable(address: str) -> str:
     """An address to dial on this host for one that was bound: wildcards become loopback."""
+    if is_unix(address):
+        return address
     host, port = split_address(address)
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)  # noqa: S104  # compared only
 
@@ -111,5 +132,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _listen(address: str) -> tuple[str, ...]:
+    if is_unix(address):
+        return ("--uds", address.removeprefix(SCHEME))
     host, port = split_address(address)
     return ("--host", host, "--port", str(port))

@@ -15,6 +15,7 @@ from launcher.canary import Arm, Estimate, clearly_below
 from launcher.foreign import ForeignProcess
 from launcher.swap import SwapError, ask, ask_info, swap
 from slipstream.rpc.channel import open_sync_channel
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 
 POLL_SECONDS: Final = 0.25
@@ -63,10 +64,11 @@ class Contest:
     epoch: int
     names: frozenset[str]
     read_state: Callable[[], verify_pb2.GetStateResponse]
+    tls: Tls | None = None
 
     def give(self, share: float) -> None:
         """Have it take this part of the requests; returns when they have moved. SwapError where that fails."""
-        swap(self.address, self.verify_address, share=share, seconds=MOVE_SECONDS)
+        swap(self.address, self.verify_address, share=share, seconds=MOVE_SECONDS, tls=self.tls)
 
     def rivals(self, state: verify_pb2.GetStateResponse) -> list[verify_pb2.DrafterState]:
         """Other attachments' proposers of the same names."""
@@ -81,36 +83,38 @@ class Contest:
 
 
 @contextmanager
-def enter(address: str, verify_address: str, plan: Plan, own: ForeignProcess | None) -> Iterator[Contest]:
+def enter(
+    address: str, verify_address: str, plan: Plan, own: ForeignProcess | None, tls: Tls | None = None
+) -> Iterator[Contest]:
     """Wait until the draft service is attached; DeployError if it ends first or the time is up."""
     deadline = time.monotonic() + plan.attach_seconds
-    with open_sync_channel(address) as channel:
-        while (found := _attached(address, channel, verify_address)) is None:
+    with open_sync_channel(address, tls=tls) as channel:
+        while (found := _attached(address, channel, verify_address, tls)) is None:
             if own is not None and not own.running:
                 raise DeployError(f"{address} ended before it was attached")
             if time.monotonic() > deadline:
                 raise DeployError(f"{address} was not attached in time")
             time.sleep(POLL_SECONDS)
     where = verify_address or found.verify_address
-    with open_sync_channel(where) as channel:
+    with open_sync_channel(where, tls=tls) as channel:
 
         def read() -> verify_pb2.GetStateResponse:
             if own is not None and not own.running:
                 raise DeployError(f"{address} ended")
             return _state(where, channel)
 
-        yield Contest(address, where, found.epoch, frozenset(offer.name for offer in found.proposers), read)
+        yield Contest(address, where, found.epoch, frozenset(offer.name for offer in found.proposers), read, tls)
 
 
 def _attached(
-    address: str, channel: grpc.Channel, verify_address: str
+    address: str, channel: grpc.Channel, verify_address: str, tls: Tls | None
 ) -> draft_pb2.DraftAdminServiceGetInfoResponse | None:
     """What the draft service says once both ends take it for attached."""
     try:
         info = ask_info(address, channel)
         where = verify_address or info.verify_address
         if info.attached:
-            with open_sync_channel(where) as verify:
+            with open_sync_channel(where, tls=tls) as verify:
                 if any(each.epoch == info.epoch for each in _state(where, verify).drafters):
                     return info
     except SwapError:

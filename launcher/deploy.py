@@ -14,6 +14,7 @@ from launcher.contest import Contest, DeployError, NoRivalError, Plan, enter, wa
 from launcher.foreign import ForeignProcess
 from launcher.retire import end_own, retire
 from launcher.swap import SwapError
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import verify_pb2
 
 DYING_SECONDS = 2.0
@@ -30,14 +31,20 @@ class Outcome:
 
 
 def deploy(
-    address: str, plan: Plan, *, verify_address: str = "", own: ForeignProcess | None = None, progress: bool = True
+    address: str,
+    plan: Plan,
+    *,
+    verify_address: str = "",
+    own: ForeignProcess | None = None,
+    progress: bool = True,
+    tls: Tls | None = None,
 ) -> Outcome:
     """Hand requests to the draft service at `address` and keep it or return them. `own` is its process if just started.
 
     Whatever goes wrong, the requests are back with the old ones at the end, and so they are when this is interrupted.
     """
     try:
-        with enter(address, verify_address, plan, own) as contest:
+        with enter(address, verify_address, plan, own, tls) as contest:
             try:
                 return _compete(contest, plan, progress)
             except (DeployError, SwapError) as error:
@@ -99,7 +106,7 @@ def _give_back(contest: Contest, own: ForeignProcess | None, stop: bool) -> str:
     if own is not None:
         return end_own(contest.address, own)
     drafter = next((each for each in state.drafters if each.epoch == contest.epoch), None) if state else None
-    return retire(drafter.address, drafter.process_id) if drafter else f"{contest.address} is gone"
+    return retire(drafter.address, drafter.process_id, contest.tls) if drafter else f"{contest.address} is gone"
 
 
 def _losers(contest: Contest) -> str:
@@ -116,5 +123,5 @@ def _losers(contest: Contest) -> str:
         elif alone:
             said.append(f"{each.address} is left, as it alone offers {alone}")
         else:
-            said.append(retire(each.address, each.process_id))
+            said.append(retire(each.address, each.process_id, contest.tls))
     return "; ".join(said)

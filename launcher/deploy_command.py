@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from launcher.tls_options import TlsCa, TlsCert, TlsKey, TlsServerName, tls_files
+
 DEFAULT_VERIFY = "127.0.0.1:50052"
 
 
@@ -63,6 +65,10 @@ def deploy(
     seconds: Annotated[float, typer.Option(help="How long each share may take.", min=1.0)] = 600.0,
     attach_seconds: Annotated[float, typer.Option(help="How long it may take to attach.", min=1.0)] = 120.0,
     keep_loser: Annotated[bool, typer.Option("--keep-loser", help="Stop no draft service in the end.")] = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
 ) -> None:
     """Have a new draft service take over, first a part of the requests, then all; or none if its guesses are worse.
 
@@ -79,6 +85,8 @@ def deploy(
     if bool(running) == bool(draft):
         raise typer.BadParameter("name a running draft service, or what to start with --draft")
     plan = Plan(_shares(shares), tokens, margin, confidence, seconds, attach_seconds, stop_loser=not keep_loser)
+    files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
+    tls = files.read() if files else None
     own: ForeignProcess | None = None
     address = running
     signal.signal(signal.SIGTERM, _interrupt)
@@ -86,17 +94,25 @@ def deploy(
         port = port or free_ports(1)[0]
         address = f"127.0.0.1:{port}"
         try:
-            target = resolve_model(model) if model else served_folder(verify or DEFAULT_VERIFY)
+            target = resolve_model(model) if model else served_folder(verify or DEFAULT_VERIFY, tls=tls)
             specs = resolve_draft(draft, demo=False, target=target)
         except (ModelNotFoundError, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
         hosted = [part for spec in specs for part in ("--proposers", spec)]
         log = log or Path(f"slipstream-draft-{port}.log")
         command = [sys.executable, "-m", "draft_service", "--verify", verify or DEFAULT_VERIFY]
-        command += ["--port", str(port), *hosted, "--share", "0", *(draft_arg or ())]
+        command += [
+            "--port",
+            str(port),
+            *hosted,
+            "--share",
+            "0",
+            *(files.arguments if files else ()),
+            *(draft_arg or ()),
+        ]
         own = start_to_stay(command, log)
         print(f"started {address}, process {own.pid}, log {log}")
-    outcome = run(address, plan, verify_address=verify, own=own)
+    outcome = run(address, plan, verify_address=verify, own=own, tls=tls)
     print(f"{address} {outcome.verdict}: {outcome.reason}")
     if outcome.loser:
         print(outcome.loser)

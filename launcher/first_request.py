@@ -8,6 +8,7 @@ import shlex
 
 from launcher.command_name import command_name
 from launcher.commands import Layout, reachable
+from launcher.http_access import http_access
 from slipstream.model_folder import has_chat_template
 
 _TEMPLATE_FLAG = "--chat-template"
@@ -15,17 +16,17 @@ _TEMPLATE_FLAG = "--chat-template"
 
 def first_request(layout: Layout, model_name: str) -> str:
     """Commands, a line each: a conversation, or where there is no chat template a text to continue."""
-    http, chats = reachable(layout.http_address), _has_template(layout)
+    access, chats = http_access(layout), _has_template(layout)
     body: dict[str, object] = {"model": model_name, "stream": True}
     if chats:
         body["messages"] = [{"role": "user", "content": "Tell me a short story about a lighthouse."}]
-        last = f"{command_name()} chat --address {reachable(layout.grpc_address)}"
+        last = f"{command_name()} chat --address {reachable(layout.grpc_address)}{access.chat}"
     else:
         body |= {"prompt": "Once upon a time", "max_tokens": 100}
         last = f"(The model has no chat template: to chat with it, start again with {_TEMPLATE_FLAG} FILE.)"
     path = "chat/completions" if chats else "completions"
     return f"""\
-  curl -N http://{http}/v1/{path} -H 'Content-Type: application/json' \\
+  curl -N{access.curl} {access.base}/v1/{path} -H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
   {last}"""
 

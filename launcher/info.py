@@ -8,8 +8,6 @@ import socket
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 import grpc
 from rich.console import Console
@@ -17,7 +15,11 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from launcher.commands import join_address, split_address
+from launcher.gateway_health import GatewayStatusError, read_health
+from launcher.tls_options import TlsFiles
 from slipstream.rpc.channel import open_sync_channel
+from slipstream.rpc.tls import Tls
+from slipstream.rpc.unix_socket import is_unix
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
@@ -116,13 +118,18 @@ class Facts:
         return "unreachable" not in statuses and not self.verify.refusals
 
 
-def collect(verify_address: str, gateway_address: str) -> Facts:
-    """Ask the services. One that does not answer is reported as such and not an error."""
-    verify = _ask_verify(verify_address)
+def collect(verify_address: str, gateway_address: str, files: TlsFiles | None = None) -> Facts:
+    """Ask the services, the gateway as `read_health` does.
+
+    One that does not answer is reported as such and not an error.
+    """
+    tls = files.read() if files else None
+    verify = _ask_verify(verify_address, tls)
     attached = (each.address for each in verify.proposers if each.attached)
     told = filter(None, (*attached, *(each.address for each in verify.refusals)))
     addresses = dict.fromkeys(from_here(address, verify_address) for address in told)
-    return Facts(_ask_gateway(gateway_address), verify, tuple(_ask_draft(address) for address in addresses))
+    drafts = tuple(_ask_draft(address, tls) for address in addresses)
+    return Facts(_ask_gateway(gateway_address, files), verify, drafts)
 
 
 def from_here(address: str, verify_address: str) -> str:
@@ -214,30 +221,32 @@ def _line(name: str, address: str, status: str, process_id: int | None) -> str:
     return f"[bold]{name}[/bold] {address}{process} [{colour}]{status}[/{colour}]"
 
 
-def _ask_gateway(address: str) -> GatewayFacts:
+def _ask_gateway(address: str, files: TlsFiles | None) -> GatewayFacts:
     """Without keys a gateway answers to the names it knows, and to addresses: so it is asked by those, too."""
-    facts = _ask_health(address)
-    if facts.status == "error 403":
-        host, port = split_address(address)
-        known = (_ask_health(join_address(str(each[4][0]), port)) for each in socket.getaddrinfo(host, port))
+    facts = _ask_health(address, files)
+    scheme, slashes, place = address.rpartition("://")
+    if facts.status == "error 403" and not is_unix(address):
+        host, port = split_address(place)
+        known = (
+            _ask_health(f"{scheme}{slashes}{join_address(str(each[4][0]), port)}", files)
+            for each in socket.getaddrinfo(host, port)
+        )
         facts = next((replace(each, address=address) for each in known if each.process_id), facts)
     return facts
 
 
-def _ask_health(address: str) -> GatewayFacts:
+def _ask_health(address: str, files: TlsFiles | None) -> GatewayFacts:
     try:
-        with urlopen(f"http://{address}/health", timeout=TIMEOUT_SECONDS) as reply:
-            body = json.load(reply)
-    except HTTPError as error:
-        with error:
-            return GatewayFacts(address, f"error {error.code}")
-    except (URLError, OSError, ValueError):
+        body = read_health(address, files, TIMEOUT_SECONDS)
+    except GatewayStatusError as error:
+        return GatewayFacts(address, str(error))
+    except (OSError, ValueError):
         return GatewayFacts(address, "unreachable")
     return GatewayFacts(address, str(body.get("status", "ok")), body.get("process_id"))
 
 
-def _ask_verify(address: str) -> VerifyFacts:
-    with open_sync_channel(address) as channel:
+def _ask_verify(address: str, tls: Tls | None) -> VerifyFacts:
+    with open_sync_channel(address, tls=tls) as channel:
         stub = verify_pb2_grpc.VerifyServiceStub(channel)
         try:
             info = stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=TIMEOUT_SECONDS)
@@ -284,8 +293,8 @@ def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:
     )
 
 
-def _ask_draft(address: str) -> DraftFacts:
-    with open_sync_channel(address) as channel:
+def _ask_draft(address: str, tls: Tls | None) -> DraftFacts:
+    with open_sync_channel(address, tls=tls) as channel:
         stub = draft_pb2_grpc.DraftAdminServiceStub(channel)
         try:
             info = stub.GetInfo(draft_pb2.DraftAdminServiceGetInfoRequest(), timeout=TIMEOUT_SECONDS)

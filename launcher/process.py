@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipstream.rpc.tls import Tls
+
 LOG_LINES_KEPT = 2_000
 """Lines of each service's log kept for error reports."""
 
@@ -32,11 +34,13 @@ class ServiceCommand:
     arguments: tuple[str, ...]
     """The whole command, program first."""
     address: str
-    """host:port of its gRPC server."""
+    """host:port or unix:PATH of its gRPC server."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the launcher's own."""
     essential: bool = True
     """Whether nothing is served without it."""
+    tls: Tls | None = None
+    """What it takes to speak to it; None: plain text."""
 
 
 class Spawner:

@@ -20,7 +20,7 @@ class Pulse:
 
     def __init__(self, process: ServiceProcess) -> None:
         self.process = process
-        self._connection = HealthConnection(process.command.address)
+        self._connection = HealthConnection(process.command.address, process.command.tls)
         self._alive = False
         self._misses = 0
         self._silent_since = time.monotonic()

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launcher.process import ServiceProcess
 from slipstream.rpc.channel import open_sync_channel
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
 
 POLL_SECONDS = 0.05
@@ -30,9 +31,10 @@ class StartupError(RuntimeError):
         self.reason = reason or message
 
 
-def is_serving(address: str, timeout: float = PROBE_SECONDS) -> bool:
+def is_serving(address: str, timeout: float = PROBE_SECONDS, tls: Tls | None = None) -> bool:
     """Whether the server at `address` reports SERVING."""
-    return _health(address, timeout) == health_pb2.HealthCheckResponse.SERVING
+    with open_sync_channel(address, tls=tls) as channel:
+        return _check_health(channel, timeout) == health_pb2.HealthCheckResponse.SERVING
 
 
 class HealthConnection:
@@ -41,16 +43,17 @@ class HealthConnection:
     A server that is full of connections takes no new ones, and is not to count as one that does not answer.
     """
 
-    __slots__ = ("_address", "_channel")
+    __slots__ = ("_address", "_channel", "_tls")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
         self._address = address
+        self._tls = tls
         self._channel: grpc.Channel | None = None
 
     def answers(self, timeout: float) -> bool:
         """Whether the server reports its health, be it that it does not serve."""
         if self._channel is None:
-            self._channel = open_sync_channel(self._address)
+            self._channel = open_sync_channel(self._address, tls=self._tls)
         return _check_health(self._channel, timeout) is not None
 
     def close(self) -> None:
@@ -58,11 +61,6 @@ class HealthConnection:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-
-def _health(address: str, timeout: float) -> int | None:
-    with open_sync_channel(address) as channel:
-        return _check_health(channel, timeout)
 
 
 def _check_health(channel: grpc.Channel, timeout: float) -> int | None:
@@ -73,14 +71,14 @@ def _check_health(channel: grpc.Channel, timeout: float) -> int | None:
         return None
 
 
-def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS) -> frozenset[str]:
+def attached_proposers(verify_address: str, timeout: float = PROBE_SECONDS, tls: Tls | None = None) -> frozenset[str]:
     """Names of the proposers attached to a verify service; empty if it does not answer."""
-    info = _info(verify_address, timeout)
+    info = _info(verify_address, timeout, tls)
     return frozenset() if info is None else frozenset(each.name for each in info.proposers if each.attached)
 
 
-def _info(verify_address: str, timeout: float) -> verify_pb2.GetInfoResponse | None:
-    with open_sync_channel(verify_address) as channel:
+def _info(verify_address: str, timeout: float, tls: Tls | None) -> verify_pb2.GetInfoResponse | None:
+    with open_sync_channel(verify_address, tls=tls) as channel:
         try:
             info: verify_pb2.GetInfoResponse = verify_pb2_grpc.VerifyServiceStub(channel).GetInfo(
                 verify_pb2.GetInfoRequest(), timeout=timeout
@@ -90,9 +88,9 @@ def _info(verify_address: str, timeout: float) -> verify_pb2.GetInfoResponse | N
     return info
 
 
-def served_folder(verify_address: str, timeout: float = PROBE_SECONDS) -> Path | None:
+def served_folder(verify_address: str, timeout: float = PROBE_SECONDS, tls: Tls | None = None) -> Path | None:
     """Folder of the model that a verify service serves; None if it does not answer, or has it where we do not."""
-    info = _info(verify_address, timeout)
+    info = _info(verify_address, timeout, tls)
     if info is None:
         return None
     folder = Path(info.model_path)
@@ -102,7 +100,7 @@ def served_folder(verify_address: str, timeout: float = PROBE_SECONDS) -> Path |
 def wait_serving(processes: Sequence[ServiceProcess], deadline: float) -> None:
     """Return once all report SERVING; StartupError if one ends first or `deadline` (monotonic) passes."""
     waiting = list(processes)
-    while waiting := [process for process in waiting if not is_serving(process.command.address)]:
+    while waiting := [process for process in waiting if not _serves(process)]:
         for process in processes:
             _check(process, deadline, "ready", late=process in waiting)
         time.sleep(POLL_SECONDS)
@@ -117,21 +115,25 @@ def wait_attached(
     process do not count.
     """
     deadline = time.monotonic() + seconds
-    while (refused := _decided(verify_address, proposers)) is None:
+    while (refused := _decided(verify_address, proposers, drafter.command.tls)) is None:
         _check(drafter, deadline, "attached to the verify service")
         time.sleep(POLL_SECONDS)
     return refused
 
 
-def _decided(verify_address: str, proposers: Sequence[str]) -> dict[str, str] | None:
+def _decided(verify_address: str, proposers: Sequence[str], tls: Tls | None) -> dict[str, str] | None:
     """Why some of these are not attached; None as long as that is open for any."""
-    info = _info(verify_address, PROBE_SECONDS)
+    info = _info(verify_address, PROBE_SECONDS, tls)
     if info is None:
         return None
     attached = {each.name for each in info.proposers if each.attached and each.transport != IN_PROCESS_TRANSPORT}
     reasons = {each.proposer: each.reason for each in info.refusals}
     missing = [name for name in proposers if name not in attached]
     return {name: reasons[name] for name in missing} if all(name in reasons for name in missing) else None
+
+
+def _serves(process: ServiceProcess) -> bool:
+    return is_serving(process.command.address, tls=process.command.tls)
 
 
 def _check(process: ServiceProcess, deadline: float, what: str, *, late: bool = True) -> None:

@@ -10,19 +10,22 @@ from launcher.commands import split_address
 from launcher.foreign import ForeignProcess
 from launcher.swap import SwapError, ask_info
 from slipstream.rpc.channel import open_sync_channel
+from slipstream.rpc.tls import Tls
+from slipstream.rpc.unix_socket import is_unix
 
 DRAIN_SECONDS: Final = 30.0
 PROGRAM: Final = "draft_service"
 """Part of the command line of every draft service of ours."""
 
 
-def retire(address: str, pid: int) -> str:
+def retire(address: str, pid: int, tls: Tls | None = None) -> str:
     """Have the draft service at `address`, process `pid`, drain; says what came of it.
 
-    Only one on this host: it listens on loopback, answers there as that process, and the process is a draft service.
+    Only one on this host: it listens on loopback or a Unix socket, answers there as that process, and the process is a
+    draft service.
     """
     try:
-        process = ForeignProcess(pid) if _is_here(address, pid) else None
+        process = ForeignProcess(pid) if _is_here(address, pid, tls) else None
     except OSError:
         return f"{address} has ended"
     if process is None:
@@ -46,12 +49,16 @@ def end_own(address: str, process: ForeignProcess) -> str:
     return f"{address} is stopped"
 
 
-def _is_here(address: str, pid: int) -> bool:
-    host = split_address(address)[0]
+def _is_here(address: str, pid: int, tls: Tls | None) -> bool:
     try:
-        if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+        if not is_unix(address) and not _on_loopback(split_address(address)[0]):
             return False
-        with open_sync_channel(address) as channel:
+        with open_sync_channel(address, tls=tls) as channel:
             return bool(ask_info(address, channel).process_id == pid)
     except (SwapError, ValueError):
         return False
+
+
+def _on_loopback(host: str) -> bool:
+    """ValueError for a name other than localhost."""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback

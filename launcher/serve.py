@@ -7,16 +7,20 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from launcher.commands import IN_PROCESS, Layout, proposer_name, reachable, split_address
 from launcher.first_request import first_request
+from launcher.http_access import http_access, speaks_tls
 from launcher.log_view import LogView
 from launcher.readiness import StartupError, attached_proposers, wait_attached
 from launcher.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
+from slipstream.rpc.unix_socket import is_unix
 
 GIVEN_UP = 0
 """Takes the place of a signal's number where a service cannot be kept running."""
@@ -53,6 +57,8 @@ def check_ports(layout: Layout) -> None:
     if layout.served:
         wanted["--draft-port"] = layout.draft_address
     for flag, address in wanted.items():
+        if is_unix(address):
+            continue
         host, port = split_address(address)
         try:
             with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
@@ -67,7 +73,11 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     The first SIGTERM or SIGINT drains: running streams finish, new requests are refused. The second ends everything.
     An essential service that ends again and again, soon after each start, ends everything with status 1.
     """
-    with LogView(sys.stderr) as view:
+    with LogView(sys.stderr) as view, contextlib.ExitStack() as stack:
+        if speaks_tls(layout):
+            # Clients' certificates are not the launcher's, and that of the server may be issued for any name.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipstream-"))
+            layout = replace(layout, health_socket=Path(folder) / "gateway.sock")
         return _serve(layout, options, view)
 
 
@@ -104,12 +114,11 @@ def greeting(layout: Layout, model_name: str, missing: Mapping[str, str] = NOTHI
 
     `missing`: proposers of the draft service that are not attached, by name, and why.
     """
-    http = reachable(layout.http_address)
     return f"""
 Slipstream is ready.
   model      {model_name} ({layout.model})
   proposers  {_proposer_lines(layout, missing)}
-  HTTP       http://{http}/v1
+  HTTP       {http_access(layout).base}/v1
   gRPC       {reachable(layout.grpc_address)}
 
 Try it:
@@ -140,7 +149,7 @@ def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> 
         return wait_attached(layout.verify_address, names, supervisor.process("draft"), ATTACH_SECONDS)
     except StartupError as error:
         view("slipstream", f"decoding plainly for now: {error.reason}")
-        attached = attached_proposers(layout.verify_address)
+        attached = attached_proposers(layout.verify_address, tls=layout.verify.tls)
         return {name: f"{error.reason}; it attaches later, if it can" for name in names if name not in attached}
 
 

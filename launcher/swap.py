@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from slipstream.rpc.channel import from_rpc_error, open_sync_channel
+from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 CALL_SECONDS = 5.0
@@ -36,18 +37,18 @@ class SwapState:
         return self.applied and self.moving == 0
 
 
-def swap(draft_address: str, verify_address: str, *, share: float, seconds: float) -> SwapState:
+def swap(draft_address: str, verify_address: str, *, share: float, seconds: float, tls: Tls | None = None) -> SwapState:
     """Give the draft service at `draft_address` its share and wait until no request has yet to move.
 
     Without `verify_address` the draft service is asked for it. SwapError if either does not answer, the draft service
     is not attached, or the time is up.
     """
     deadline = time.monotonic() + seconds
-    with open_sync_channel(draft_address) as channel:
+    with open_sync_channel(draft_address, tls=tls) as channel:
         admin = draft_pb2_grpc.DraftAdminServiceStub(channel)
         info = ask_info(draft_address, channel)
         ask(draft_address, lambda: admin.SetShare(draft_pb2.SetShareRequest(share=share), timeout=CALL_SECONDS))
-        with open_sync_channel(verify_address or info.verify_address) as verify_channel:
+        with open_sync_channel(verify_address or info.verify_address, tls=tls) as verify_channel:
             verify = verify_pb2_grpc.VerifyServiceStub(verify_channel)
             while True:
                 info = ask_info(draft_address, channel)
@@ -76,10 +77,10 @@ def progress_of(state: verify_pb2.GetStateResponse, epoch: int, share: float) ->
     return SwapState(applied, sum(moving.values()), former)
 
 
-def run(draft_address: str, verify_address: str, *, share: float, seconds: float) -> int:
+def run(draft_address: str, verify_address: str, *, share: float, seconds: float, tls: Tls | None = None) -> int:
     """Swap and say what came of it; returns the exit status."""
     try:
-        state = swap(draft_address, verify_address, share=share, seconds=seconds)
+        state = swap(draft_address, verify_address, share=share, seconds=seconds, tls=tls)
     except SwapError as error:
         print(f"slipstream: {error}", file=sys.stderr)
         return 1

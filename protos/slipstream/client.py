@@ -33,7 +33,7 @@ UNARY_TIMEOUT: Final = 5.0
 
 
 def _tls(
-    root_certificate: str | Path | None, credentials: grpc.ChannelCredentials | None
+    root_certificate: str | Path | None, credentials: Tls | grpc.ChannelCredentials | None
 ) -> Tls | grpc.ChannelCredentials | None:
     if root_certificate is None:
         return credentials
@@ -81,7 +81,7 @@ class Client:
         *,
         api_key: str = "",
         root_certificate: str | Path | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Tls | grpc.ChannelCredentials | None = None,
     ) -> None:
         self._channel = open_sync_channel(address, token=api_key, tls=_tls(root_certificate, credentials))
         self._stub: Any = gateway_pb2_grpc.GatewayServiceStub(self._channel)
@@ -191,7 +191,7 @@ class AsyncClient:
         *,
         api_key: str = "",
         root_certificate: str | Path | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Tls | grpc.ChannelCredentials | None = None,
     ) -> None:
         self._channel = open_channel(address, token=api_key, tls=_tls(root_certificate, credentials))
         self._stub: Any = gateway_pb2_grpc.GatewayServiceStub(self._channel)

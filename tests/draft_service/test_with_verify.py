@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.info import collect
+from launcher.swap import swap
 from slipstream import Client
 from slipstream.completion import SpeculationOptions
 from support.cluster import Cluster
@@ -13,13 +15,17 @@ PROMPTS = ["Water boils", "for index, value in", "The harbour was quiet at six"]
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_model):
-    """The target drafts for itself, in chains of 4; the long deadline keeps a busy machine out of the result."""
+def cluster(tiny_model, tmp_path_factory):
+    """The target drafts for itself, in chains of 4; the long deadline keeps a busy machine out of the result.
+
+    The services reach one another through files alone.
+    """
     with Cluster(
         tiny_model,
         draft=(f"draft-model:{tiny_model}", "ngram"),
         verify_args=("--draft-deadline-ms", "1000"),
         draft_args=("--max-depth", "4", "--topk", "1"),
+        sockets=tmp_path_factory.mktemp("sockets"),
     ) as running:
         yield running
 
@@ -54,3 +60,12 @@ def test_a_text_that_repeats_itself_is_looked_up(client) -> None:
     drafted = client.generate("again and again", speculation=SpeculationOptions(proposer="ngram"), **options)
     assert drafted.token_ids == plain.token_ids
     assert drafted.usage.verify_steps < TOKENS / 3
+
+
+def test_everything_is_found_at_its_unix_socket(cluster) -> None:
+    facts = collect(cluster.verify_address, cluster.layout.http_address)
+    assert facts.complete
+    assert facts.gateway.process_id == cluster.processes["gateway"].pid
+    assert [draft.address for draft in facts.drafts] == [cluster.draft_address]
+    assert {proposer.transport for proposer in facts.verify.proposers} == {"shm"}
+    assert swap(cluster.draft_address, "", share=1.0, seconds=60).done

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import Layout, free_ports, join_address, proposer_name, reachable, split_address
+from support.certificates import write_certificates
 
 
 def layout(**changes) -> Layout:
@@ -90,6 +91,27 @@ def test_names_of_proposers(spec, name):
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 5), ("::1", 6), ("localhost", 7)])
 def test_addresses_survive_a_round_trip(host, port):
     assert split_address(join_address(host, port)) == (host, port)
+
+
+def test_the_gateway_may_be_reached_through_files():
+    gateway = layout(http_address="unix:/run/http.sock").gateway
+    assert gateway.address == "127.0.0.1:1"
+    assert options(gateway.arguments)[2:] == [("--uds", "/run/http.sock"), ("--host", "0.0.0.0"), ("--grpc-port", "1")]
+    gateway = layout(grpc_address="unix:/run/grpc.sock").gateway
+    assert gateway.address == "unix:/run/grpc.sock"
+    assert options(gateway.arguments)[3:] == [("--http-port", "8"), ("--grpc-uds", "/run/grpc.sock")]
+    gateway = layout(health_socket=Path("/run/health.sock")).gateway
+    assert gateway.address == "unix:/run/health.sock"
+    assert ("--health-uds", "/run/health.sock") in options(gateway.arguments)
+
+
+def test_files_of_tls_go_to_every_service_and_no_key_is_shown(tmp_path):
+    files = write_certificates(tmp_path, "slipstream.test")
+    secured = layout(tls=files.files)
+    for command in (secured.verify, secured.drafter, secured.gateway):
+        assert set(options(command.arguments)) >= set(zip(files.tls_flags[::2], files.tls_flags[1::2], strict=True))
+        assert command.tls == files.tls()
+        assert "PRIVATE KEY" not in repr(command)
 
 
 def test_wildcards_are_reached_on_loopback():

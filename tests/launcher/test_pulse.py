@@ -18,12 +18,12 @@ class Service:
 
     def __init__(self, monkeypatch):
         self.now, self.answering, self.running = 1000.0, True, True
-        self.command = SimpleNamespace(address="nowhere:1")
+        self.command = SimpleNamespace(address="nowhere:1", tls=None)
         monkeypatch.setattr(pulse, "HealthConnection", self.connection)
         monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def connection(self, address):
-        assert address == "nowhere:1"
+    def connection(self, address, tls):
+        assert (address, tls) == ("nowhere:1", None)
         return SimpleNamespace(answers=self.answers)
 
     def answers(self, timeout):

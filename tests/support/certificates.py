@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trustme
 
+from launcher.tls_options import TlsFiles
 from slipstream.rpc.tls import Tls
 
 
@@ -30,6 +31,11 @@ class Certificates:
     def ssl_flags(self) -> tuple[str, ...]:
         """Of the gateway: TLS for clients."""
         return ("--ssl-certfile", str(self.cert), "--ssl-keyfile", str(self.key))
+
+    @property
+    def files(self) -> TlsFiles:
+        """As commands of the launcher take them."""
+        return TlsFiles(self.ca, self.cert, self.key, self.name)
 
     def tls(self) -> Tls:
         return Tls.read(self.ca, self.cert, self.key, self.name)

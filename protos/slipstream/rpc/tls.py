@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +19,7 @@ class Tls:
 
     authority: bytes
     chain: bytes = b""
-    key: bytes = b""
+    key: bytes = field(default=b"", repr=False)
     server_name: str = ""
 
     @classmethod
