@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.readiness import is_serving
 from slipstream import Client
 from slipstream.rpc.unix_socket import UnixSocket
+from support.ask import wait_until
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
@@ -32,7 +33,7 @@ def test_both_apis_and_the_verify_service_over_unix_sockets(tokenizer_folder: Pa
             assert streamed.endswith("data: [DONE]\n\n")
         with Client(gateway.grpc_address) as client:
             assert client.generate("abc", max_tokens=6).text == "abcabc"
-        assert is_serving(f"unix:{health}")
+        wait_until(lambda: is_serving(f"unix:{health}"), gateway.logs)  # its health follows a moment later
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(60) == 0
         assert "Traceback" not in gateway.logs
