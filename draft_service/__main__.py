@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
 
@@ -12,9 +13,10 @@ def main() -> int:
     """Run until terminated. Exit status 1 for a proposer or an address that will not do."""
     open_standard_streams()
     leave_out_event_engine()
-    from draft_service.serving import run  # gRPC reads its environment when it is imported
+    with explained("device", "the draft service"):
+        from draft_service.serving import run  # gRPC reads its environment when it is imported
 
-    return run()
+        return run()
 
 
 if __name__ == "__main__":

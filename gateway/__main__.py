@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
 
@@ -10,9 +11,10 @@ def main() -> None:
     """Run the gateway."""
     open_standard_streams()
     leave_out_event_engine()
-    from gateway.server import main as serve  # gRPC reads its environment when it is imported
+    with explained("gateway", "the gateway"):
+        from gateway.server import main as serve  # gRPC reads its environment when it is imported
 
-    serve()
+        serve()
 
 
 if __name__ == "__main__":

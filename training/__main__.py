@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from training.cli import main
+from slipstream.extras import explained
 
 if __name__ == "__main__":
-    main()
+    with explained("train", "slipstream train"):
+        from training.cli import main
+
+        main()

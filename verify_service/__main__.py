@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
 
@@ -10,9 +11,10 @@ def main() -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
     open_standard_streams()
     leave_out_event_engine()
-    from verify_service.command import run  # gRPC reads its environment when it is imported
+    with explained("device", "the verify service"):
+        from verify_service.command import run  # gRPC reads its environment when it is imported
 
-    run()
+        run()
 
 
 if __name__ == "__main__":
