@@ -25,8 +25,8 @@ from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.runner import Job, connect
 from benchmarks.transformers_baseline import DTYPES, TransformersBaseline
-from launcher import LLM, SamplingParams
 from launcher.cluster import Cluster
+from slipstream import LLM, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 8

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import threading
-from importlib.metadata import PackageNotFoundError, version
 
 import uvloop
 
@@ -21,6 +20,7 @@ from draft_service.placement import settle
 from draft_service.proposers.registry import load_proposers
 from draft_service.service import DraftAdmin, make_server
 from draft_service.worker import Worker
+from slipstream import __version__
 from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated
@@ -48,7 +48,7 @@ async def serve(settings: DraftSettings) -> None:
         check_boundaries(proposers, settings.boundary_check_mib << 20)
     threading.excepthook = _quit_on_crash
     worker = Worker(proposers)
-    identity = Identity(settings.name, settings.address(settings.port), os.getpid(), _version(), placement)
+    identity = Identity(settings.name, settings.address(settings.port), os.getpid(), __version__, placement)
     link = VerifyLink(
         settings.verify,
         worker,
@@ -95,13 +95,6 @@ def run() -> int:
         _log.error("%s", error.message)
         return 1
     return 0
-
-
-def _version() -> str:
-    try:
-        return version("slipstream-server")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _quit_on_failure(task: asyncio.Task[None]) -> None:

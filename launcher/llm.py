@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import atexit
 import math
+import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tqdm import tqdm
 
 from launcher.batch import Job, complete
 from launcher.cluster import Cluster
+from launcher.engine_arguments import verify_flags
 from launcher.models import configured_draft, resolve_model, resolve_template
+from launcher.offered import check_type, check_unoffered
+from launcher.prompts import Prompt, read_conversations, read_prompts
 from launcher.sampling_params import SamplingParams
 from slipstream.client import Client
 from slipstream.completion import Completion, Message, PositionLogprobs, SpeculationOptions, Usage
+from slipstream.extras import require
 from slipstream.generation_config import AUTO, config_file, sampling_defaults
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.speculation.reading import read
 
-Prompt = str | Sequence[int]
-"""A text, or its token ids."""
-
 TOKENIZE_SECONDS = 60.0
+SEED_BITS = 64
+GENERATE_UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "prompt_token_ids": (None,),
+    "lora_request": (None,),
+    "priority": (None, 0),
+    "tokenization_kwargs": (None,),
+}
+"""What vLLM's `generate` takes besides, with the values that ask for nothing."""
+CHAT_UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "lora_request": (None,),
+    "chat_template": (None,),
+    "chat_template_content_format": ("auto", "string"),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "tools": (None, []),
+    "chat_template_kwargs": (None, {}),
+    "tokenization_kwargs": (None,),
+    "mm_processor_kwargs": (None,),
+}
+"""The same of its `chat`."""
+Bar = Callable[..., Any]
+"""Makes a progress bar from the keyword arguments of tqdm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +92,12 @@ class LLM:
     none: "auto", those of generation_config.json in the model's folder; "none"; or another folder with such a file.
     `chat_template` is a Jinja file to write conversations by, in place of the model's own template.
 
-    Raises ModelNotFoundError, ValueError for a wrong configuration, StartupError with the services' logs.
+    `seed` makes prompts without a seed of their own repeatable from one `LLM` to the next. `arguments` are those of
+    vLLM's `LLM` that have a meaning here, such as `tensor_parallel_size`, `max_model_len` and `gpu_memory_utilization`
+    (docs/api.md has all); flags of the services besides go into `verify_args` and `draft_args`.
+
+    Raises ModelNotFoundError, TypeError and ValueError for wrong arguments, MissingExtraError where packages are not
+    installed, StartupError with the services' logs.
     """
 
     def __init__(
@@ -76,13 +105,21 @@ class LLM:
         model: str | Path,
         *,
         speculative_config: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
         generation_config: str | Path = AUTO,
         chat_template: str | Path | None = None,
         verify_args: Sequence[str] = (),
         draft_args: Sequence[str] = (),
+        **arguments: Any,
     ) -> None:
+        if not isinstance(model, str | Path):
+            raise TypeError(f"LLM: model must be the folder of a checkpoint, got {type(model).__name__}: {model!r}")
+        check_type("LLM", "seed", seed, int, optional=True)
+        flags = verify_flags(arguments)
+        require("serve", "LLM")
         folder = resolve_model(Path(model))
         draft = () if speculative_config is None else configured_draft(read(speculative_config), folder)
+        self._seeds = None if seed is None else random.Random(seed)
         self._speculation = SpeculationOptions(enabled=bool(draft))
         try:
             self._defaults = sampling_defaults(config_file(folder, str(generation_config)))
@@ -93,7 +130,7 @@ class LLM:
         self._cluster = Cluster(
             folder,
             draft=draft,
-            verify_args=(*quiet, *verify_args),
+            verify_args=(*quiet, *flags, *verify_args),
             draft_args=(*quiet, *draft_args),
             gateway_args=(
                 *(*quiet, "--generation-config", str(generation_config)),
@@ -108,44 +145,43 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Bar = True,
+        **arguments: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs come in the order of the prompts.
 
         `sampling_params` is one for all prompts or one for each; without them `get_default_sampling_params` is used.
-        Raises the errors of slipstream.rpc.errors.
+        `use_tqdm` may also be what makes the bar. Raises TypeError and ValueError for wrong arguments, and the errors of
+        slipstream.rpc.errors.
         """
-        listed = _listed(prompts)
+        check_unoffered("generate", arguments, GENERATE_UNOFFERED)
+        listed = read_prompts(prompts)
         params = self._params(sampling_params, len(listed))
         client = self._open_client()
         token_ids = [
-            client.tokenize(prompt, timeout=TOKENIZE_SECONDS) if isinstance(prompt, str) else list(prompt)
+            client.tokenize(prompt.text, timeout=TOKENIZE_SECONDS) if prompt.token_ids is None else prompt.token_ids
             for prompt in listed
         ]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._run(client, texts, token_ids, params, use_tqdm=use_tqdm)
+        return self._run(client, [prompt.text for prompt in listed], token_ids, params, use_tqdm)
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Bar = True,
+        **arguments: Any,
     ) -> list[RequestOutput]:
-        """As `generate`, from conversations under the model's own chat template."""
-        listed: list[Sequence[Message]] = []
-        for each in conversations:
-            if isinstance(each, Mapping):
-                listed = [conversations]  # type: ignore[list-item]  # its first item is a message: one conversation
-                break
-            listed.append(each)
+        """As `generate`, from a conversation, or a list of them, under the model's own chat template."""
+        check_unoffered("chat", arguments, CHAT_UNOFFERED)
+        listed = read_conversations(messages)
         params = self._params(sampling_params, len(listed))
         client = self._open_client()
-        token_ids = [client.tokenize(messages=messages, timeout=TOKENIZE_SECONDS) for messages in listed]
-        return self._run(client, [None] * len(listed), token_ids, params, use_tqdm=use_tqdm)
+        token_ids = [client.tokenize(messages=each, timeout=TOKENIZE_SECONDS) for each in listed]
+        return self._run(client, [None] * len(listed), token_ids, params, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams() with what the model's generation_config.json says in place of its defaults."""
@@ -180,14 +216,13 @@ class LLM:
         texts: Sequence[str | None],
         token_ids: Sequence[list[int]],
         params: Sequence[SamplingParams],
-        *,
-        use_tqdm: bool,
+        use_tqdm: bool | Bar,
     ) -> list[RequestOutput]:
         keys = [(prompt, choice) for prompt in range(len(token_ids)) for choice in range(params[prompt].n)]
         jobs = [self._job(token_ids[prompt], params[prompt], choice) for prompt, choice in keys]
         done: dict[tuple[int, int], Completion] = {}
         with (
-            _bar(len(jobs), shown=use_tqdm) as bar,
+            _bar(use_tqdm, len(jobs)) as bar,
             closing(complete(client, jobs)) as completions,
         ):
             for index, completion in completions:
@@ -203,9 +238,14 @@ class LLM:
             for prompt in range(len(token_ids))
         ]
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params(self, given: Any, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * count
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+            raise TypeError(f"sampling_params must be SamplingParams or a list of them, got {type(given).__name__}")
+        for index, each in enumerate(given):
+            if not isinstance(each, SamplingParams):
+                raise TypeError(f"sampling_params[{index}] must be SamplingParams, got {type(each).__name__}")
         if len(given) != count:
             raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
         return list(given)
@@ -216,17 +256,22 @@ class LLM:
         options["speculation"] = self._speculation
         if choice and params.max_tokens != 0:
             options.pop("prompt_logprobs", None)  # the first choice has them
+        if "seed" not in options and self._seeds is not None:
+            options["seed"] = self._seeds.getrandbits(SEED_BITS)
         return Job(token_ids, options)
 
 
-def _bar(total: int, *, shown: bool) -> tqdm[Any]:
+def _bar(use_tqdm: bool | Bar, total: int) -> Any:
     """Where nobody sees it move, as in a file, it is written ten times at most."""
+    if not callable(use_tqdm):
+        check_type("LLM", "use_tqdm", use_tqdm, bool)
+    make: Bar = use_tqdm if callable(use_tqdm) else tqdm
     seen = sys.stderr.isatty()
-    return tqdm(
+    return make(
         total=total,
         desc="Completions",
         unit="it",
-        disable=not shown,
+        disable=use_tqdm is False,
         dynamic_ncols=True,
         miniters=None if seen else -(-total // 10),
         maxinterval=10.0 if seen else math.inf,
@@ -254,12 +299,3 @@ def _output(index: int, completion: Completion) -> CompletionOutput:
         seed=completion.seed,
         usage=completion.usage,
     )
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(each, int) for each in listed):
-        return [[int(each) for each in listed if isinstance(each, int)]]
-    return [each for each in listed if not isinstance(each, int)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.metadata
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 import grpc
 from prometheus_client import CollectorRegistry
 
+from slipstream import __version__
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
@@ -182,7 +182,7 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
         num_pages=loaded.num_pages,
         max_nodes=settings.max_nodes,
         process_id=os.getpid(),
-        version=importlib.metadata.version("slipstream-server"),
+        version=__version__,
         attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
         tensor_parallel_size=settings.tensor_parallel_size,
         gpu_uuid=settings.gpu_uuid,

@@ -1,30 +1,50 @@
-"""The wire: schemas, generated stubs, server and channel bootstrap, the typed client. Never imports torch."""
+"""The wire: schemas, generated stubs, server and channel bootstrap, the typed client. Never imports torch.
+
+Offline use begins here, too: `from slipstream import LLM, SamplingParams` finds what the launcher offers.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from slipstream.packages import load_own
 
 if TYPE_CHECKING:
+    from launcher.llm import LLM, CompletionOutput, RequestOutput
+    from launcher.sampling_params import SamplingParams
     from slipstream.client import AsyncClient, AsyncStream, Client, Stream
     from slipstream.completion import Completion, Event, Message, Model, SpeculationOptions
 
 __all__ = [
+    "LLM",
     "AsyncClient",
     "AsyncStream",
     "Client",
     "Completion",
+    "CompletionOutput",
     "Event",
     "Message",
     "Model",
+    "RequestOutput",
+    "SamplingParams",
     "SpeculationOptions",
     "Stream",
 ]
+__version__: Final = "0.1.0"
+
+_OFFLINE: Final = ("LLM", "CompletionOutput", "RequestOutput", "SamplingParams")
 
 
 def __getattr__(name: str) -> Any:
-    """Load the client on first use: servers import this package without it."""
+    """Load the client, or what offline use needs, on first use: servers import this package without either."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _OFFLINE:
+        return getattr(load_own("launcher.llm"), name)
     module = "client" if name.endswith(("Client", "Stream")) else "completion"
     return getattr(import_module(f"slipstream.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

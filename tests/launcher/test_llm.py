@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from random import Random
 
 import httpx
 import pytest
 import torch
 import transformers
+from tqdm import tqdm
 
-from launcher import LLM, SamplingParams
+from slipstream import LLM, SamplingParams
 from slipstream.rpc.errors import InvalidArgumentError
 
 PROMPTS = ["The harbour was quiet", "def add(a, b):", "Water boils"]
@@ -39,8 +41,13 @@ def test_outputs_come_in_the_order_of_the_prompts(llm):
 
 def test_one_prompt_may_stand_alone(llm):
     (from_text,) = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
-    (from_ids,) = llm.generate(list(from_text.prompt_token_ids), GREEDY, use_tqdm=False)
+    ids = list(from_text.prompt_token_ids)
+    (from_ids,) = llm.generate(ids, sampling_params=GREEDY, use_tqdm=False)
     assert from_ids.outputs[0].text == from_text.outputs[0].text
+    mappings = [{"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}]
+    for output in llm.generate(mappings, sampling_params=GREEDY, use_tqdm=False, lora_request=None):
+        assert output.prompt_token_ids == from_text.prompt_token_ids
+        assert output.outputs[0].token_ids == from_text.outputs[0].token_ids
 
 
 def test_choices_share_a_seed_and_differ(llm):
@@ -63,7 +70,7 @@ def test_each_prompt_may_have_its_own_parameters(llm):
 
 def test_a_conversation_is_written_under_the_template(llm):
     conversation = [{"role": "user", "content": "Hello"}]
-    (alone,) = llm.chat(conversation, GREEDY, use_tqdm=False)
+    (alone,) = llm.chat(messages=conversation, sampling_params=GREEDY, use_tqdm=False, add_generation_prompt=True)
     (listed,) = llm.chat([conversation], GREEDY, use_tqdm=False)
     assert alone.prompt_token_ids == listed.prompt_token_ids
     assert alone.outputs[0].token_ids == listed.outputs[0].token_ids
@@ -75,11 +82,41 @@ def test_bad_parameters_are_errors_that_name_the_field(llm):
     assert "temperature" in caught.value.field
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda llm: llm.generate(5), TypeError, "prompts: int is no prompt"),
+        (lambda llm: llm.generate("x", {"temperature": 0}), TypeError, "sampling_params must be SamplingParams"),
+        (lambda llm: llm.generate("x", [0.5]), TypeError, r"sampling_params\[0\] must be SamplingParams, got float"),
+        (lambda llm: llm.generate("x", use_tqdm="no"), TypeError, "use_tqdm must be bool, got str"),
+        (lambda llm: llm.generate("x", lora_request="a"), ValueError, "generate: lora_request='a' is not offered"),
+        (
+            lambda llm: llm.generate("x", sampling_parms=GREEDY),
+            TypeError,
+            "generate takes no argument 'sampling_parms'",
+        ),
+        (lambda llm: llm.chat("Hello"), TypeError, "messages must be a list"),
+        (lambda llm: llm.chat([], tools=[{}]), ValueError, "chat: tools=.* is not offered"),
+    ],
+)
+def test_wrong_calls_say_so(llm, call, error, words):
+    with pytest.raises(error, match=words):
+        call(llm)
+
+
 def test_progress_is_shown_and_closing_stops_the_services(tiny_model, capsys):
-    llm = LLM(tiny_model)
+    llm = LLM(model=str(tiny_model), seed=3, max_model_len=40, max_num_seqs=2)
     process_ids = [process.pid for process in llm._cluster.processes.values()]
     llm.generate(PROMPTS, GREEDY)
     assert "3/3" in capsys.readouterr().err
+    bars = []
+    params = SamplingParams(max_tokens=1)
+    (output,) = llm.generate("a", params, use_tqdm=lambda **options: bars.append(tqdm(**options)) or bars[0])
+    assert bars[0].n == 1
+    # The three prompts before it took a seed each.
+    assert output.outputs[0].seed == [random.getrandbits(64) for random in [Random(3)] for _ in range(4)][3]
+    with pytest.raises(InvalidArgumentError, match="40"):
+        llm.generate([list(range(2, 60))], GREEDY, use_tqdm=False)
     llm.close()
     llm.close()
     for process_id in process_ids:
@@ -87,6 +124,15 @@ def test_progress_is_shown_and_closing_stops_the_services(tiny_model, capsys):
             os.kill(process_id, 0)
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate(PROMPTS, GREEDY)
+
+
+def test_arguments_are_refused_before_anything_starts(tiny_model):
+    with pytest.raises(TypeError, match="model must be the folder of a checkpoint, got int"):
+        LLM(5)
+    with pytest.raises(TypeError, match="seed must be int or None, got str"):
+        LLM(tiny_model, seed="7")
+    with pytest.raises(ValueError, match="quantization='awq' is not offered"):
+        LLM(tiny_model, quantization="awq")
 
 
 @pytest.mark.parametrize(
