@@ -1,11 +1,11 @@
-# Everything sets itself up in .venv; all it takes is Python 3.11 or 3.12, make and a package index. No root.
+# Everything sets itself up in .venv; all it takes is Python 3.11, 3.12 or 3.13, make and a package index. No root.
 #
 #   make serve      the server on 127.0.0.1 with the model that travels with the project
 #   make test       the test suite, on up to four cores
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
 #   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
-#   make build      wheel and source distribution in dist/
+#   make build      wheel and source distribution in dist/, and the wheel of the demo models
 #   make clean      removes .venv and what tools left behind
 #
 # ARGS="..." is passed on: make serve ARGS="--http-port 9000", make test ARGS="-k launcher", ARGS="-n 0" for one process.
@@ -59,6 +59,7 @@ loadtest: $(VENV)/installed-loadtest
 build: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet build==1.6.1
 	$(BIN)/python -m build
+	$(BIN)/python -m build --wheel --outdir dist demo_models
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache fuzz-findings loadtest/out
@@ -67,7 +68,7 @@ clean:
 # --- Set-up: again only when what is installed from has changed ------------------------------------
 
 $(VENV)/created:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 13) or sys.exit(f"Slipstream needs Python 3.11 or 3.12, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit(f"Slipstream needs Python 3.11, 3.12 or 3.13, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import typer
 
 from launcher.deploy_command import deploy
 from launcher.tls_options import TlsCa, TlsCert, TlsKey, TlsServerName, tls_files
+from slipstream import __version__
 from slipstream.commands import Commands
 
 app = Commands(
@@ -36,6 +38,22 @@ def _device(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise typer.BadParameter(f"must be cpu, cuda or cuda:N, got {value!r}")
     return value
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"slipstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    *,
+    version: Annotated[  # its callback answers it
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What holds for every command."""
 
 
 @app.command()
@@ -183,8 +201,10 @@ def serve(
     )
     from launcher.serve import PortTakenError, ServeOptions, check_ports
     from launcher.serve import serve as run
+    from slipstream.extras import require
     from slipstream.speculation.reading import json_text, parse
 
+    require("serve", "slipstream serve")
     if draft and speculative_config is not None:
         raise typer.BadParameter("--draft and --speculative-config exclude each other")
     shared = ("--log-level", log_level, "--drain-seconds", str(drain_seconds))
@@ -377,10 +397,14 @@ def train(
 
 def main() -> None:
     """Entry point of the console script."""
+    from slipstream.extras import MissingExtraError
     from slipstream.standard_streams import open_standard_streams
 
     open_standard_streams()
-    app()
+    try:
+        app()
+    except MissingExtraError as error:
+        sys.exit(str(error))
 
 
 def _flags(values: dict[str, object]) -> list[str]:

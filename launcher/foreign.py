@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from slipstream.packages import child_environment
+
 
 class ForeignProcess:
     """Names a process for as long as it is held, whoever gets its number later. OSError where there is none."""
@@ -64,6 +66,6 @@ def start_to_stay(arguments: Sequence[str], log: Path) -> ForeignProcess:
         (os.POSIX_SPAWN_OPEN, 1, str(log), appended, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | child_environment() | {"PYTHONUNBUFFERED": "1"}
     pid = os.posix_spawn(arguments[0], list(arguments), environment, file_actions=files, setsid=True)
     return ForeignProcess(pid)

@@ -154,8 +154,8 @@ class LLM:
         """Complete each prompt; outputs come in the order of the prompts.
 
         `sampling_params` is one for all prompts or one for each; without them `get_default_sampling_params` is used.
-        `use_tqdm` may also be what makes the bar. Raises TypeError and ValueError for wrong arguments, and the errors of
-        slipstream.rpc.errors.
+        `use_tqdm` may also be what makes the bar. Raises TypeError and ValueError for wrong arguments, and the errors
+        of slipstream.rpc.errors.
         """
         check_unoffered("generate", arguments, GENERATE_UNOFFERED)
         listed = read_prompts(prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.commands import IN_PROCESS, NO_DRAFT, proposer_name
@@ -14,6 +15,7 @@ from slipstream.speculation.config import PARAMETERS, SpeculativeConfig
 DEMO_MODEL = "slipstream-demo"
 DEMO_DRAFT = "slipstream-demo-draft"
 DEMO_HEAD = "slipstream-demo-eagle3"
+DEMO_DISTRIBUTION = "slipstream-demo-models"
 DRAFT_MODEL = "draft-model"
 EAGLE3 = "eagle3"
 NGRAM = "ngram"
@@ -24,13 +26,28 @@ class ModelNotFoundError(RuntimeError):
 
 
 def demo_folder(name: str) -> Path:
-    """A model of `demo_models/`, which lies beside this package in a source tree."""
-    folder = Path(__file__).resolve().parent.parent / "demo_models" / name
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(
-            f"the model that travels with the source tree is not at {folder}; name another with --model DIR"
-        )
-    return folder
+    """A demo model: of `demo_models/` beside this package in a source tree, else of its own distribution."""
+    for place in _demo_places():
+        if (place / name / "config.json").is_file():
+            return place / name
+    raise ModelNotFoundError(
+        f"the demo model {name} is not installed: name another model with --model DIR, or install the wheel of "
+        f"{DEMO_DISTRIBUTION}, which `make build` in a source tree puts into dist/"
+    )
+
+
+def _demo_places() -> list[Path]:
+    installed = find_spec(DEMO_DISTRIBUTION.replace("-", "_"))
+    folders = (installed.submodule_search_locations or ()) if installed else ()
+    return [Path(__file__).resolve().parent.parent / "demo_models", *map(Path, folders)]
+
+
+def named_folder(model: str | Path) -> Path:
+    """An absolute path; the bare name of a demo model is that model, unless there is such a folder."""
+    folder = Path(model).expanduser()
+    if str(model) in (DEMO_MODEL, DEMO_DRAFT, DEMO_HEAD) and not folder.exists():
+        return demo_folder(str(model))
+    return folder.resolve()
 
 
 def resolve_model(model: Path | None, *, flag: str = "--model") -> Path:
@@ -45,7 +62,7 @@ def resolve_model(model: Path | None, *, flag: str = "--model") -> Path:
 
 def _existing(given: str | Path, flag: str) -> Path:
     """A folder that is there, with its large files, as far as it has any. ModelNotFoundError says what to do."""
-    folder = Path(given).expanduser().resolve()
+    folder = named_folder(given)
     if not folder.is_dir():
         raise ModelNotFoundError(f"{flag}: {no_such_folder(given)}")
     try:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipstream.packages import child_environment
 from slipstream.rpc.tls import Tls
 
 LOG_LINES_KEPT = 2_000
@@ -64,7 +65,7 @@ class Spawner:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **command.environment},
+            env={**os.environ, **child_environment(), "PYTHONUNBUFFERED": "1", **command.environment},
             start_new_session=True,
         )
 

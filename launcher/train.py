@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from slipstream.packages import child_environment
+
 
 def run(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by the stage."""
-    environment = os.environ | {"SLIPSTREAM_TRAIN_NAME": "slipstream train"}
+    environment = os.environ | child_environment() | {"SLIPSTREAM_TRAIN_NAME": "slipstream train"}
     command = [sys.executable, "-m", "training", *arguments]
     os.execve(command[0], command, environment)  # noqa: S606  # no shell is wanted

@@ -1,6 +1,7 @@
 """Makes both demonstration models from the corpus: `python -m training.pretrain --corpus DIR --output demo_models`."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -8,6 +9,7 @@ from dataclasses import asdict
 import torch
 from tokenizers import Tokenizer
 
+from slipstream.packages import child_environment
 from training.card import write_cards
 from training.distill import Distillation
 from training.evaluate import acceptance_report, heldout_report, sample_answers
@@ -30,7 +32,7 @@ def start_preparation(options: Options) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "training.prepare", str(options.corpus), str(options.work), *map(str, numbers)]
     if options.target is not None:
         command.append(str(options.target / "tokenizer.json"))
-    return subprocess.Popen(command)
+    return subprocess.Popen(command, env=os.environ | child_environment())
 
 
 def finish_preparation(process: subprocess.Popen[bytes]) -> None:

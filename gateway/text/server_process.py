@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gateway.text.fork_server import COMMAND, FORK, KILL, Options
+from slipstream.packages import child_environment
 from slipstream.rpc.errors import FailedPreconditionError
 
 _ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
@@ -99,7 +100,7 @@ def _spawn(options: Options, control: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         pass_fds=[control],
-        env={**os.environ, **_ENVIRONMENT},
+        env={**os.environ, **child_environment(), **_ENVIRONMENT},
     )
 
 

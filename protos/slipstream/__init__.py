@@ -31,7 +31,7 @@ __all__ = [
     "SpeculationOptions",
     "Stream",
 ]
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
 
 _OFFLINE: Final = ("LLM", "CompletionOutput", "RequestOutput", "SamplingParams")
 

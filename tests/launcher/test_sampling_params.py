@@ -37,7 +37,7 @@ def test_numbers_of_other_libraries_are_numbers():
         ({"stop_token_ids": "13"}, TypeError, "stop_token_ids must be a list of int, got str"),
         ({"logit_bias": [1]}, TypeError, "logit_bias must be a mapping, got list"),
         ({"logit_bias": {"1": 2.0}}, TypeError, "logit_bias: a token id must be int, got str"),
-        ({"prompt_logprobs": 1}, ValueError, "SamplingParams: prompt_logprobs=1 is not offered, only None"),
+        ({"extra_args": 1}, ValueError, "SamplingParams: extra_args=1 is not offered, only None"),
         ({"skip_special_tokens": False}, ValueError, "skip_special_tokens=False is not offered, only True"),
         ({"best": 2}, TypeError, "'best'"),
     ],

@@ -199,7 +199,7 @@ def start_ranks(
 def _start(module: str, task: FollowerTask, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
     place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     process = subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-P", "-m", module],  # the path below is the whole of it
         env=os.environ | place | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.PIPE,
         start_new_session=True,  # a terminal's Ctrl-C is for rank 0, which may finish its requests first

@@ -1,0 +1,1 @@
+"""The demonstration models of Slipstream, as files beside this one."""
