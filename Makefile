@@ -4,6 +4,7 @@
 #   make test       the test suite, on up to four cores
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
+#   make test-clients   a TypeScript client is generated from the protos and talks to a gateway; needs node 20 and npm
 #   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
 #   make build      wheel and source distribution in dist/, and the wheel of the demo models
 #   make clean      removes .venv and what tools left behind
@@ -19,6 +20,8 @@ ARGS ?=
 
 BUF_VERSION := 1.75.0
 NODE_WHEEL_VERSION := 24.19.0
+CLIENT_PACKAGES := @bufbuild/protobuf@2.17.0 @bufbuild/protoc-gen-es@2.13.0 @connectrpc/connect@2.1.2 \
+	@connectrpc/connect-node@2.1.2 typescript@7.0.2
 
 BIN := $(VENV)/bin
 BUF_PREFIX := $(VENV)/buf
@@ -27,7 +30,7 @@ DEFINITION := pyproject.toml hatch_build.py
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format fuzz loadtest build clean
+.PHONY: help serve test test-clients check format fuzz loadtest build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +41,9 @@ serve: $(VENV)/installed-runtime
 
 test: $(VENV)/installed-dev
 	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+
+test-clients: $(VENV)/installed-dev $(VENV)/clients/installed
+	SLIPSTREAM_NODE_MODULES=$(abspath $(VENV))/clients/node_modules $(BIN)/pytest tests/slipstream/test_protos.py $(ARGS)
 
 check: $(VENV)/installed-dev $(BUF_PREFIX)/installed
 	$(BIN)/ruff check .
@@ -78,6 +84,10 @@ $(VENV)/installed-dev: EXTRAS := [dev]
 $(VENV)/installed-runtime $(VENV)/installed-loadtest $(VENV)/installed-dev: $(VENV)/created $(DEFINITION) $(PROTOS)
 	@echo "Installing into $(VENV); the first time this fetches a few hundred megabytes ..."
 	$(BIN)/python -m pip install --progress-bar on -e '.$(EXTRAS)'
+	@touch $@
+
+$(VENV)/clients/installed: $(VENV)/created Makefile
+	npm install --prefix $(@D) --no-audit --no-fund --ignore-scripts --loglevel=error $(CLIENT_PACKAGES)
 	@touch $@
 
 $(BUF_PREFIX)/installed: $(VENV)/created Makefile
