@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -14,8 +15,15 @@ WORDS = [f"word{number}" for number in range(500)]
 SIZE = 128
 
 
-def open_index(file, similarity=0.8):
-    return NearDuplicates(sqlite3.connect(file), similarity, SIZE)
+@pytest.fixture
+def open_index():
+    with ExitStack() as connections:
+
+        def open_file(file, similarity=0.8):
+            database = connections.enter_context(closing(sqlite3.connect(file)))
+            return NearDuplicates(database, similarity, SIZE)
+
+        yield open_file
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,7 @@ def test_case_and_punctuation_do_not_count_and_order_does(signer):
     assert len(signer.sign("?!")) == 4 * SIZE
 
 
-def test_a_changed_word_is_a_duplicate_and_another_text_is_none(signer):
+def test_a_changed_word_is_a_duplicate_and_another_text_is_none(open_index, signer):
     index = open_index(":memory:")
     for number in range(60):
         assert index.find(signer.sign(text(number))) is None
@@ -62,7 +70,7 @@ def test_a_changed_word_is_a_duplicate_and_another_text_is_none(signer):
     assert index.find(signer.sign(text(1000))) is None
 
 
-def test_the_most_similar_text_is_named_and_of_equals_the_first(signer):
+def test_the_most_similar_text_is_named_and_of_equals_the_first(open_index, signer):
     index = open_index(":memory:", similarity=0.5)
     signature = signer.sign(text(1))
     near = signer.sign(text(1) + " a little more here")
@@ -72,7 +80,7 @@ def test_the_most_similar_text_is_named_and_of_equals_the_first(signer):
     assert index.find(signature) == "equal"
 
 
-def test_what_was_committed_is_found_again(tmp_path, signer):
+def test_what_was_committed_is_found_again(tmp_path, open_index, signer):
     database = sqlite3.connect(tmp_path / "index.sqlite")
     index = NearDuplicates(database, 0.8, SIZE)
     index.add("kept", signer.sign(text(1)))
