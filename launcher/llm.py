@@ -119,7 +119,7 @@ class LLM:
         require("serve", "LLM")
         folder = resolve_model(Path(model))
         draft = () if speculative_config is None else configured_draft(read(speculative_config), folder)
-        self._seeds = None if seed is None else random.Random(seed)
+        self._seeds = None if seed is None else random.Random(int(seed))
         self._speculation = SpeculationOptions(enabled=bool(draft))
         try:
             self._defaults = sampling_defaults(config_file(folder, str(generation_config)))
