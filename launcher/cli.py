@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -380,6 +381,46 @@ def probe(
     if ready and attached:
         ready = attached in attached_proposers(address, tls=tls)
     raise typer.Exit(0 if ready else 1)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    service: Annotated[str, typer.Argument(metavar="verify|draft|gateway")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS OF THE SERVICE]")] = None,
+    *,
+    health: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the service answers gRPC. [default: as its flags or its environment say]"
+        ),
+    ] = "",
+    hang_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time without an answer to health checks after which the service is killed; 0: never.",
+            min=0,
+            envvar="SLIPSTREAM_RUN_HANG_SECONDS",
+        ),
+    ] = 30.0,
+    start_seconds: Annotated[
+        float,
+        typer.Option(
+            help="How much longer than that its start may take.", min=0, envvar="SLIPSTREAM_RUN_START_SECONDS"
+        ),
+    ] = 1800.0,
+) -> None:
+    """Run one service until it ends, and end it with status 1 if it hangs: for containers, whose engine restarts it.
+
+    Options of this command stand before the service's name, the service's own behind it.
+    """
+    from launcher.run import run as run_service
+    from launcher.run import service_command
+
+    try:
+        command = service_command(service, arguments or [], os.environ, health)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    raise typer.Exit(run_service(command, hang_seconds=hang_seconds, start_seconds=start_seconds))
 
 
 @app.command(

@@ -16,30 +16,34 @@ LEAST_MISSES = 3
 class Pulse:
     """Of one process, from its start on."""
 
-    __slots__ = ("_alive", "_connection", "_misses", "_silent_since", "process")
+    __slots__ = ("_answered", "_connection", "_misses", "_served", "_silent_since", "process")
 
     def __init__(self, process: ServiceProcess) -> None:
         self.process = process
         self._connection = HealthConnection(process.command.address, process.command.tls)
-        self._alive = False
+        self._answered = False
+        self._served = False
         self._misses = 0
         self._silent_since = time.monotonic()
 
     def lost(self, seconds: float, start_seconds: float) -> bool:
         """Look, for a quarter of `seconds` at most; whether it has not answered for so long, or longer while it starts.
 
-        A start may take `start_seconds` more.
+        A start ends when the process first reports that it serves. While it loads and compiles it may be silent for
+        `start_seconds` more, also after it has answered that it does not serve yet.
         """
         asked = time.monotonic()
         if not self.process.running:
             return False
-        if self._connection.answers(min(PULSE_SECONDS, seconds / 4)):
-            self._alive, self._misses = True, 0
+        serves = self._connection.serves(min(PULSE_SECONDS, seconds / 4))
+        if serves is not None:
+            self._answered, self._misses = True, 0
+            self._served = self._served or serves
             return False
-        if self._alive and not self._misses:
+        if self._answered and not self._misses:
             self._silent_since = asked
         self._misses += 1
-        limit = seconds if self._alive else seconds + start_seconds
+        limit = seconds if self._served else seconds + start_seconds
         return self._misses >= LEAST_MISSES and time.monotonic() - self._silent_since >= limit
 
     def close(self) -> None:

@@ -52,9 +52,14 @@ class HealthConnection:
 
     def answers(self, timeout: float) -> bool:
         """Whether the server reports its health, be it that it does not serve."""
+        return self.serves(timeout) is not None
+
+    def serves(self, timeout: float) -> bool | None:
+        """Whether the server reports that it serves; None if it reports nothing."""
         if self._channel is None:
             self._channel = open_sync_channel(self._address, tls=self._tls)
-        return _check_health(self._channel, timeout) is not None
+        status = _check_health(self._channel, timeout)
+        return None if status is None else status == health_pb2.HealthCheckResponse.SERVING
 
     def close(self) -> None:
         """Ask no more."""

@@ -17,18 +17,18 @@ class Service:
     """Answers or lets the asker wait for the whole time that it has."""
 
     def __init__(self, monkeypatch):
-        self.now, self.answering, self.running = 1000.0, True, True
+        self.now, self.answering, self.serving, self.running = 1000.0, True, True, True
         self.command = SimpleNamespace(address="nowhere:1", tls=None)
         monkeypatch.setattr(pulse, "HealthConnection", self.connection)
         monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def connection(self, address, tls):
         assert (address, tls) == ("nowhere:1", None)
-        return SimpleNamespace(answers=self.answers)
+        return SimpleNamespace(serves=self.serves)
 
-    def answers(self, timeout):
+    def serves(self, timeout):
         self.now += 0 if self.answering else timeout
-        return self.answering
+        return self.serving if self.answering else None
 
 
 @pytest.fixture
@@ -72,6 +72,25 @@ def test_one_that_never_answered_has_the_time_of_a_start_more(service):
     while not one.lost(LIMIT, START):
         service.now += 5.0
     assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
+
+
+def test_one_that_has_yet_to_serve_has_that_time_too_when_it_has_answered(service):
+    one = Pulse(service)
+    service.serving = False
+    assert not any(look(one, service, 50))
+    service.answering, since = False, service.now
+    while not one.lost(LIMIT, START):
+        service.now += 5.0
+    assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
+
+
+def test_one_that_has_served_is_starting_no_more(service):
+    one = Pulse(service)
+    look(one, service, 1)
+    service.serving = False
+    look(one, service, 1)
+    service.answering = False
+    assert look(one, service, 3) == [False, False, True]
 
 
 def test_the_askers_own_absence_counts_as_one_miss(service):
