@@ -7,6 +7,7 @@
 #   make test-clients   a TypeScript client is generated from the protos and talks to a gateway; needs node 20 and npm
 #   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
 #   make build      wheel and source distribution in dist/, and the wheel of the demo models
+#   make deploy/.env  settings and a new secret for the containers of deploy/docker-compose.yml
 #   make clean      removes .venv and what tools left behind
 #
 # ARGS="..." is passed on: make serve ARGS="--http-port 9000", make test ARGS="-k launcher", ARGS="-n 0" for one process.
@@ -66,6 +67,11 @@ build: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet build==1.6.1
 	$(BIN)/python -m build
 	$(BIN)/python -m build --wheel --outdir dist demo_models
+
+# Where there is one it stays: running containers know its secret.
+deploy/.env:
+	@umask 077 && { $(PYTHON) -c 'import secrets; print("SLIPSTREAM_ATTACH_TOKEN=" + secrets.token_hex(16))' && cat deploy/env.example; } > $@
+	@echo "$@ is written: docker compose -f deploy/docker-compose.yml --profile cpu up --build"
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache fuzz-findings loadtest/out

@@ -1,0 +1,196 @@
+"""The images are built, run and hurt, where there is a Docker engine and somebody has asked for it.
+
+SLIPSTREAM_TEST_DOCKER=1 asks for it; base image and package index are taken from the variables of deploy/env.example.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import pytest
+
+from support.containers import HANG_SECONDS, Containers, why_not
+
+pytestmark = [
+    pytest.mark.skipif(bool(REASON := why_not()), reason=REASON),
+    pytest.mark.timeout(4200),
+]
+
+PROMPTS = ("The harbour was quiet", "def add(a, b):", "Once upon a time", "The list of countries is")
+ASKED = {"model": "slipstream-demo", "max_tokens": 300, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+LOOK_OUTSIDE = """
+import socket
+try:
+    socket.create_connection(("203.0.113.1", 80), timeout=5)
+except OSError as error:
+    print(type(error).__name__, error.strerror)
+"""
+BUILD_WITH_TRITON = """
+import ctypes, sysconfig, tempfile, pathlib
+import cuda.bindings, torch, triton
+from slipstream_kernels.cache_folders import settle_triton_cache
+from triton.runtime.build import _build
+from triton.runtime.cache import get_cache_manager
+settle_triton_cache()
+source = '#include <Python.h>\\nint answer(void) { return PY_MAJOR_VERSION * 14; }'
+with tempfile.TemporaryDirectory() as folder:
+    file = pathlib.Path(folder, "answer.c")
+    file.write_text(source)
+    built = pathlib.Path(_build("answer", str(file), folder, [], [], [], []))
+    kept = get_cache_manager("answer").put(built.read_bytes(), "answer.so", binary=True)
+print(kept, ctypes.CDLL(kept).answer())
+"""
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Containers]:
+    """All of the cpu profile, attached."""
+    containers = Containers("cpu")
+    try:
+        containers.build()
+        containers.up()
+        yield containers
+    finally:
+        containers.down()
+
+
+@pytest.fixture(scope="module")
+def calm(stack) -> list[str]:
+    """What a server says that nobody disturbs."""
+    return said(stack, PROMPTS)
+
+
+def said(stack: Containers, prompts: Sequence[str]) -> list[str]:
+    return [stack.stream(lambda: None, **ASKED, prompt=prompt) for prompt in prompts]
+
+
+def said_under(stack: Containers, disturb) -> list[str]:
+    """The same, of streams that run together and have begun when they are disturbed."""
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        streams = [
+            pool.submit(stack.stream, begun.release, **ASKED, prompt=prompt, speculation={"enabled": True})
+            for prompt in PROMPTS
+        ]
+        for _ in range(4 * len(PROMPTS)):
+            assert begun.acquire(timeout=120)
+        assert not all(stream.done() for stream in streams)
+        disturb()
+        return [stream.result() for stream in streams]
+
+
+def test_a_completion_is_answered_with_drafts(stack):
+    answer = stack.ask(**ASKED, prompt=PROMPTS[0], speculation={"enabled": True}).json()
+    assert answer["usage"]["completion_tokens"] == ASKED["max_tokens"]
+    assert answer["usage"]["accepted_tokens"] > 0
+    assert {each["transport"] for each in stack.attachments()} == {"grpc"}
+
+
+def test_a_service_that_dies_is_started_again_and_no_stream_notices(stack, calm):
+    for service, module in (("draft", "draft_service"), ("verify", "verify_service")):
+        before = stack.inspect(service)["RestartCount"]
+        assert said_under(stack, lambda s=service, m=module: stack.signal(s, m, signal.SIGKILL)) == calm
+        stack.wait_for(lambda s=service, b=before: stack.inspect(s)["RestartCount"] > b, f"{service} was not restarted")
+        stack.wait_for(stack.all_attached, "not attached again")
+
+
+def test_a_service_that_hangs_is_started_again(stack, calm):
+    before = stack.inspect("verify")["RestartCount"]
+    assert said_under(stack, lambda: stack.signal("verify", "verify_service", signal.SIGSTOP)) == calm
+    assert stack.inspect("verify")["RestartCount"] > before
+    assert "verify does not answer at 127.0.0.1:50052 and is killed" in stack.compose("logs", "verify")
+    stack.wait_for(stack.all_attached, "not attached again", 10 * HANG_SECONDS)
+
+
+def test_a_second_draft_service_takes_over(stack, calm):
+    second = f"{stack.name}-second"
+    arguments = ("--verify=verify:50052", "--proposers=draft-model:/drafts/slipstream-demo-draft,ngram", "--share=0")
+
+    def take_over() -> None:
+        assert "no request has yet to move" in stack.run_in("verify", "slipstream", "swap-draft", f"{second}:50053")
+        stack.compose("stop", "draft")
+
+    try:
+        stack.compose("run", "-d", "--no-deps", "--name", second, "draft", "--host=0.0.0.0", *arguments)
+        stack.wait_for(lambda: stack.verify_facts()["state"]["attachments"] == 2, "the second one is not attached")
+        assert said_under(stack, take_over) == calm
+        assert said_under(stack, lambda: None) == calm
+        assert stack.verify_facts()["state"]["attachments"] == 1
+    finally:
+        stack.docker("rm", "-f", second)
+        stack.up()
+
+
+def test_no_service_but_the_gateway_reaches_anything_else(stack):
+    for service in ("verify", "draft"):
+        assert stack.python(service, LOOK_OUTSIDE).strip() == "OSError Network is unreachable"
+
+
+def test_what_a_drafter_writes_is_not_in_the_verify_service(stack):
+    find = "import pathlib; print(*(path for path in pathlib.Path('/cache').rglob('*.nb?')))"
+    assert stack.python("verify", find).strip()
+    stack.python("draft", "open('/cache/planted', 'w')")
+    assert stack.python("verify", "import os; print('planted' in os.listdir('/cache'))").strip() == "False"
+
+
+def test_streams_finish_before_anything_stops_and_the_drafter_stops_last(stack, calm):
+    assert said_under(stack, lambda: stack.compose("stop")) == calm
+    states = {service: stack.inspect(service)["State"] for service in ("gateway", "verify", "draft")}
+    assert {service: state["ExitCode"] for service, state in states.items()} == dict.fromkeys(states, 0)
+    ends = [datetime.fromisoformat(f"{state['FinishedAt'][:26]}+00:00") for state in states.values()]
+    assert ends == sorted(ends)
+    stack.up()
+
+
+def test_containers_that_share_processes_share_memory(stack, calm):
+    stack.choose("cpu", "docker-compose.shm.yml")
+    try:
+        stack.up()
+        assert {each["transport"] for each in stack.attachments()} == {"shm"}
+        for service, module in (("draft", "draft_service"), ("verify", "verify_service")):
+            disturbed = said_under(stack, lambda s=service, m=module: stack.signal(s, m, signal.SIGKILL))
+            assert disturbed == calm
+            stack.wait_for(stack.all_attached, "not attached again")
+        assert {each["transport"] for each in stack.attachments()} == {"shm"}
+    finally:
+        stack.choose("cpu")
+
+
+def test_the_verify_service_drafts_in_its_own_process(stack, calm):
+    stack.down()
+    stack.choose("inproc")
+    try:
+        stack.build()
+        stack.up()
+        assert {each["transport"] for each in stack.attachments()} == {"inproc"}
+        assert said_under(stack, lambda: None) == calm
+    finally:
+        stack.down()
+        stack.choose("cpu")
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_is_not_made(stack, tmp_path):
+    missing = tmp_path / "no-models"
+    stack.set(MODELS_DIR=str(missing))
+    with pytest.raises(AssertionError, match="bind source path does not exist"):
+        stack.compose("up", "-d", "gateway")
+    assert not missing.exists()
+
+
+def test_gpu_images_hold_what_triton_needs(stack):
+    stack.choose("gpu")
+    stack.build("verify-gpu", "draft-gpu")
+    hardened = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none", "--volume", "/cache")
+    for image, module in (("verify-gpu", "verify_service"), ("draft-gpu", "draft_service")):
+        built = stack.docker(
+            "run", "--rm", *hardened, "--entrypoint", "python", f"slipstream-test-{image}", "-c", BUILD_WITH_TRITON
+        )
+        folder, answer = built.split()[-2:]
+        assert folder.startswith("/cache/")
+        assert answer == "42"
+        said_help = stack.docker("run", "--rm", *hardened, f"slipstream-test-{image}", "--help")
+        assert f"usage: {module}" in said_help
