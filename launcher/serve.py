@@ -18,6 +18,7 @@ from launcher.commands import IN_PROCESS, Layout, proposer_name, reachable, spli
 from launcher.first_request import first_request
 from launcher.http_access import http_access, speaks_tls
 from launcher.log_view import LogView
+from launcher.metrics_ports import LOOPBACK, metrics_port
 from launcher.readiness import StartupError, attached_proposers, wait_attached
 from launcher.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
 from slipstream.rpc.unix_socket import is_unix
@@ -120,12 +121,22 @@ Slipstream is ready.
   proposers  {_proposer_lines(layout, missing)}
   HTTP       {http_access(layout).base}/v1
   gRPC       {reachable(layout.grpc_address)}
+  metrics    {_metrics(layout)}
 
 Try it:
 {first_request(layout, model_name)}
 
 Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.
 """
+
+
+def _metrics(layout: Layout) -> str:
+    """Where Prometheus finds them."""
+    ports = {"verify": metrics_port(layout.verify_arguments)}
+    if layout.served:
+        ports["draft"] = metrics_port(layout.draft_arguments)
+    others = [f"{name} http://{LOOPBACK}:{port}/metrics" for name, port in ports.items() if port]
+    return ", ".join((f"gateway {http_access(layout).base}/metrics", *others))
 
 
 def _proposer_lines(layout: Layout, missing: Mapping[str, str]) -> str:

@@ -59,6 +59,17 @@ def test_its_log_tells_of_requests_and_throughput_and_a_healthy_start_is_no_warn
     assert "is away" not in served.log.read_text()
 
 
+def test_metrics_of_every_service_are_where_the_greeting_says(served):
+    (line,) = (line for line in served.greeting.splitlines() if line.startswith("  metrics"))
+    pages = {
+        name: httpx.get(url).text for name, url in (each.split() for each in line.split(maxsplit=1)[1].split(", "))
+    }
+    assert set(pages) == {"gateway", "verify", "draft"}
+    assert "slipstream_gateway_requests_total" in pages["gateway"]
+    assert "slipstream_steps_total" in pages["verify"]
+    assert "slipstream_draft_trees_total" in pages["draft"]
+
+
 def test_the_greeting_names_a_command_that_runs(served):
     line = next(line for line in served.greeting.splitlines() if " chat --address " in line)
     command = [*shlex.split(line), "--message", "Hello", "--max-tokens", "2"]

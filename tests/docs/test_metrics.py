@@ -1,0 +1,45 @@
+"""docs/metrics.md names every metric of every service, with its kind, and none that there is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from draft_service.link import VerifyLink
+from draft_service.metrics import make_registry
+from draft_service.worker import Worker
+from gateway.metrics import Metrics
+from support.metrics_states import DRAFTER, LOOP
+from verify_service.link_types import LinkState
+from verify_service.metrics import VerifyMetrics
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(slipstream_\w+)` \| (\w+) \|", re.MULTILINE)
+
+
+def offered(registry: CollectorRegistry) -> dict[str, str]:
+    """Names as they are scraped, with their kinds."""
+    return {family.name + ("_total" if family.type == "counter" else ""): family.type for family in registry.collect()}
+
+
+def verify() -> dict[str, str]:
+    registry = CollectorRegistry()
+    VerifyMetrics(registry).watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
+    return offered(registry)
+
+
+def draft() -> dict[str, str]:
+    worker = Worker([])
+    try:
+        return offered(make_registry(worker, cast(VerifyLink, SimpleNamespace(epoch=1))))
+    finally:
+        worker.stop()
+
+
+def test_all_are_documented_with_their_kind() -> None:
+    told = dict(ROW.findall(PAGE.read_text()))
+    assert told == offered(Metrics().registry) | verify() | draft()

@@ -1,0 +1,26 @@
+"""What a verify service's metrics are read from, each figure another one."""
+
+from __future__ import annotations
+
+from verify_service.draft_records import Mode
+from verify_service.link_types import DrafterState
+from verify_service.loop_state import LoopState
+from verify_service.request import SourceCount
+from verify_service.tally import Tally
+
+LOOP = LoopState(
+    running=2,
+    queued=3,
+    pages_total=10,
+    pages_free=4,
+    pages_cached=1,
+    steps=7,
+    committed_tokens=30,
+    drafted_tokens=20,
+    accepted_tokens=11,
+    preemptions=1,
+    prefix_hit_tokens=16,
+    draining=False,
+)
+TALLY = Tally(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)
