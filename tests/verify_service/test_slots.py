@@ -184,3 +184,24 @@ def test_of_equal_siblings_the_first_is_the_end_of_a_path() -> None:
     slot.give()
     slot.hold(ahead(slot, 2, 6, 71, 1))
     assert slot.hand_over() == []
+
+
+def test_a_tree_that_comes_while_its_step_runs_is_late_and_judged_by_what_follows() -> None:
+    slot = SlotTable(9, 1).take()
+    assert slot is not None
+    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
+    slot.fed = True
+    slot.stand_at(4, 30, 8, 4, OFFER)
+    slot.ask(10.0)
+    slot.give()
+    reply = TreeReply(slot.stamp, TokenTree.chain([31, 32]))
+    slot.answer(reply, 10.25)
+    slot.put(reply)
+    slot.settle([31])
+    slot.stand_at(5, 31, 8, 4, OFFER)
+    assert (slot.tally.late, slot.tally.answers.usual, slot.tally.gain) == (1, 0.25, 0.0)
+    slot.settle([32])
+    assert slot.tally.gain > 0.0
+    slot.stand_at(6, 32, 8, 4, OFFER)
+    slot.look_back(TokenTree.chain([40, 41]), [40, 50])
+    assert (slot.tally.late, slot.hindsight) == (1, None), "where the text has left it all is known at once"

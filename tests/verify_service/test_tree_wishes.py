@@ -18,8 +18,8 @@ from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, Bi
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
-from verify_service.tree_source import Committed
-from verify_service.tree_wishes import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes
+from verify_service.tree_source import Committed, Haste
+from verify_service.tree_wishes import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
@@ -95,6 +95,22 @@ def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_prob
     assert sum(not state.rests for state in states) == KEPT_READY
     rested(wishes, states, 1)
     assert all(state.rests for state in states)
+
+
+def test_whom_a_long_wait_would_hold_up() -> None:
+    adaptive, fixed = requests(1), requests(2, adaptive=False)
+    assert haste_of(fixed, 2) is Haste.INSISTENT
+    assert haste_of([*fixed, *adaptive], 3) is Haste.WEIGHED
+    assert haste_of(fixed, 3) is Haste.HURRIED
+    assert haste_of([*fixed, *adaptive], 4) is Haste.HURRIED
+
+
+def test_the_source_is_told_whom_a_long_wait_would_hold_up() -> None:
+    fixed, trees = requests(2, adaptive=False), Listener()
+    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget(DEAR))
+    for running in (2, 3):
+        drafting.report([(state, (10,)) for state in fixed], running)
+    assert [{each.haste for each in told} for told in trees.told] == [{Haste.INSISTENT}, {Haste.HURRIED}]
 
 
 @pytest.mark.parametrize(("number", "left", "brought"), [(1, 8, True), (1, 6, False), (9, 64, True), (9, 62, False)])
