@@ -69,7 +69,9 @@ class Attempts:
             self._interval = min(2 * self._interval, LAST_REMINDER_SECONDS)
             self._again_at = now + self._interval
             self.log.log(level, "%s, still trying: %s", what, reason)
-        if refused:
-            return self._refused.take()
+        return self._refused.take() if refused else self.away()
+
+    def away(self) -> float:
+        """Returns the seconds to wait for a service that is not there, which is not worth a line of the log."""
         self._refused.reset()
         return self._away.take()

@@ -38,6 +38,8 @@ _STEADY_S = 5.0
 """An attachment that lasted this long starts the back-off anew."""
 _MAX_UNSENT = 1024
 """Replies held for a verify service that does not read."""
+STARTING_SECONDS = 10.0
+"""How long a verify service that was not there yet may be away before a line is due."""
 AWAKE_CPUS = 4
 """So many must the process have to stay awake over a stream: two threads keep one each, and others have work to do."""
 
@@ -62,6 +64,7 @@ class VerifyLink:
         "_drafting",
         "_identity",
         "_memory",
+        "_patient_until",
         "_share",
         "_spin",
         "_stays_awake",
@@ -105,6 +108,7 @@ class VerifyLink:
         self._unfit: Mapping[str, str] = {}
         self._attachment: Attachment | None = None
         self._transport = self._transport_reason = ""
+        self._patient_until = time.monotonic() + STARTING_SECONDS
 
     def identify(self, address: str) -> None:
         """Tell verify from now on that this service's own server listens at `address`."""
@@ -207,6 +211,7 @@ class VerifyLink:
         exchange = _Exchange(call, attachment, failed)
         self._attachment = attachment
         self._attempts.succeeded()
+        self._patient_until = 0.0
         level = logging.WARNING if self._transport_reason else logging.INFO
         names = ", ".join(p.name for p in proposers)
         suffix = f" (not by {self._transport_reason})" if self._transport_reason else ""
@@ -304,13 +309,19 @@ class VerifyLink:
     def _failed(self, error: SlipstreamError) -> float:
         """Log the reason where that is due; returns the seconds to the next attempt.
 
-        What is refused before an exchange has begun will be refused again, but for a reason that passes.
+        At first a verify service may be starting as well, which is no news. What is refused before an exchange has begun
+        will be refused again, but for a reason that passes.
         """
-        reason = f"{type(error).__name__.removesuffix('Error')}: {error.message}"
+        what, reason = (
+            f"not attached to {self._address}",
+            f"{type(error).__name__.removesuffix('Error')}: {error.message}",
+        )
         passes = isinstance(error, UnavailableError | DeadlineExceededError)
+        if passes and time.monotonic() < self._patient_until:
+            _log.debug("%s yet: %s", what, reason)
+            return self._attempts.away()
         level = logging.INFO if passes else logging.ERROR
-        refused = not passes and not self._transport
-        return self._attempts.failed(f"not attached to {self._address}", reason, level=level, refused=refused)
+        return self._attempts.failed(what, reason, level=level, refused=not passes and not self._transport)
 
 
 def _reasons(unfit: Mapping[str, str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -16,6 +18,7 @@ from draft_service.link import VerifyLink
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram import NgramConfig, NgramProposer
 from draft_service.worker import Worker
+from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2 as pb
 from tests.draft_service.broken_proposers import Broken, OddAtFirst, Refusing, Slow, Unfit
 from tests.draft_service.verify_peer import VerifyPeer, commit_command, open_command, stamp
@@ -274,6 +277,18 @@ def test_an_unforeseen_failure_is_logged_and_tried_again(caplog: pytest.LogCaptu
 
     asyncio.run(scenario())
     assert "trying again" in caplog.text
+
+
+def test_a_verify_service_that_starts_as_well_is_no_news_but_a_refusal_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    link = VerifyLink("127.0.0.1:1", Worker([ngram()]), Identity("test", "127.0.0.1:2", 42, "0"))
+    link._failed(UnavailableError("connection refused"))
+    assert caplog.text == ""
+    link._failed(FailedPreconditionError("another tokenizer"))
+    assert "not attached to 127.0.0.1:1, trying again: FailedPrecondition: another tokenizer" in caplog.text
+    link._patient_until = time.monotonic()
+    link._failed(UnavailableError("connection refused"))
+    assert "Unavailable: connection refused" in caplog.text
 
 
 def test_replies_that_cannot_be_sent_cost_the_attachment_only(monkeypatch: pytest.MonkeyPatch) -> None:
