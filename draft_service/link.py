@@ -309,8 +309,8 @@ class VerifyLink:
     def _failed(self, error: SlipstreamError) -> float:
         """Log the reason where that is due; returns the seconds to the next attempt.
 
-        At first a verify service may be starting as well, which is no news. What is refused before an exchange has begun
-        will be refused again, but for a reason that passes.
+        At first a verify service may be starting as well, which is no news. What is refused before an exchange has
+        begun will be refused again, but for a reason that passes.
         """
         what, reason = (
             f"not attached to {self._address}",

@@ -29,6 +29,7 @@ PROFILES = {
     "gpu-inproc": {"gateway", "verify-gpu-inproc"},
 }
 SHARED = {"mps"}
+INFO_VARIABLES = {"SLIPSTREAM_VERIFY_ADDRESS", "SLIPSTREAM_GATEWAY_ADDRESS"}
 """Volumes that several services write: the pipe folder of MPS, which is what it is for."""
 
 ASK = """
@@ -54,6 +55,11 @@ def running_services(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Map
     return {name: service for name, service in services.items() if service_name(service)}
 
 
+def test_info_is_told_in_every_container_where_the_services_are(services):
+    for service in running_services(services).values():
+        assert set(service["environment"]) >= INFO_VARIABLES
+
+
 def test_every_flag_and_variable_is_one_the_service_knows(services):
     help_of: dict[str, str] = {}
     for service in running_services(services).values():
@@ -62,7 +68,8 @@ def test_every_flag_and_variable_is_one_the_service_knows(services):
             command = [sys.executable, "-m", MODULES[name], "--help"]
             help_of[name] = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
         prefix = f"SLIPSTREAM_{name.upper()}_"
-        settings = [key.removeprefix(prefix) for key in service["environment"] if key.startswith(prefix)]
+        variables = set(service["environment"]) - INFO_VARIABLES
+        settings = [key.removeprefix(prefix) for key in variables if key.startswith(prefix)]
         flags = [part.split("=")[0] for part in service["command"]]
         for flag in [*flags, *(f"--{setting.lower().replace('_', '-')}" for setting in settings)]:
             assert flag in help_of[name], f"{name} has no {flag}"
