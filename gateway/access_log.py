@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway import request_id
 from gateway.generation import Generation
 from gateway.request import FinishReason, Usage
 from slipstream.rpc.errors import CancelledError, SlipstreamError, codes_of
@@ -39,16 +40,19 @@ class Access:
     peer: str
     level: int = logging.INFO
     status: str = "-"
+    answer_id: str = ""
+    """The answer's, or the caller's own of a gRPC call."""
     request_id: str = ""
+    """What the answer's X-Request-Id says."""
     model: str = ""
     generation: Generation | None = None
     error: BaseException | None = None
     begun: float = field(default_factory=time.monotonic)
 
-    def generates(self, generation: Generation, model: str, request_id: str = "") -> None:
-        """The request has been understood, and is about to run. `request_id` is the answer's, if it carries one."""
+    def generates(self, generation: Generation, model: str, answer_id: str = "") -> None:
+        """The request has been understood, and is about to run. `answer_id`: what the answer carries, if anything."""
         self.generation, self.model = generation, model
-        self.request_id = request_id or self.request_id
+        self.answer_id = answer_id or self.answer_id
 
     def fails(self, error: BaseException) -> None:
         """The caller is told of `error`, whatever the status said before."""
@@ -57,14 +61,16 @@ class Access:
     def line(self) -> str:
         """The request as `peer "call" status name=value ...`."""
         parts = [f'{self.peer} "{self.call}" {self.status}']
-        if self.request_id:
-            parts.append(f"id={_shown(self.request_id)}")
+        if self.answer_id:
+            parts.append(f"id={_shown(self.answer_id)}")
         if self.generation is not None:
             parts.append(f"model={_shown(self.model)}")
             parts += _figures(self.generation, self.error)
         if self.error is not None:
             parts += _reason(self.error)
         parts.append(f"seconds={time.monotonic() - self.begun:.3f}")
+        if self.request_id:
+            parts.append(f"request_id={self.request_id}")
         return " ".join(parts)
 
 
@@ -116,9 +122,9 @@ def access_of(scope: Scope) -> Access:
     return _of_http(scope) if noted is None else noted
 
 
-def access_of_grpc(method: str, peer: str, request_id: str) -> Access:
+def access_of_grpc(method: str, peer: str, call_id: str) -> Access:
     """A call of the public gRPC API, from a peer as gRPC names it: `ipv4:127.0.0.1:4711`."""
-    return Access(f"gRPC {method}", _shown(peer.partition(":")[2] or peer), request_id=request_id)
+    return Access(f"gRPC {method}", _shown(peer.partition(":")[2] or peer), answer_id=call_id)
 
 
 def _of_http(scope: Scope) -> Access:
@@ -126,7 +132,8 @@ def _of_http(scope: Scope) -> Access:
     raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
     call = f"{scope['method']} {_shown(raw.decode('latin-1'))}"
-    return Access(call, "-" if client is None else f"{client[0]}:{client[1]}", level)
+    peer = "-" if client is None else f"{client[0]}:{client[1]}"
+    return Access(call, peer, level, request_id=request_id.of(scope))
 
 
 def _figures(generation: Generation, error: BaseException | None) -> list[str]:
