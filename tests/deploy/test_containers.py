@@ -30,7 +30,7 @@ except OSError as error:
     print(type(error).__name__, error.strerror)
 """
 BUILD_WITH_TRITON = """
-import ctypes, sysconfig, tempfile, pathlib
+import ctypes, hashlib, pathlib, tempfile
 import cuda.bindings, torch, triton
 from slipstream_kernels.cache_folders import settle_triton_cache
 from triton.runtime.build import _build
@@ -41,7 +41,8 @@ with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder, "answer.c")
     file.write_text(source)
     built = pathlib.Path(_build("answer", str(file), folder, [], [], [], []))
-    kept = get_cache_manager("answer").put(built.read_bytes(), "answer.so", binary=True)
+    cache = get_cache_manager(hashlib.sha256(source.encode()).hexdigest())
+    kept = cache.put(built.read_bytes(), "answer.so", binary=True)
 print(kept, ctypes.CDLL(kept).answer())
 """
 
@@ -185,16 +186,16 @@ def test_a_folder_that_is_not_there_is_an_error_and_is_not_made(stack, tmp_path)
     assert not missing.exists()
 
 
-def test_gpu_images_hold_what_triton_needs(stack):
-    stack.choose("gpu")
-    stack.build("verify-gpu", "draft-gpu")
+def test_gpu_images_hold_what_triton_needs():
+    containers = Containers("gpu")
+    containers.build("verify-gpu", "draft-gpu")
     hardened = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none", "--volume", "/cache")
     for image, module in (("verify-gpu", "verify_service"), ("draft-gpu", "draft_service")):
-        built = stack.docker(
+        built = containers.docker(
             "run", "--rm", *hardened, "--entrypoint", "python", f"slipstream-test-{image}", "-c", BUILD_WITH_TRITON
         )
         folder, answer = built.split()[-2:]
         assert folder.startswith("/cache/")
         assert answer == "42"
-        said_help = stack.docker("run", "--rm", *hardened, f"slipstream-test-{image}", "--help")
-        assert f"usage: {module}" in said_help
+        usage = containers.docker("run", "--rm", *hardened, f"slipstream-test-{image}", "--help")
+        assert f"usage: {module}" in usage
