@@ -180,7 +180,7 @@ def supervised(
     supervisor.start(START_SECONDS)
     services = Services(cluster, supervisor, tuple(command.name for command in drafting), log)
     try:
-        wait_attached(cluster.verify_address, layout.proposers, supervisor.process("draft"), START_SECONDS)
+        wait_attached(cluster.verify_address, layout.served_names, supervisor.process("draft"), START_SECONDS)
         services.wait_until(services.all_attached, "did not attach")
         yield services
     finally:

@@ -18,8 +18,8 @@ class Metrics:
     """Counted once a request or a pause, never once a token."""
 
     __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_hold", "_late", "_longest",
-                 "_longest_hold", "_pause", "_prompt", "_requests", "_resumed", "_steps", "_text_ends", "paused",
-                 "registry", "running", "verify_ready")  # fmt: skip
+                 "_longest_hold", "_pause", "_prompt", "_requests", "_resumed", "_steps", "_text_ends",
+                 "http_connections", "paused", "registry", "running", "verify_ready")  # fmt: skip
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -66,6 +66,9 @@ class Metrics:
             "How late the event loop's heartbeat was, where 5 ms or more",
             buckets=_HOLD_BUCKETS,
             registry=registry,
+        )
+        self.http_connections = Gauge(
+            "slipstream_gateway_http_connections", "HTTP connections that are open", registry=registry
         )
         self._longest = 0.0
         self._longest_hold = Gauge(

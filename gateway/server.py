@@ -13,7 +13,6 @@ from typing import Final
 
 import uvicorn
 import uvloop
-from prometheus_client import Gauge
 from starlette.types import ASGIApp
 
 from gateway.access_log import AccessLogged
@@ -123,7 +122,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def _application(gateway: Gateway) -> ASGIApp:
-    """The OpenAI API, with requests refused that their headers speak against, and all of them logged.
+    """The OpenAI API, with requests refused that their headers speak against, and each of them logged.
 
     Pages of allowed origins can read those refusals too, so CORS is outermost.
     """
@@ -153,10 +152,7 @@ def _connections(gateway: Gateway) -> ConnectionTable:
         reader_seconds=settings.reader_seconds,
     )
     table = ConnectionTable(limits, functools.partial(_count, gateway))
-    gauge = Gauge(
-        "slipstream_gateway_http_connections", "HTTP connections that are open", registry=gateway.metrics.registry
-    )
-    gauge.set_function(lambda: len(table))
+    gateway.metrics.http_connections.set_function(lambda: len(table))
     return table
 
 

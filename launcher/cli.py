@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -176,7 +178,8 @@ def run(
     health: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="Where the service answers gRPC. [default: as its flags or its environment say]"
+            metavar="HOST:PORT|unix:PATH",
+            help="Where the service answers gRPC. [default: as its flags, environment or file say]",
         ),
     ] = "",
     hang_seconds: Annotated[
@@ -201,11 +204,12 @@ def run(
     from launcher.run import run as run_service
     from launcher.run import service_command
 
-    try:
-        command = service_command(service, arguments or [], os.environ, health)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    raise typer.Exit(run_service(command, hang_seconds=hang_seconds, start_seconds=start_seconds))
+    with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
+        try:
+            command = service_command(service, arguments or [], os.environ, health, folder=Path(folder))
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from error
+        raise typer.Exit(run_service(command, hang_seconds=hang_seconds, start_seconds=start_seconds))
 
 
 @app.command(

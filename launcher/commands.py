@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.process import ServiceCommand
@@ -88,7 +88,8 @@ class Layout:
         flags = tuple(part for door in doors.items() for part in door)
         arguments = ("--verify", self.verify_address, "--model", str(self.model), *flags, *self.gateway_arguments)
         asked = f"{SCHEME}{self.health_socket}" if self.health_socket is not None else reachable(self.grpc_address)
-        return self._command("gateway", "gateway", asked, arguments)
+        # Its ports speak TLS with clients, if at all: the files of `tls` are for its connections to verify services.
+        return replace(self._command("gateway", "gateway", asked, arguments), tls=None)
 
     def _command(
         self, name: str, module: str, address: str, arguments: Sequence[str], *, essential: bool = True

@@ -224,7 +224,7 @@ def _line(name: str, address: str, status: str, process_id: int | None) -> str:
 def _ask_gateway(address: str, files: TlsFiles | None) -> GatewayFacts:
     """Without keys a gateway answers to the names it knows, and to addresses: so it is asked by those, too."""
     facts = _ask_health(address, files)
-    scheme, slashes, place = address.rpartition("://")
+    scheme, slashes, place = address.rstrip("/").rpartition("://")
     if facts.status == "error 403" and not is_unix(address):
         host, port = split_address(place)
         known = (

@@ -15,14 +15,15 @@ _DECISIVE = frozenset({FLAG, "--host", "--config"})
 """Flags of a service that say, or may say, whether and where metrics are published."""
 
 
-def metrics_flags(given: Sequence[str], variable: str, preferred: int) -> tuple[str, ...]:
-    """Flags that have a service publish metrics at `preferred`, or a free port where that one is taken.
+def metrics_flags(given: Sequence[str], variable: str, preferred: int, taken: Sequence[int] = ()) -> tuple[str, ...]:
+    """Flags that have a service publish metrics at `preferred`, or at a free port where that one is taken.
 
-    None where the `given` flags or the environment's `variable` decide it.
+    None where the `given` flags or the environment's `variable` decide it. `taken`: ports that others will listen on.
     """
     if variable in os.environ or any(flag.split("=")[0] in _DECISIVE for flag in given):
         return ()
-    return FLAG, str(preferred if _is_free(preferred) else free_ports(1)[0])
+    others = (port for port in free_ports(1 + len(taken)) if port not in taken)
+    return FLAG, str(preferred if preferred not in taken and _is_free(preferred) else next(others))
 
 
 def metrics_port(flags: Sequence[str]) -> int | None:

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 from launcher.commands import join_address, reachable
 from launcher.folder_check import named_folders, obstacles
 from launcher.process import ServiceCommand, ServiceProcess, Spawner
 from launcher.pulse import PULSE_SECONDS, Pulse
+from launcher.told_settings import ToldSettings
+from slipstream.rpc.unix_socket import SCHEME
 
 HANG_STATUS = 1
 """Exit status of a service that was ended because it hung."""
@@ -26,6 +29,9 @@ _SERVICES = {
 }
 """Module, the setting that names the port of the gRPC server, and its default."""
 
+_SOCKETS = {"verify": ("uds",), "draft": ("uds",), "gateway": ("health-uds", "grpc-uds")}
+"""Settings that name Unix sockets on which health is answered, the first first."""
+
 OBSTACLES_SHOWN = 3
 """Of a folder whose files cannot be read."""
 
@@ -34,21 +40,43 @@ _ENDED = 0
 
 
 def service_command(
-    service: str, arguments: Sequence[str], environment: Mapping[str, str], address: str = ""
+    service: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    address: str = "",
+    *,
+    folder: Path | None = None,
 ) -> ServiceCommand:
     """The command of `service`; ValueError for a name that is none.
 
-    Unless `address` says so, health is asked for where flags or environment have the service listen.
+    Unless `address` says so, health is asked for where flags, environment or file have the service listen, with its own
+    certificate where it speaks TLS. A gateway that does is given a socket in `folder` for that.
     """
     if service not in _SERVICES:
         raise ValueError(f"no service {service!r}; there are {', '.join(_SERVICES)}")
-    module, port_name, default = _SERVICES[service]
-    if not address:
-        host = _setting(service, "host", arguments, environment) or "127.0.0.1"
-        port = _setting(service, port_name, arguments, environment) or str(default)
-        address = reachable(join_address(host, int(port) if port.isdecimal() else default))
+    told = ToldSettings(service, arguments, environment)
+    module, gateway = _SERVICES[service][0], service == "gateway"
+    own_door = gateway and told.get("ssl-certfile") and not any(map(told.get, _SOCKETS["gateway"]))
+    if own_door and folder is not None and not address:
+        arguments = [*arguments, "--health-uds", str(folder / "gateway.sock")]
+        told = ToldSettings(service, arguments, environment)
+    tls = None
+    if not gateway and (authority := told.get("tls-ca")):
+        from slipstream.rpc.tls import Tls
+
+        certificate, key = Path(told.get("tls-cert")), Path(told.get("tls-key"))
+        tls = Tls.read(Path(authority), certificate, key, told.get("tls-server-name"))
     own = {name: value for name, value in environment.items() if name.startswith(f"SLIPSTREAM_{service.upper()}_")}
-    return ServiceCommand(service, (sys.executable, "-m", module, *arguments), address, own)
+    command = (sys.executable, "-m", module, *arguments)
+    return ServiceCommand(service, command, address or _health_address(service, told), own, tls=tls)
+
+
+def _health_address(service: str, told: ToldSettings) -> str:
+    if path := next(filter(None, map(told.get, _SOCKETS[service])), ""):
+        return f"{SCHEME}{path}"
+    _, port_name, default = _SERVICES[service]
+    host, port = told.get("host") or "127.0.0.1", told.get(port_name)
+    return reachable(join_address(host, int(port) if port.isdecimal() else default))
 
 
 def run(command: ServiceCommand, *, hang_seconds: float, start_seconds: float) -> int:
@@ -89,17 +117,6 @@ def run(command: ServiceCommand, *, hang_seconds: float, start_seconds: float) -
         process.signal(signal.Signals(number))
     status = process.wait() or 0
     return HANG_STATUS if hung.is_set() else 128 - status if status < 0 else status
-
-
-def _setting(service: str, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The value of a flag, else of its environment variable, else nothing."""
-    flag, value = f"--{name}", ""
-    for index, argument in enumerate(arguments):
-        if argument == flag and index + 1 < len(arguments):
-            value = arguments[index + 1]
-        elif argument.startswith(f"{flag}="):
-            value = argument.removeprefix(f"{flag}=")
-    return value or environment.get(f"SLIPSTREAM_{service.upper()}_{name.upper().replace('-', '_')}", "")
 
 
 def _print(_name: str, line: str) -> None:

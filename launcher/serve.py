@@ -136,7 +136,8 @@ def _metrics(layout: Layout) -> str:
     if layout.served:
         ports["draft"] = metrics_port(layout.draft_arguments)
     others = [f"{name} http://{LOOPBACK}:{port}/metrics" for name, port in ports.items() if port]
-    return ", ".join((f"gateway {http_access(layout).base}/metrics", *others))
+    own = f"gateway {http_access(layout).base}/metrics"
+    return ", ".join(([] if is_unix(layout.http_address) else [own]) + others) or "on the HTTP socket"
 
 
 def _proposer_lines(layout: Layout, missing: Mapping[str, str]) -> str:

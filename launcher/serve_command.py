@@ -197,13 +197,13 @@ def serve(
                 *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
                 *_flags({"max-context": max_context}),
                 *_flags({"draft-deadline-ms": draft_deadline_ms, "inproc-threads": draft_threads}),
-                *metrics_flags(verify_arg or (), "SLIPSTREAM_VERIFY_METRICS_PORT", VERIFY_PORT),
+                *metrics_flags(verify_arg or (), "SLIPSTREAM_VERIFY_METRICS_PORT", VERIFY_PORT, ports),
                 *(verify_arg or ()),
             ),
             draft_arguments=(
                 *("--log-level", log_level),
                 *_flags({"threads": draft_threads, "device": device}),
-                *metrics_flags(draft_arg or (), "SLIPSTREAM_DRAFT_METRICS_PORT", DRAFT_PORT),
+                *metrics_flags(draft_arg or (), "SLIPSTREAM_DRAFT_METRICS_PORT", DRAFT_PORT, ports),
                 *(draft_arg or ()),
             ),
             gateway_arguments=(

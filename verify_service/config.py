@@ -20,10 +20,10 @@ from verify_service.link_types import AUTO, LinkConfig
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
 MAX_DEADLINE, DEADLINE_SHARE, CPU_REACH = 0.02, 0.25, 0.25
-SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 2e-3
-"""How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
 """Seconds that a step waits for trees at most, the share of a plain step, and seconds that slow drafters are waited for
 on a CPU, where the operator says nothing."""
+SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 2e-3
+"""How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
 
 
 def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ PROFILES = {
     "gpu-inproc": {"gateway", "verify-gpu-inproc"},
 }
 SHARED = {"mps"}
-INFO_VARIABLES = {"SLIPSTREAM_VERIFY_ADDRESS", "SLIPSTREAM_GATEWAY_ADDRESS"}
 """Volumes that several services write: the pipe folder of MPS, which is what it is for."""
+INFO_VARIABLES = {"SLIPSTREAM_VERIFY_ADDRESS", "SLIPSTREAM_GATEWAY_ADDRESS"}
 
 ASK = """
 import json, sys, urllib.request

@@ -110,8 +110,9 @@ def test_files_of_tls_go_to_every_service_and_no_key_is_shown(tmp_path):
     secured = layout(tls=files.files)
     for command in (secured.verify, secured.drafter, secured.gateway):
         assert set(options(command.arguments)) >= set(zip(files.tls_flags[::2], files.tls_flags[1::2], strict=True))
-        assert command.tls == files.tls()
         assert "PRIVATE KEY" not in repr(command)
+    assert secured.verify.tls == secured.drafter.tls == files.tls()
+    assert secured.gateway.tls is None  # its own ports are not those of services
 
 
 def test_wildcards_are_reached_on_loopback():

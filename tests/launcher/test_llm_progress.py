@@ -10,7 +10,7 @@ from launcher.llm import _bar
 def test_a_file_is_not_written_at_every_answer(monkeypatch):
     output = io.StringIO()
     monkeypatch.setattr("sys.stderr", output)
-    with _bar(100, shown=True) as bar:
+    with _bar(True, 100) as bar:
         bar.mininterval = 0.0
         for _ in range(100):
             bar.update()

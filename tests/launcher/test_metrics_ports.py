@@ -21,6 +21,7 @@ def test_the_usual_port_or_a_free_one(taken: int) -> None:
     assert metrics_flags((), VARIABLE, free) == ("--metrics-port", str(free))
     other = metrics_port(("--threads", "1", *metrics_flags(("--threads=2",), VARIABLE, taken)))
     assert other not in (None, taken)
+    assert metrics_port(metrics_flags((), VARIABLE, free, [free])) != free
 
 
 @pytest.mark.parametrize("flag", ["--metrics-port=0", "--host=0.0.0.0", "--config=file.toml"])

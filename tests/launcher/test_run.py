@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from launcher.run import HANG_STATUS, service_command
+from slipstream.rpc.tls import Tls
 from support.cluster import free_ports
 
 SERVER = Path(__file__).parent / "health_server.py"
@@ -66,6 +67,8 @@ def test_it_drains_and_its_status_is_passed_on():
         ("verify", ["--model=/m"], {}, "127.0.0.1:50052"),
         ("draft", ["--host=0.0.0.0", "--port", "6000"], {}, "127.0.0.1:6000"),
         ("gateway", ["--http-port=80"], {"SLIPSTREAM_GATEWAY_GRPC_PORT": "7000"}, "127.0.0.1:7000"),
+        ("verify", ["--uds=/run/verify"], {}, "unix:/run/verify"),
+        ("gateway", ["--health-uds", "/run/health"], {"SLIPSTREAM_GATEWAY_GRPC_UDS": "/run/grpc"}, "unix:/run/health"),
         ("gateway", ["--grpc-port=8000", "--host", "::1"], {"SLIPSTREAM_GATEWAY_GRPC_PORT": "7000"}, "[::1]:8000"),
     ],
 )
@@ -74,6 +77,32 @@ def test_health_is_asked_for_where_the_service_listens(service, arguments, envir
     assert command.address == address
     assert list(command.arguments[3:]) == arguments
     assert service_command(service, arguments, environment, "127.0.0.1:1").address == "127.0.0.1:1"
+
+
+def test_a_file_may_say_where_the_service_listens(tmp_path):
+    (tmp_path / "draft.toml").write_text('port = 6001\nhost = "::1"\nproposers = ["ngram"]\n')
+    assert service_command("draft", [f"--config={tmp_path}/draft.toml"], {}).address == "[::1]:6001"
+    assert service_command("draft", ["--config", f"{tmp_path}/draft.toml", "--port=7"], {}).address == "[::1]:7"
+    assert service_command("draft", ["--config", f"{tmp_path}/none"], {}).address == "127.0.0.1:50053"
+
+
+def test_services_that_speak_tls_are_asked_with_their_own_certificate(tmp_path):
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(name)
+    files = {f"SLIPSTREAM_VERIFY_TLS_{name.upper()}": f"{tmp_path}/{name}" for name in ("ca", "cert", "key")}
+    command = service_command("verify", ["--tls-server-name=inside"], files)
+    assert command.tls == Tls(b"ca", b"cert", b"key", "inside")
+    assert service_command("verify", [], {}).tls is None
+
+
+def test_a_gateway_that_speaks_tls_with_clients_is_asked_over_a_socket_of_its_own(tmp_path):
+    command = service_command("gateway", ["--ssl-certfile=c"], {}, folder=tmp_path)
+    assert command.address == f"unix:{tmp_path}/gateway.sock"
+    assert command.arguments[-2:] == ("--health-uds", f"{tmp_path}/gateway.sock")
+    assert command.tls is None
+    own = service_command("gateway", ["--ssl-certfile=c", "--grpc-uds=/run/own"], {}, folder=tmp_path)
+    assert own.address == "unix:/run/own"
+    assert "--health-uds" not in own.arguments
 
 
 def test_another_name_is_refused():

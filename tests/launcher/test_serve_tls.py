@@ -110,8 +110,8 @@ def test_half_of_the_files_is_refused(monkeypatch, inner, given, words):
         ("unix:/run/my http", (), ("curl -N --unix-socket '/run/my http' http://localhost/v1/chat",)),
     ],
 )
-def test_the_greeting_says_how_to_get_in(tmp_path, http, flags, lines):
-    layout = Layout(tmp_path, (), "127.0.0.1:2", "127.0.0.1:3", "0.0.0.0:1", http, gateway_arguments=flags)
+def test_the_greeting_says_how_to_get_in(tiny_model, http, flags, lines):
+    layout = Layout(tiny_model, (), "127.0.0.1:2", "127.0.0.1:3", "0.0.0.0:1", http, gateway_arguments=flags)
     for line in lines:
         assert line in greeting(layout, "tiny")
 
@@ -132,7 +132,7 @@ def test_the_pulse_of_a_service_is_felt(inner, tmp_path):
         wait_until(lambda: is_serving(command.address, 10.0, command.tls), service.log)
         pulse = Pulse(service)
         assert not pulse.lost(40.0, 0.0)
-        assert pulse._alive
+        assert pulse._answered
         pulse.close()
     finally:
         service.kill()
