@@ -1,7 +1,7 @@
 # Everything sets itself up in .venv; all it takes is Python 3.11, 3.12 or 3.13, make and a package index. No root.
 #
 #   make serve      the server on 127.0.0.1 with the model that travels with the project
-#   make test       the test suite, on up to four cores
+#   make test       the test suite, on up to four cores; ARGS="--slow" adds storms, crowds and long runs
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
 #   make test-clients   a TypeScript client is generated from the protos and talks to a gateway; needs node 20 and npm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 from launcher.process import ServiceCommand
 
 HOSTILE_BOUNDARY = "2"

@@ -15,7 +15,8 @@ import grpc
 from benchmarks.fault_holdings import Holdings, Sample
 from benchmarks.runner import verify_state
 from launcher.cluster import LOOPBACK, Cluster
-from launcher.commands import Layout, free_ports, join_address
+from launcher.commands import Layout, join_address
+from launcher.free_ports import free_ports
 from launcher.process import ServiceCommand, ServiceProcess
 from launcher.readiness import wait_attached
 from launcher.supervisor import RestartPolicy, Supervisor

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.runner import Answer, Job, Runner, connect
 from launcher.cluster import Cluster
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 
 SEED = 7_001
 GRAM = 16

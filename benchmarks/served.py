@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 LEASH = ROOT / "launcher" / "leash.py"

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.commands import Layout, free_ports, join_address
+from launcher.commands import Layout, join_address
+from launcher.free_ports import free_ports
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner, discard_log
 from launcher.readiness import StartupError, wait_attached, wait_serving
 from launcher.tls_options import TlsFiles

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,15 +119,6 @@ def reachable(address: str) -> str:
         return address
     host, port = split_address(address)
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)  # noqa: S104  # compared only
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that are free now on `host`, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _listen(address: str) -> tuple[str, ...]:

@@ -75,10 +75,10 @@ def deploy(
     The old one goes on drafting beside it, and gets everything back if acceptance clearly falls, or the new one dies or
     does not attach. The loser is stopped. No request notices. Exit status 0 if it took over, 1 if not.
     """
-    from launcher.commands import free_ports
     from launcher.contest import Plan
     from launcher.deploy import deploy as run
     from launcher.foreign import ForeignProcess, start_to_stay
+    from launcher.free_ports import free_ports
     from launcher.models import ModelNotFoundError, resolve_draft, resolve_model
     from launcher.readiness import served_folder
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 
 VERIFY_PORT, DRAFT_PORT = 50062, 50063
 LOOPBACK = "127.0.0.1"

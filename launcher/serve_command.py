@@ -158,7 +158,8 @@ def serve(
     Each service also takes its settings from the environment (SLIPSTREAM_VERIFY_..., SLIPSTREAM_DRAFT_...,
     SLIPSTREAM_GATEWAY_...); `python -m verify_service --help` and so on list them.
     """
-    from launcher.commands import Layout, free_ports, join_address
+    from launcher.commands import Layout, join_address
+    from launcher.free_ports import free_ports
     from launcher.metrics_ports import DRAFT_PORT, VERIFY_PORT, metrics_flags
     from launcher.models import (
         ModelNotFoundError,

@@ -24,8 +24,17 @@ if not Path("/dev/nvidiactl").exists():
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu say why they do not run."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Ours beside pytest's."""
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked slow or gpu say why they do not run."""
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="runs with --slow"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 from support.ask import wait_until
 from support.installed import Installed, install, shell
 

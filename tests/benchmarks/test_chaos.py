@@ -14,6 +14,7 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "roomy", max_context=4096)
 
 
+@pytest.mark.slow
 def test_a_short_storm_changes_no_answer(model, tmp_path):
     output = tmp_path / "chaos.json"
     brief = ["--minutes", "0.08", "--calm-seconds", "1", "--clients", "4", "--questions", "9", "--longest", "60"]

@@ -14,6 +14,7 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "roomy", max_context=4096)
 
 
+@pytest.mark.slow
 def test_a_short_run_is_measured_whole(model, tmp_path):
     output, picture = tmp_path / "soak.json", tmp_path / "soak.png"
     brief = ["--minutes", "0.1", "--capacity-seconds", "1", "--clients", "4", "--longest", "40"]

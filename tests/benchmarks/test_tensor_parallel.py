@@ -21,6 +21,7 @@ def flags(**changes):
             *(part for name, value in values.items() for part in (f"--{name}", str(value)))]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sizes_are_measured_and_compared(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     output = tmp_path / "results.json"

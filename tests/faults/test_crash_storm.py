@@ -49,6 +49,7 @@ def committed(cluster):
     return 0
 
 
+@pytest.mark.slow
 def test_those_that_queue_through_many_losses_are_answered(cluster):
     """Two at a time run; whoever queues behind them has lost more services than convict one that ran."""
     work = jobs(40, tokens=400)
@@ -95,6 +96,7 @@ def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
     assert cluster.logs("gateway").count("ran alone") == 1
 
 
+@pytest.mark.slow
 def test_nobody_waits_beyond_the_deadline_however_often_the_service_comes_back(tiny_model):
     """It is back in less time than the deadline each time, and gone again before most of them get a token."""
     with Cluster(

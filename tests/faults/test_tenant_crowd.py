@@ -54,6 +54,7 @@ async def crowd(address):
     return light, heavy
 
 
+@pytest.mark.slow
 def test_a_crowd_leaves_another_tenant_its_places(cluster):
     started, scheduling = cluster
     light, heavy = asyncio.run(crowd(started.gateway_grpc))

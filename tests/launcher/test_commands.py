@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
-from launcher.commands import Layout, free_ports, join_address, proposer_name, reachable, split_address
+from launcher.commands import Layout, join_address, proposer_name, reachable, split_address
 from support.certificates import write_certificates
 
 
@@ -119,11 +118,3 @@ def test_wildcards_are_reached_on_loopback():
     assert [reachable(address) for address in ("0.0.0.0:1", "[::]:2", "127.0.0.3:3")] == [
         "127.0.0.1:1", "[::1]:2", "127.0.0.3:3"
     ]  # fmt: skip
-
-
-def test_free_ports_differ_and_can_be_bound():
-    ports = free_ports(8)
-    assert len(set(ports)) == 8
-    for port in ports:
-        with socket.create_server(("127.0.0.1", port)):
-            pass

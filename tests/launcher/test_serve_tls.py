@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from benchmarks.served import start_server
 from launcher.cli import app
-from launcher.commands import Layout, free_ports
+from launcher.commands import Layout
+from launcher.free_ports import free_ports
 from launcher.info import collect
 from launcher.process import ServiceProcess, Spawner
 from launcher.pulse import Pulse

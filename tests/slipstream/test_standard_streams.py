@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 from launcher.readiness import HealthConnection, is_serving
 from slipstream import Client
 

@@ -1,7 +1,7 @@
 """Real services for tests; see `launcher.cluster`."""
 
 from launcher.cluster import Cluster
-from launcher.commands import free_ports
+from launcher.free_ports import free_ports
 from launcher.readiness import StartupError
 
 __all__ = ["Cluster", "StartupError", "free_ports"]

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from launcher import free_ports as module
+from launcher.free_ports import LOWEST, free_ports
+
+
+def test_free_ports_differ_and_can_be_bound():
+    ports = free_ports(8)
+    assert len(set(ports)) == 8
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_no_connection_takes_one_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "range"
+    monkeypatch.setattr(module, "_RANGE", told)
+    told.write_text("20000\t30000\n")
+    assert all(LOWEST <= port < 20000 for port in free_ports(20))
+
+
+@pytest.mark.parametrize("text", ["", "none", "1024 65535"])
+def test_where_all_are_for_connections_the_system_chooses(text: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "range").write_text(text)
+    monkeypatch.setattr(module, "_RANGE", tmp_path / "range")
+    assert len(set(free_ports(4))) == 4
