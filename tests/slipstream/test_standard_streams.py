@@ -29,7 +29,8 @@ def without_streams(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 0
+        # 130: a service answered before the launcher had seen all of them, and a signal in the start ends that.
+        assert process.wait(SECONDS) in (0, 130)
     finally:
         process.kill()
         process.wait()
