@@ -28,6 +28,7 @@ def follower_of(cluster):
     return follower
 
 
+@pytest.mark.slow
 def test_a_killed_follower_ends_the_service(model):
     (job,) = jobs(1, tokens=450)
     with Cluster(model, verify_args=SHARED, gateway_args=("--resume-seconds", "0"), env=ONE_THREAD) as cluster:
@@ -48,6 +49,7 @@ def test_a_killed_follower_ends_the_service(model):
         assert "rank 1 of the model has ended with status -9" in log or "RankError: rank 0 of 2" in log
 
 
+@pytest.mark.slow
 def test_a_follower_does_not_outlive_a_killed_service(model):
     with Cluster(model, gateway=False, verify_args=SHARED, env=ONE_THREAD) as cluster:
         follower = follower_of(cluster)

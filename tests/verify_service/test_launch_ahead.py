@@ -86,6 +86,7 @@ def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
     check(twins, on_device, SETTINGS[settings], 0.8)
 
 
+@pytest.mark.slow
 def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of one model, each of which chooses for itself out of the tables that it is sent."""
     from benchmarks.engine_target import limits_of  # as late as `twins`
