@@ -62,7 +62,9 @@ def check(session: CheckedSession, reference: States, *, first: int = 0) -> None
 
 
 @contextmanager
-def cluster_of(model: Path, folder: Path, *verify_args: str, transport: str = "shm") -> Iterator[Cluster]:
+def cluster_of(
+    model: Path, folder: Path, *verify_args: str, transport: str = "shm", start_draft_now: bool = True
+) -> Iterator[Cluster]:
     folder.mkdir(exist_ok=True)
     (folder / "boundaries.json").write_text(json.dumps(BOUNDARIES))
     inproc = transport == "inproc"
@@ -71,6 +73,7 @@ def cluster_of(model: Path, folder: Path, *verify_args: str, transport: str = "s
         model,
         draft=(f"{'inproc:' * inproc}checker=support.state_checker:StateChecker:{folder}",),
         verify_args=("--draft-deadline-ms", "1000", *chosen, *verify_args),
+        start_draft_now=start_draft_now,
         env={"PYTHONPATH": str(TESTS)},
     ) as running:
         yield running
@@ -165,8 +168,7 @@ def test_a_drafter_that_comes_late_and_one_that_comes_back(demo_model: Path, tmp
     def work(length: int) -> list[Job]:
         return drafted(jobs(2, tokens=4000, length=length, vocabulary=(10, 8000)))
 
-    with cluster_of(demo_model, folder) as cluster:
-        cluster.kill("draft")
+    with cluster_of(demo_model, folder, start_draft_now=False) as cluster:
         interrupted(cluster, work(40), cluster.start_draft)
         late = ended(folder, 2)
 

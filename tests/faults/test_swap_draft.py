@@ -56,7 +56,6 @@ def test_a_new_draft_service_takes_over_under_load(cluster, plain, demo_draft_mo
         moved, former = drafters_at(cluster, newer), drafters_at(cluster, cluster.draft_address)
         assert state(cluster).running == STREAMS == moved[0].requests, "the streams were too short for this test"
         assert sum(drafter.requests for drafter in former) == 0
-        assert rate(moved) > rate(former) + 0.1
 
     async def run(newer):
         async with connect(cluster.gateway_grpc) as runner:
@@ -66,6 +65,7 @@ def test_a_new_draft_service_takes_over_under_load(cluster, plain, demo_draft_mo
 
     with draft_service(cluster, good(demo_draft_model), arguments=("--share", "0", "--topk", "1")) as newer:
         answers = asyncio.run(run(newer.command.address))
+        assert rate(drafters_at(cluster, newer.command.address)) > rate(drafters_at(cluster, cluster.draft_address))
     assert tokens_of(answers) == plain
     assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
 
