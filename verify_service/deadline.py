@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from verify_service.tree_source import Haste
+from verify_service.draft_source import Haste
 
 FIRST_SECONDS = 0.001
 """The deadline before any step was measured."""

@@ -179,7 +179,7 @@ def written(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(["completions", "chat/completions"]),
     field=FIELDS,

@@ -81,7 +81,7 @@ def test_a_message_up_to_the_limit_is_refused_by_name(hostile_gateway: GatewayPr
     assert from_rpc_error(error).field == field
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(["Generate", "Tokenize", "ListModels"]),
     numbers=st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 9, 12, 15]), max_size=3),

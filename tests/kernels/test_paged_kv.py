@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPagePool = PoolMachine.TestCase
-TestPagePool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPagePool.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_whoever_asks_is_told_of_pages_that_become_free() -> None:

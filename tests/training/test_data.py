@@ -21,7 +21,7 @@ def corpus_of(lengths: list[int]) -> Corpus:
 
 
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_documents_are_placed_whole_and_apart(lengths: list[int]) -> None:
     rows, offsets = place(np.array(lengths, dtype=np.int64), 32)
     taken: set[tuple[int, int]] = set()
@@ -33,7 +33,7 @@ def test_documents_are_placed_whole_and_apart(lengths: list[int]) -> None:
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=30), st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_targets_are_the_next_tokens_of_the_same_document(lengths: list[int], seed: int) -> None:
     corpus = corpus_of(lengths)
     order = np.random.default_rng(seed).permutation(len(lengths))

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
 from slipstream.v1 import sampling_pb2, verify_pb2
-from verify_service.codec import (
-    CancelRequest,
-    decode_sampling,
-    decode_session_request,
-    encode_info,
-    encode_outputs,
-    encode_sampling,
-    encode_state,
-)
+from verify_service.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.draft_records import Mode
 from verify_service.facts import VerifyFacts
 from verify_service.link_types import DrafterState, LinkState, ProposerStatus
@@ -41,6 +33,7 @@ from verify_service.request import (
     Usage,
 )
 from verify_service.sampling import validate_sampling
+from verify_service.sampling_codec import decode_sampling, encode_sampling
 from verify_service.tally import Tally
 
 FULL = SamplingParams(
@@ -125,7 +118,7 @@ def test_a_cancel_names_its_request() -> None:
     assert decode_session_request(message.SerializeToString(), 8, 0.0) == CancelRequest(RequestKey(8, 7))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_requests_or_the_clients_error(data: bytes) -> None:
     with contextlib.suppress(InvalidArgumentError):

@@ -35,9 +35,9 @@ from verify_service.draft_records import (
     Stamp,
     TreeReply,
 )
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 FACTS = LinkFacts("model", "tokenizer", 50, 128, 2, 512, 64)
 STAMP = Stamp(2**63, 3, 2**40, 17, 9)
@@ -108,7 +108,7 @@ def assert_harmless(link: DraftLink, honest: Attachment) -> None:
     assert honest.live
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes(data: bytes) -> None:
     link, hostile, honest = link_with_two_drafters()
@@ -116,7 +116,7 @@ def test_random_bytes(data: bytes) -> None:
     assert_harmless(link, honest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_random_records(data: st.DataObject) -> None:
     link, hostile, honest = link_with_two_drafters()
@@ -138,7 +138,7 @@ def test_random_records(data: st.DataObject) -> None:
     assert_harmless(link, honest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_damaged_messages(data: st.DataObject) -> None:
     link, hostile, honest = link_with_two_drafters()
@@ -152,7 +152,7 @@ def test_damaged_messages(data: st.DataObject) -> None:
     assert_harmless(link, honest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_random_attach_requests(data: bytes) -> None:
     with contextlib.suppress(InvalidArgumentError):

@@ -15,7 +15,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.gpu_rows import GpuRows
 from verify_service.page_table import PageTable
 from verify_service.request import SamplingParams
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 SCRATCH = 1000
 
@@ -55,7 +55,7 @@ def span_rows(plan: PassPlan) -> list[int]:
 
 
 @given(case=plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRows]]) -> None:
     size, table, items = case
     plan, deciding = GpuRows(table, size, SCRATCH).build(items)
@@ -82,7 +82,7 @@ def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRows]])
 
 
 @given(case=plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_deciding_item_has_its_root_and_nodes_in_a_row(case: tuple[int, PageTable, list[ScheduledRows]]) -> None:
     size, table, items = case
     plan, deciding = GpuRows(table, size, SCRATCH).build(items)

@@ -107,7 +107,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def fill(cache: PrefixCache, pool: PagePool, tokens: list[int], size: int, namespace: Namespace = ("", "")) -> None:
@@ -119,7 +119,7 @@ def fill(cache: PrefixCache, pool: PagePool, tokens: list[int], size: int, names
 
 
 @given(tokens=st.lists(st.integers(0, 3), max_size=30), size=st.integers(1, 8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_never_shares_a_partial_page(tokens: list[int], size: int) -> None:
     pool = PagePool(64)
     cache = PrefixCache(pool, size)

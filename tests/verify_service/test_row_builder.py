@@ -11,7 +11,7 @@ from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.request_state import RequestState
 from verify_service.row_builder import RowBuilder
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 SCRATCH = 1000
 
@@ -43,7 +43,7 @@ def plans(draw: st.DrawFn) -> tuple[EngineConfig, np.ndarray, list[ScheduledRows
 
 
 @given(plan=plans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_follow_the_plan(plan: tuple[EngineConfig, np.ndarray, list[ScheduledRows]]) -> None:
     config, table, items = plan
     size = config.page_size

@@ -209,7 +209,7 @@ def test_budgets_of_the_request_are_kept(model) -> None:
     top_k=st.integers(1, 3),
     chunk=st.sampled_from([3, 16, 256]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sessions_that_grew_equal_fresh_ones_and_batches_equal_single_ones(
     model, prompts, steps, sampling, top_k, chunk
 ) -> None:

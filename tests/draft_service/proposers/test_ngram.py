@@ -70,7 +70,7 @@ def test_a_long_prompt_is_indexed_in_pieces() -> None:
     max_nodes=st.integers(2, 20),
     max_depth=st.integers(1, 8),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_path_continues_an_earlier_occurrence_of_the_suffix(
     tokens, cuts, shortest, extra, max_nodes, max_depth
 ) -> None:

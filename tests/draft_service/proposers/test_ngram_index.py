@@ -37,7 +37,7 @@ def looked_through(tokens, lengths, *, max_nodes, max_depth, max_matches, trust)
     max_matches=st.integers(1, 8),
     trust=st.integers(1, 4),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_trees_are_those_of_the_text(tokens, first, shortest, extra, max_nodes, max_depth, max_matches, trust) -> None:
     lengths = range(shortest, shortest + extra + 1)
     limits = {"max_depth": max_depth, "max_matches": max_matches, "trust": trust}

@@ -102,7 +102,7 @@ def test_a_long_prompt_is_taken_in_by_pieces() -> None:
     max_depth=st.integers(1, 8),
     mode=st.sampled_from(["tree", "path"]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_trees_keep_the_limits(texts, max_nodes, max_depth, mode) -> None:
     proposer = SuffixProposer("suffix", SuffixConfig(max_spec_factor=4, max_cached_requests=2, mode=mode, max_nodes=16))
     for session, text in enumerate(texts, start=1):

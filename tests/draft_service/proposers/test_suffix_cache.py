@@ -33,7 +33,7 @@ def built(depth: int, responses: list[list[int]]) -> dict[tuple[int, ...], int]:
     max_requests=st.integers(1, 6),
     max_tokens=st.integers(20, 120),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_trees_hold_what_was_not_evicted(responses, max_requests, max_tokens) -> None:
     cache = SuffixCache(6, max_requests, max_tokens)
     said: dict[tuple[str, str], list[list[int]]] = {}

@@ -136,7 +136,7 @@ def check_nodes(tree, search, case, references) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_the_best_tree_of_all_lengths(case) -> None:
     tree, search, references = run(case, as_tree=True)
     best = max(
@@ -154,7 +154,7 @@ def test_the_best_tree_of_all_lengths(case) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_the_best_path_of_all_lengths(case) -> None:
     tree, search, references = run(case, as_tree=False)
     scores = [

@@ -118,7 +118,7 @@ def fill(tree: SuffixTree, sequences: list[list[int]], pieces: int = 7) -> list[
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=80), depth=st.integers(1, 12), piece=st.integers(1, 80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_text_under_way(text, depth, piece) -> None:
     tree = SuffixTree(depth)
     tree.stage(0, text)
@@ -128,7 +128,7 @@ def test_a_text_under_way(text, depth, piece) -> None:
 
 
 @given(sequences=SEQUENCES, depth=st.integers(1, 10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whole_sequences(sequences, depth) -> None:
     tree = SuffixTree(depth, removable=True)
     fill(tree, sequences)
@@ -136,7 +136,7 @@ def test_whole_sequences(sequences, depth) -> None:
 
 
 @given(sequences=SEQUENCES, depth=st.integers(1, 10), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_was_removed_leaves_no_trace(sequences, depth, data) -> None:
     tree = SuffixTree(depth, removable=True)
     places = fill(tree, sequences)
@@ -154,7 +154,7 @@ def test_what_was_removed_leaves_no_trace(sequences, depth, data) -> None:
 
 
 @given(sequences=SEQUENCES, depth=st.integers(1, 10), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_sequence_half_removed(sequences, depth, data) -> None:
     tree = SuffixTree(depth, removable=True)
     begin, length = fill(tree, sequences)[0]

@@ -84,7 +84,7 @@ def reference(model: CausalLM) -> tuple[list[int], np.ndarray]:
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_chunks_pages_and_threads_change_no_bit(
     tiny_model: Path,
     reference: tuple[list[int], np.ndarray],
@@ -136,7 +136,7 @@ def tree_batch(
 
 
 @given(data=st.data(), prefix=st.integers(1, 40), page_size=st.sampled_from([1, 16, 64]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tree_nodes_get_the_bits_of_plain_decoding(
     model: CausalLM, reference: tuple[list[int], np.ndarray], data: st.DataObject, prefix: int, page_size: int
 ) -> None:

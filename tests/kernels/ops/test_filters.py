@@ -41,14 +41,14 @@ def test_nothing_is_filtered_but_minus_infinity() -> None:
     x=hnp.arrays(np.float32, st.integers(1, 200), elements=st.sampled_from([-np.inf, -50, -1, -0.5, 0, 0.25, 0.26, 3])),
     top_k=st.integers(1, 210),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_top_k_breaks_ties_by_the_lowest_id(x: np.ndarray, top_k: int) -> None:
     x[0] = 0
     assert candidates(x, top_k=top_k) == filter_reference(x, top_k, 1, 0).tolist()
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 400), scale=st.sampled_from([0.001, 1, 20]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_all_filters_match_a_full_sort(seed: int, size: int, scale: float) -> None:
     """Ties included: logits are rounded to multiples of 1/8."""
     rng = np.random.default_rng(seed)

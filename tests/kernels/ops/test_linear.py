@@ -47,7 +47,7 @@ def test_is_one_chain_of_fused_additions_from_zero() -> None:
 
 
 @given(rows=st.integers(1, 60), start=st.integers(0, ROWS - 60), neighbours=st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_do_not_depend_on_their_company(rows: int, start: int, neighbours: int) -> None:
     weight, x = pack_weight(random_weight(70, INPUTS)), random_rows(ROWS, INPUTS)
     expected = linear(x, weight)[start : start + rows]

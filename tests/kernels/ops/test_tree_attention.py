@@ -46,7 +46,7 @@ def test_matches_float64(head_dim: int, heads: int) -> None:
     neighbours=st.integers(0, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_row_depends_on_its_positions_alone(
     length: int, prefix: int, page_size: int, neighbours: int, seed: int
 ) -> None:

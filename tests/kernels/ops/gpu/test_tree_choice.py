@@ -146,7 +146,7 @@ def check(batch: list[Request | None], page_size: int, segment_rows: int) -> Non
 
 
 @given(st.lists(st.none() | requests(), min_size=1, max_size=3), st.sampled_from([1, 4, 16]), st.integers(1, 16))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_tree_of_the_end_that_came_is_laid_out(
     batch: list[Request | None], page_size: int, segment_rows: int
 ) -> None:

@@ -40,7 +40,7 @@ def tensor(values: object) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.asarray(values, np.int32))).to(DEVICE)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(trees(), st.integers(0, 5), st.sampled_from([2, 6, MAX_ROWS])), min_size=1, max_size=4))
 @pytest.mark.parametrize("op", [hand_trees, hand_trees_reference])
 def test_a_choice_gets_the_tree_that_was_drafted_for_it(op, batch):

@@ -51,7 +51,7 @@ def check(batch: list[TokenTree | None]) -> None:
 
 
 @given(batches())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_paths_are_the_trees(batch: list[TokenTree | None]) -> None:
     check(batch)
 

@@ -86,7 +86,7 @@ def check(batch: list[Item | None]) -> None:
 
 
 @given(batches())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_walks_as_token_trees_do(batch: list[Item | None]) -> None:
     check(batch)
 
