@@ -17,10 +17,10 @@ from verify_service.config import GPU_SPIN_SECONDS, SPIN_SECONDS
 from verify_service.device_rings import DeviceRings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.draft_source import Committed
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig, LinkState
 from verify_service.request import RequestKey
-from verify_service.tree_source import Committed
 
 __all__ = [
     "GPU_SPIN_SECONDS",

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from verify_service.draft_source import FeatureTaker, Follower, ForesightSource, NoTrees, TreeSource
 from verify_service.engine_config import EngineConfig
-from verify_service.following import Follower
 from verify_service.loop import VerifyLoop
 from verify_service.request import (
     FinishReason,
@@ -23,7 +23,6 @@ from verify_service.request import (
     StepOutput,
     Usage,
 )
-from verify_service.tree_source import FeatureTaker, ForesightSource, NoTrees, TreeSource
 
 __all__ = [
     "Answer",

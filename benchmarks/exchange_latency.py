@@ -27,10 +27,10 @@ from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import ModelConfig
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.draft_source import Committed, Opening
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 TEXT = tuple(range(10, 42)) * 2
 """Repeats itself, so that there is a tree at every step."""

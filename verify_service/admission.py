@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.draft_source import TreeSource
 from verify_service.engine_config import EngineConfig
 from verify_service.request import GenerationRequest, SpeculationParams
 from verify_service.request_state import RequestState
 from verify_service.sampling import check_range, check_tokens, validate_sampling
-from verify_service.tree_source import TreeSource
 
 MAX_NAME_BYTES = 256
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0

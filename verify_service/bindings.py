@@ -11,12 +11,12 @@ from verify_service.attachments import Attachment, offered_by
 from verify_service.commit_message import CommitMessage
 from verify_service.device_ring import Span
 from verify_service.draft_records import Close, Gap, Offer, Open
+from verify_service.draft_source import Committed, Extended, Haste, Opening, Wanted
 from verify_service.feature_feed import reachable, send_states, step_bytes
 from verify_service.feature_rows import FeatureRows
 from verify_service.request import FinishReason, RequestKey
 from verify_service.share import choose, draw
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed, Extended, Haste, Opening, Wanted
 
 T = TypeVar("T")
 

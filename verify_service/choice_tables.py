@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.gpu.pass_plan import CHOICE
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 
 def choice_tables(items: Sequence[ScheduledRows], before: Mapping[RequestState, int]) -> dict[str, NDArray[np.int32]]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from slipstream_kernels.models.boundaries import Bits
 from verify_service.attachments import Attachment
-from verify_service.device_ring import Span
-from verify_service.draft_records import Commit, DeviceRows
+from verify_service.device_ring import DeviceRows, Span
+from verify_service.draft_records import Commit
+from verify_service.draft_source import Committed
 from verify_service.feature_feed import MESSAGE_BYTES, bytes_of
 from verify_service.feature_rows import FeatureRows
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
+from verify_service.acceptance import Walk, walk
 from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.page_table import PageTable
@@ -23,11 +24,10 @@ from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
 from verify_service.row_builder import RowBuilder, StepRows
 from verify_service.sampling_table import SamplingTable
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Launched
+from verify_service.scheduled_request import ScheduledRows
 from verify_service.step_logprobs import chosen_rows, logprob_entries
+from verify_service.step_result import Decision, Launched
 from verify_service.step_states import StepStates, places_of
-from verify_service.verifier import Walk, walk
 
 if TYPE_CHECKING:
     import torch

@@ -5,19 +5,31 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.exchange.byte_ring import RingError
 from slipstream_kernels.exchange.device_memory import DATA_OFFSET
-from verify_service.draft_records import DeviceRows
 
 if TYPE_CHECKING:
     import torch
 
     from slipstream_kernels.exchange.device_memory import DeviceBlock
-    from verify_service.slots import Slot
 
 _ALIGNMENT = 256
+
+
+class SlotKey(Protocol):
+    """What a slot holds, as far as a ring has to know: whose states, and at which boundaries."""
+
+    @property
+    def generation(self) -> int:
+        """One for each request that the slot has held."""
+        ...
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Those whose states its drafter wants."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +53,7 @@ class Span:
     Lives as long as the step that may write there, and the rows that it has computed.
     """
 
-    slot: Slot
+    slot: SlotKey
     generation: int
     boundaries: tuple[int, ...]
     first: int
@@ -55,7 +67,7 @@ class Span:
     """of the first number in `target`"""
     room: Room
 
-    def serves(self, slot: Slot) -> bool:
+    def serves(self, slot: SlotKey) -> bool:
         """Whether it was made for what a slot holds."""
         return self.slot is slot and self.generation == slot.generation and self.boundaries == slot.boundaries
 
@@ -103,7 +115,7 @@ class DeviceRing:
             raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
         self._released = messages
 
-    def reserve(self, slot: Slot, first: int, count: int, hidden_size: int) -> Span | None:
+    def reserve(self, slot: SlotKey, first: int, count: int, hidden_size: int) -> Span | None:
         """Room for states of a slot's positions; None while the drafter has not released enough."""
         row_bytes = 2 * len(slot.boundaries) * hidden_size
         size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -129,3 +141,12 @@ class DeviceRing:
             self._rooms.popleft()
         self._tail = self._written
         return self._tail
+
+
+class DeviceRows(NamedTuple):
+    """Rows of states in an attachment's device ring, `position` bytes after its beginning, and the room they are in."""
+
+    position: int
+    rows: int
+    row_bytes: int
+    room: Room

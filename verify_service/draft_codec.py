@@ -14,7 +14,6 @@ from slipstream_kernels.exchange.tree_message import TreeReader
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.attachments import MAX_NAME, MAX_VERSION, MIN_VERSION
-from verify_service.codec import FINISH_REASONS, encode_sampling
 from verify_service.draft_records import (
     NO_NODE,
     AttachReply,
@@ -39,6 +38,7 @@ from verify_service.draft_records import (
     Unfit,
 )
 from verify_service.request import FinishReason
+from verify_service.sampling_codec import FINISH_REASONS, encode_sampling
 
 _MODES = {
     draft_pb2.DRAFT_MODE_UNSPECIFIED: Mode.LOCKSTEP,

@@ -19,15 +19,15 @@ from verify_service.deadline import Deadline
 from verify_service.device_ring import Span
 from verify_service.device_rings import DeviceRings
 from verify_service.draft_records import AttachReply, AttachRequest, Command, LinkFacts, Reply
-from verify_service.following import FollowedRows, Reads, follow
+from verify_service.draft_source import Committed, Extended, FollowedRows, Opening, Prepared, Reads, Wanted
 from verify_service.intake import Intake
 from verify_service.link_types import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
+from verify_service.on_device_drafts import follow
 from verify_service.refusals import Refusal, Refusals
 from verify_service.registry import Registry
 from verify_service.request import FinishReason, RequestKey
-from verify_service.step_engine import Outcome
+from verify_service.step_result import Outcome
 from verify_service.transports import Transport, Wake
-from verify_service.tree_source import Committed, Extended, Opening, Prepared, Wanted
 from verify_service.waiting import TURN_SECONDS, deaf, learn, patience_for
 from verify_service.ways import Means
 

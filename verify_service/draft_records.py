@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.device_ring import DeviceRows
 from verify_service.request import FinishReason, SamplingParams
-
-if TYPE_CHECKING:
-    from verify_service.device_ring import Room
 
 
 class Stamp(NamedTuple):
@@ -56,15 +54,6 @@ class Open:
     cached_length: int
     max_nodes: int
     max_depth: int
-
-
-class DeviceRows(NamedTuple):
-    """Rows of states in an attachment's device ring, `position` bytes after its beginning, and the room they are in."""
-
-    position: int
-    rows: int
-    row_bytes: int
-    room: Room
 
 
 @dataclass(frozen=True, slots=True)

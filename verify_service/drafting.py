@@ -9,9 +9,19 @@ from types import MappingProxyType
 
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.acceptance import cut
+from verify_service.draft_source import (
+    Committed,
+    FollowedRows,
+    Follower,
+    ForesightSource,
+    Opening,
+    Prepared,
+    Reads,
+    TreeSource,
+)
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
-from verify_service.following import FollowedRows, Follower, Reads
 from verify_service.kv_memory import KVMemory
 from verify_service.late_trees import read_late, take_all, unread
 from verify_service.node_budget import NodeBudget
@@ -21,13 +31,11 @@ from verify_service.path_chances import Drafted
 from verify_service.prepared_choices import fitting
 from verify_service.request import FinishReason, RequestKey
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Outcome
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_result import Decision, Outcome
 from verify_service.tree_share import allowed_nodes, cut_trees, observe_wait
-from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.tree_waits import TreeWaits
 from verify_service.tree_wishes import TreeWishes, haste_of
-from verify_service.verifier import cut
 
 _log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from slipstream.rpc.errors import InternalError
+from verify_service.acceptance import NO_TOKEN, by_source
 from verify_service.device_fault import end_if_device_lost
 from verify_service.drafting import Drafting
 from verify_service.outputs import PLAIN_STEP, end_output, score_outputs, step_output
 from verify_service.pipeline import Step
 from verify_service.request import FinishReason, SpeculationStep, StepOutput
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, StepEngine
-from verify_service.tally import by_source
-from verify_service.verifier import NO_TOKEN
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_engine import StepEngine
+from verify_service.step_result import Decision
 
 _log = logging.getLogger(__name__)
 

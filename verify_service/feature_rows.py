@@ -11,8 +11,7 @@ import numpy as np
 from slipstream_kernels.models.boundaries import Bits
 
 if TYPE_CHECKING:
-    from verify_service.device_ring import Span
-    from verify_service.slots import Slot
+    from verify_service.device_ring import SlotKey, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +107,7 @@ class FeatureRows:
         by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
-    def span_of(self, slot: Slot) -> Span | None:
+    def span_of(self, slot: SlotKey) -> Span | None:
         """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them.
 
         Waits until they are there.

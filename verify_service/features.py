@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from verify_service.device_ring import Span
+from verify_service.draft_source import Extended, FeatureTaker, Wanted
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.feature_store import FeatureStore
 from verify_service.pipeline import Step
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 from verify_service.step_engine import StepEngine
-from verify_service.tree_source import Extended, FeatureTaker, Wanted
 
 _log = logging.getLogger(__name__)
 

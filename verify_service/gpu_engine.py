@@ -14,6 +14,7 @@ from slipstream_kernels.models.boundaries import Bits, boundaries_of
 from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.acceptance import Walk
 from verify_service.device_ring import Span
 from verify_service.engine_config import EngineConfig
 from verify_service.gpu_rows import GpuRows
@@ -22,11 +23,10 @@ from verify_service.page_table import PageTable
 from verify_service.prompt_scores import PromptScores
 from verify_service.request import PositionLogprobs
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Launched, Outcome
+from verify_service.scheduled_request import ScheduledRows
 from verify_service.step_logprobs import chosen_rows, logprob_entries
+from verify_service.step_result import Decision, Launched, Outcome
 from verify_service.step_states import StepStates
-from verify_service.verifier import Walk
 
 if TYPE_CHECKING:
     import torch

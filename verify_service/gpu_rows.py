@@ -16,7 +16,7 @@ from verify_service.choice_tables import choice_tables
 from verify_service.page_table import PageTable
 from verify_service.prompt_scores import next_tokens
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 IntArray = NDArray[np.int32]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.draft_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 from verify_service.request import FinishReason, RequestKey
-from verify_service.tree_source import Committed, ForesightSource, Opening, Prepared, TreeSource
 
 TOLD_SECONDS = 1.0
 """How often a drafter that hangs is told what has happened meanwhile, by which one that goes on takes notice."""

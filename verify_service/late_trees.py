@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from verify_service.attachments import TRANSPORTS, Attachment
 from verify_service.deadline import Deadline
 from verify_service.draft_records import Mode
+from verify_service.draft_source import Haste
 from verify_service.tally import Tally
-from verify_service.tree_source import Haste
 
 AUTO = "auto"
 """The default proposer that is the first configured one, else the first one attached."""

@@ -16,12 +16,12 @@ from slipstream.rpc.errors import (
 )
 from verify_service.admission import Admission
 from verify_service.device_fault import end_if_device_lost
+from verify_service.draft_source import FeatureTaker, Follower, ForesightSource, TreeSource
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel, new_engine
 from verify_service.epilogue import Epilogue
 from verify_service.features import Features
-from verify_service.following import Follower
 from verify_service.inbox import CancelRequest, CancelSession, Drain, Inbox, Stop
 from verify_service.kv_memory import KVMemory
 from verify_service.loop_state import LoopCounters, LoopState, snapshot
@@ -32,9 +32,9 @@ from verify_service.pass_share import PassShare
 from verify_service.pipeline import Pipeline, Step
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, StepOutput
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows, Scheduler
-from verify_service.step_engine import Decision
-from verify_service.tree_source import FeatureTaker, ForesightSource, TreeSource
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.scheduler import Scheduler
+from verify_service.step_result import Decision
 from verify_service.undecided import decided_part, undecided_error
 
 _log = logging.getLogger(__name__)

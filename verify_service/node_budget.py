@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from verify_service.acceptance import Acceptance
 from verify_service.pass_costs import Floats, PassCosts
 
 Ints = NDArray[np.int64]
@@ -26,7 +27,7 @@ The second number is that of plain steps between trials once several of them wer
 WEIGH_EVERY = 8
 """Steps from one weighing to the next while nothing pays."""
 
-_FAST, _SLOW = 0.1, 0.02
+_FAST = 0.1
 _RECENT = 13
 """Waits of which the middle one counts."""
 _FIRST_USES = 2
@@ -41,29 +42,6 @@ _BATCHED = 8
 """Requests for whose trees a level takes twice as long as for one alone, where only one of both was measured."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
-
-
-@dataclass(slots=True)
-class Acceptance:
-    """How often a level of a request's trees was matched once it was reached; old steps fade."""
-
-    tried: float = 0.0
-    matched: float = 0.0
-    last: int = 0
-    """Levels matched the last time."""
-
-    def observe(self, tried: int, matched: int) -> None:
-        self.last = matched
-        self.tried += tried - _SLOW * self.tried
-        self.matched += matched - _SLOW * self.matched
-
-    def fade(self) -> None:
-        """Count for half what was seen."""
-        self.tried, self.matched = self.tried / 2, self.matched / 2
-
-    def rate(self, prior: float, weight: float = 8.0) -> float:
-        """Estimate that starts at `prior`, which counts as `weight` observations."""
-        return min(0.98, (self.matched + weight * prior) / (self.tried + weight))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 from verify_service.drafting import Drafting
 from verify_service.launch_time import LaunchTime
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Launched, StepEngine
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_engine import StepEngine
+from verify_service.step_result import Decision, Launched
 
 
 @dataclass(frozen=True, slots=True, eq=False)

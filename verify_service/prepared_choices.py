@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.acceptance import cut, matched
+from verify_service.draft_source import Prepared
 from verify_service.kv_memory import KVMemory
-from verify_service.scheduler import Choice, ScheduledRows
-from verify_service.tally import matched
-from verify_service.tree_source import Prepared
-from verify_service.verifier import cut
+from verify_service.scheduled_request import Choice, ScheduledRows
 
 
 def fitting(memory: KVMemory, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verify_service.node_budget import Acceptance
+from verify_service.acceptance import Acceptance
 from verify_service.prefix_cache import Lease, Namespace
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
 

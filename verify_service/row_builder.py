@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.engine_config import EngineConfig
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 IntArray = NDArray[np.int32]
 

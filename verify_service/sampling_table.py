@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.ops.sampling import SamplingRows
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 IntArray = NDArray[np.int32]
 

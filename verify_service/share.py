@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from verify_service.attachments import Attachment
-from verify_service.tree_source import Opening
+from verify_service.draft_source import Opening
 
 _TOKENS_READ = 1024
 

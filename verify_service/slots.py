@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from verify_service.acceptance import matched
 from verify_service.answer_time import Asked
 from verify_service.draft_records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
+from verify_service.draft_source import Prepared
 from verify_service.hindsight import Hindsight
 from verify_service.request import RequestKey
-from verify_service.tally import Tally, matched
-from verify_service.tree_source import Prepared
+from verify_service.tally import Tally
 
 NEAR_TOKENS = 32
 """A drafter that has answered a state so few tokens ago has caught up: one pass brings it to the newest one."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_service.request import PositionLogprobs, TokenLogprob
-from verify_service.step_engine import Decision
+from verify_service.step_result import Decision
 
 
 def chosen_rows(decision: Decision, count: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slipstream_kernels.models.boundaries import Bits
 from verify_service.feature_rows import FeatureRows, LateRows
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 if TYPE_CHECKING:
     from verify_service.device_ring import Span

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.acceptance import by_source, matched
 from verify_service.answer_time import AnswerTimes
 from verify_service.request import SourceCount
 
@@ -69,28 +70,3 @@ class Tally:
             before = self.sources.get(name, SourceCount(name, 0, 0))
             self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
         return node
-
-
-def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, ...]:
-    """The nodes of a tree, and those of them that were accepted, by proposer in the order in which they first appear.
-
-    Empty where the tree is one proposer's own.
-    """
-    sources = tree.sources or ()
-    right = [sources[node] for node in accepted] if sources else []
-    return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
-
-
-def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
-    """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
-    ids, parents, at, count = tree.token_ids, tree.parents, -1, 0
-    for token in tokens:
-        node = at
-        try:
-            node = ids.index(token, node + 1)
-            while parents[node] != at:
-                node = ids.index(token, node + 1)
-        except ValueError:
-            break
-        at, count = node, count + 1
-    return at, count

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.acceptance import cut
 from verify_service.fair_share import split_whole
 from verify_service.pass_share import Load, PassShare
-from verify_service.scheduler import ScheduledRows
-from verify_service.verifier import cut
+from verify_service.scheduled_request import ScheduledRows
 
 Drafts = Sequence[tuple[ScheduledRows, TokenTree]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from verify_service.draft_source import Haste
 from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
 from verify_service.request_state import RequestState
-from verify_service.tree_source import Haste
 
 REST_AFTER = 8
 """Steps in a row in which no trees pay before drafters are told of few requests only."""

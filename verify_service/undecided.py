@@ -7,9 +7,9 @@ tree, those of the accepted path. No other request is touched, and its pages do 
 from __future__ import annotations
 
 from slipstream.rpc.errors import InternalError
+from verify_service.acceptance import NO_TOKEN, Walk
 from verify_service.outputs import cut_output
-from verify_service.step_engine import Decision
-from verify_service.verifier import NO_TOKEN, Walk
+from verify_service.step_result import Decision
 
 
 def decided_part(decision: Decision) -> Decision | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
 from verify_service.deadline import Deadline
-from verify_service.tree_source import Haste
+from verify_service.draft_source import Haste
 
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from math import ceil
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.draft_source import Committed, Opening
 from verify_service.engine_config import EngineConfig
 from verify_service.engines import TargetModel
 from verify_service.loop import VerifyLoop
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
-from verify_service.tree_source import Committed, Opening
 
 _TOKENS = 4
 _LONGEST = 16

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.engine_trees import OracleTrees, RandomTrees, SizedTrees, TreesByName, topology
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.draft_source import Committed, Opening
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 VOCAB = 64
 

@@ -29,8 +29,8 @@ from verify_service import device_rings
 from verify_service.device_rings import DeviceRings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.draft_source import Committed, Extended, Wanted
 from verify_service.feature_rows import FeatureRows
-from verify_service.tree_source import Committed, Extended, Wanted
 
 HIDDEN, CAPTURED = 16, (1, 2, 4)
 FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 4, 512, 64, feature_boundaries=tuple(range(6)), most_boundaries=3)

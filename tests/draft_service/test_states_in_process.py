@@ -16,12 +16,12 @@ from verify_service import device_rings
 from verify_service.device_ring import Span
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.draft_source import Committed, Extended, Wanted
+from verify_service.draft_source import Opening as LinkOpening
 from verify_service.feature_rows import FeatureRows
 from verify_service.in_process import attach_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Extended, Wanted
-from verify_service.tree_source import Opening as LinkOpening
 
 KEY = RequestKey(1, 1)
 HIDDEN = 1024

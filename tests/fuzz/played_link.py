@@ -11,9 +11,9 @@ from support.played_link import FACTS
 from verify_service.attachments import Attachment
 from verify_service.draft_codec import decode_attach
 from verify_service.draft_link import DraftLink
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 REQUESTS = 3
 SLOTS = 4

@@ -16,9 +16,9 @@ from verify_service.device_rings import DeviceRings
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)

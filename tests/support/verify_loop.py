@@ -14,8 +14,8 @@ import numpy as np
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.admission import Admission
+from verify_service.draft_source import Committed, FeatureTaker, Follower, ForesightSource, NoTrees, Opening, TreeSource
 from verify_service.engine_config import EngineConfig
-from verify_service.following import Follower
 from verify_service.loop import VerifyLoop
 from verify_service.request import (
     FinishReason,
@@ -27,7 +27,6 @@ from verify_service.request import (
 )
 from verify_service.request_state import RequestState
 from verify_service.step_logprobs import logprob_entries
-from verify_service.tree_source import Committed, FeatureTaker, ForesightSource, NoTrees, Opening, TreeSource
 
 PROPOSER = "test"
 Target = CausalLM | Callable[[EngineConfig], Any]

@@ -12,6 +12,8 @@ import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
+from verify_service.acceptance import Walk
+from verify_service.draft_source import Committed
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_feed import step_bytes
@@ -20,10 +22,8 @@ from verify_service.node_budget import NodeBudget
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision
-from verify_service.tree_source import Committed
-from verify_service.verifier import Walk
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_result import Decision
 
 _PROMPT = range(10, 40)
 _DEPTH = 5

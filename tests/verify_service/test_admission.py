@@ -9,9 +9,9 @@ import pytest
 from slipstream.rpc.errors import InvalidArgumentError
 from support.verify_loop import PROPOSER, RandomTrees
 from verify_service.admission import Admission
+from verify_service.draft_source import NoTrees, TreeSource
 from verify_service.engine_config import EngineConfig
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
-from verify_service.tree_source import NoTrees, TreeSource
 
 REQUEST = GenerationRequest(RequestKey(1, 2), (1, 2, 3), arrival=0.0)
 EOS = 2

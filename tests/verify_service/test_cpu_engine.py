@@ -13,7 +13,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.request import PositionLogprobs, SamplingParams
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 PROMPT = list(range(30, 47))
 GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=3)

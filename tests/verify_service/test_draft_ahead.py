@@ -22,11 +22,11 @@ from verify_service.attachments import MAX_AHEAD
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts, Mode
 from verify_service.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
 from verify_service.slots import Slot
 from verify_service.tally import Tally
-from verify_service.tree_source import Committed, Opening
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)

@@ -11,6 +11,7 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.fixed_trees import Fixed, Listener, decoding
+from verify_service.acceptance import Walk
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureRows
@@ -18,9 +19,8 @@ from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import NodeBudget
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision
-from verify_service.verifier import Walk
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_result import Decision
 
 
 def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: PassCosts | None = None) -> Drafting:

@@ -10,6 +10,7 @@ import pytest
 from slipstream.rpc.errors import InternalError
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
+from verify_service.acceptance import Walk
 from verify_service.engine_config import EngineConfig
 from verify_service.epilogue import Epilogue
 from verify_service.outputs import PLAIN_STEP
@@ -22,9 +23,8 @@ from verify_service.request import (
     SpeculationStep,
     TokenLogprob,
 )
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision, Launched
-from verify_service.verifier import Walk
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.step_result import Decision, Launched
 
 CONFIG = EngineConfig(num_pages=8)
 ENTRY = PositionLogprobs(TokenLogprob(1, -0.5, 1), ())

@@ -27,9 +27,9 @@ from verify_service.draft_records import (
     Stamp,
     TreeReply,
 )
+from verify_service.draft_source import Committed, Extended, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Extended, Opening
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, **most: int) -> None:

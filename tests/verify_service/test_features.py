@@ -20,13 +20,13 @@ from support.host_device_memory import HostMemory
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service import features as module
 from verify_service.device_ring import DeviceRing, Span
+from verify_service.draft_source import Committed, Extended, Opening, Wanted
 from verify_service.engine_config import EngineConfig
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.feature_store import FeatureStore
 from verify_service.features import Features
 from verify_service.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.slots import Slot
-from verify_service.tree_source import Committed, Extended, Opening, Wanted
 
 WANTED = (1, 3)
 

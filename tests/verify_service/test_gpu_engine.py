@@ -17,7 +17,7 @@ from verify_service.gpu_engine import GpuEngine, GpuStep
 from verify_service.kv_memory import KVMemory
 from verify_service.request import SamplingParams
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 PROMPT = list(range(30, 47))
 CONFIG = EngineConfig(num_pages=64, page_size=8, max_running=3, step_nodes=32, prefill_chunk=64)

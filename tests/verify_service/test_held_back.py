@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.draft_source import Committed, NoTrees, Opening
 from verify_service.held_back import MOST_TOKENS, TOLD_SECONDS, HeldBack
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, NoTrees, Opening
 
 ONE, TWO, THREE = RequestKey(1, 1), RequestKey(1, 2), RequestKey(1, 3)
 TREE = TokenTree((7,), (-1,))

@@ -15,10 +15,10 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service import in_process
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import LinkFacts
+from verify_service.draft_source import Committed, Opening
 from verify_service.in_process import attach_host, load_host
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 KEY = RequestKey(1, 1)
 TREE = TokenTree.chain((4, 5))

@@ -10,7 +10,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.late_trees import read_late, take_all, unread
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 TREE = TokenTree.chain((5, 6))
 

@@ -30,9 +30,9 @@ from verify_service.draft_records import (
     Stamp,
     TreeReply,
 )
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import FinishReason, RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 FACTS = LinkFacts("model", "tokenizer", 100, 4, 2, 1 << 17, 64)
 SLOTS = 4

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify_service.node_budget import (
-    FORGET_FIRST,
-    FORGET_LAST,
-    PROBE_EVERY,
-    PROBE_STEPS,
-    Acceptance,
-    Bidder,
-    NodeBudget,
-)
+from verify_service.acceptance import Acceptance
+from verify_service.node_budget import FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
 from verify_service.pass_costs import PassCosts
 
 FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]

@@ -12,6 +12,8 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
+from verify_service.acceptance import Walk
+from verify_service.draft_source import NoTrees, TreeSource
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
@@ -20,10 +22,8 @@ from verify_service.pass_costs import PassCosts
 from verify_service.pipeline import Pipeline
 from verify_service.request import SamplingParams
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Choice, ScheduledRows
-from verify_service.step_engine import Decision, Launched
-from verify_service.tree_source import NoTrees, TreeSource
-from verify_service.verifier import Walk
+from verify_service.scheduled_request import Choice, ScheduledRows
+from verify_service.step_result import Decision, Launched
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
 

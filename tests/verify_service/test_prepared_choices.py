@@ -7,15 +7,15 @@ from typing import Any
 
 from slipstream_kernels.token_tree import TokenTree
 from support.fixed_trees import Listener, decoding
+from verify_service.acceptance import Walk
+from verify_service.draft_source import Prepared
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.node_budget import NodeBudget
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
-from verify_service.scheduler import Choice, ScheduledRows
-from verify_service.tree_source import Prepared
-from verify_service.verifier import Walk
+from verify_service.scheduled_request import Choice, ScheduledRows
 
 
 class Foreseeing(Listener):

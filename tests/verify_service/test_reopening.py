@@ -10,9 +10,9 @@ from verify_service.allowance import OPENED_AT_ONCE, OPENED_PER_STEP
 from verify_service.attachments import Attachment
 from verify_service.draft_link import DraftLink
 from verify_service.draft_records import AttachRequest, Command, Commit, LinkFacts, Offer, Open, Resume, TreeReply
+from verify_service.draft_source import Committed, Opening
 from verify_service.link_types import LinkConfig
 from verify_service.request import RequestKey, SamplingParams
-from verify_service.tree_source import Committed, Opening
 
 FACTS = LinkFacts("model", "tokenizer", 100, 4, 2, 1 << 17, 64)
 LONG = OPENED_AT_ONCE // 2

@@ -18,7 +18,7 @@ from verify_service.engine_config import EngineConfig
 from verify_service.request import SamplingParams
 from verify_service.request_state import RequestState
 from verify_service.sampling_table import SamplingTable
-from verify_service.scheduler import ScheduledRows
+from verify_service.scheduled_request import ScheduledRows
 
 CONFIG = EngineConfig(num_pages=64)
 VOCAB, EOS = 512, 2

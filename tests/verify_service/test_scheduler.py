@@ -6,7 +6,8 @@ from support.verify_loop import admitted
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Scheduler, StepPlan
+from verify_service.scheduled_request import StepPlan
+from verify_service.scheduler import Scheduler
 
 
 class Bench:

@@ -16,9 +16,9 @@ from support import drafters
 from support.drafters import WireDrafter, silent, tree_reply, wire_drafter
 from support.played_link import KEY, chains, collect, committed, opening, run, served, until
 from verify_service.draft_link import DraftLink
+from verify_service.draft_source import Opening
 from verify_service.request import FinishReason, RequestKey, SamplingParams
 from verify_service.share import choose, draw
-from verify_service.tree_source import Opening
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)

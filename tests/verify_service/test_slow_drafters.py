@@ -10,10 +10,10 @@ from slipstream_kernels.exchange.in_process import CommitValue, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from tests.verify_service.test_in_process import FACTS, KEY, LateHost
 from verify_service.draft_link import DraftLink
+from verify_service.draft_source import Committed, Haste, Opening
 from verify_service.in_process import attach_host
 from verify_service.link_types import DrafterState, LinkConfig
 from verify_service.request import SamplingParams
-from verify_service.tree_source import Committed, Haste, Opening
 
 LIMIT, REACH = 0.02, 0.25
 NEXT_TO_NONE = 1e-9

@@ -6,12 +6,12 @@ import numpy as np
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
+from verify_service.acceptance import Walk
 from verify_service.engine_config import EngineConfig
 from verify_service.request import PositionLogprobs, TokenLogprob
-from verify_service.scheduler import ScheduledRows
-from verify_service.step_engine import Decision
+from verify_service.scheduled_request import ScheduledRows
 from verify_service.step_logprobs import chosen_rows, logprob_entries
-from verify_service.verifier import Walk
+from verify_service.step_result import Decision
 
 
 def test_rows_follow_the_path_to_the_last_token_output() -> None:

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.acceptance import by_source, matched, walk
 from verify_service.request import SourceCount
-from verify_service.tally import Tally, by_source, matched
-from verify_service.verifier import walk
+from verify_service.tally import Tally
 
 TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
 

@@ -12,7 +12,8 @@ from verify_service.kv_memory import KVMemory
 from verify_service.pass_costs import PassCosts
 from verify_service.pass_share import SLOWDOWN, PassShare
 from verify_service.request_state import RequestState
-from verify_service.scheduler import Scheduler, StepPlan
+from verify_service.scheduled_request import StepPlan
+from verify_service.scheduler import Scheduler
 
 
 class Bench:

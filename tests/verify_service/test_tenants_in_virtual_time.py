@@ -18,7 +18,8 @@ from verify_service.kv_memory import KVMemory
 from verify_service.pass_costs import PassCosts
 from verify_service.pass_share import PassShare
 from verify_service.request_state import RequestState
-from verify_service.scheduler import ScheduledRows, Scheduler
+from verify_service.scheduled_request import ScheduledRows
+from verify_service.scheduler import Scheduler
 from verify_service.tree_share import cut_trees, observe_wait
 
 OUTPUT = 40

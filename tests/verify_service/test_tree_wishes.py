@@ -11,6 +11,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from support.request_mix import some_requests
 from support.verify_loop import RandomTrees, admitted, running_loop
 from verify_service import tree_wishes
+from verify_service.draft_source import Committed, Haste
 from verify_service.drafting import Drafting
 from verify_service.engine_config import EngineConfig
 from verify_service.kv_memory import KVMemory
@@ -18,7 +19,6 @@ from verify_service.node_budget import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, Bi
 from verify_service.pass_costs import PassCosts
 from verify_service.request import RequestKey
 from verify_service.request_state import RequestState
-from verify_service.tree_source import Committed, Haste
 from verify_service.tree_wishes import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)

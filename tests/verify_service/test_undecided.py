@@ -19,10 +19,10 @@ from support.host_model import HostModel
 from support.models import make_tiny_model
 from support.verify_loop import ScriptedTrees, Target, running_loop
 from verify_service.config import VerifySettings
+from verify_service.draft_source import NoTrees, TreeSource
 from verify_service.engine_config import EngineConfig
 from verify_service.loading import load
 from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
-from verify_service.tree_source import NoTrees, TreeSource
 from verify_service.undecided import undecided_error
 
 CONFIG = EngineConfig(num_pages=64, page_size=8, adaptive=False)

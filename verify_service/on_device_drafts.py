@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
 from verify_service.attachments import Attachment
 from verify_service.bindings import Place
-from verify_service.device_ring import Span
-from verify_service.request import RequestKey
-from verify_service.step_engine import Outcome
+from verify_service.draft_source import FollowedRows
+from verify_service.step_result import Outcome
 
 if TYPE_CHECKING:
     import torch
-
-
-Reads = Sequence["torch.cuda.Event"]
-"""Once all have come, nothing of an outcome is read any more."""
-
-
-class FollowedRows(NamedTuple):
-    """A request that a step decides, which adds `most` tokens at most: its row of the results, where its states go."""
-
-    key: RequestKey
-    row: int
-    most: int
-    spans: Sequence[Span]
-
-
-class Follower(Protocol):
-    """A tree source that can have trees begun before a step is decided. Used by the loop's thread; nothing waits."""
-
-    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
-        """To be called right after the launch."""
-        ...
-
-    def take_unread(self, unread: bool) -> None:
-        """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
-        ...
-
-    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
-        """A step has waited so long for such trees of these requests, after its launch, and has them."""
-        ...
 
 
 def follow(rows: Sequence[FollowedRows], places: Iterable[Place], outcome: Outcome) -> list[torch.cuda.Event]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from verify_service.draft_source import NoTrees, TreeSource
 from verify_service.request import RequestKey
-from verify_service.tree_source import NoTrees, TreeSource
 
 
 def test_no_trees_knows_nobody_and_proposes_nothing() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.verifier import cut, walk
+from verify_service.acceptance import cut, walk
 
 
 @st.composite

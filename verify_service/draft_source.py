@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.device_ring import Span
 from verify_service.feature_rows import FeatureHistory, FeatureRows
 from verify_service.request import FinishReason, RequestKey, SamplingParams
+from verify_service.step_result import Outcome
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +212,32 @@ class NoTrees:
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         return None
+
+
+Reads = Sequence["torch.cuda.Event"]
+"""Once all have come, nothing of an outcome is read any more."""
+
+
+class FollowedRows(NamedTuple):
+    """A request that a step decides, which adds `most` tokens at most: its row of the results, where its states go."""
+
+    key: RequestKey
+    row: int
+    most: int
+    spans: Sequence[Span]
+
+
+class Follower(Protocol):
+    """A tree source that can have trees begun before a step is decided. Used by the loop's thread; nothing waits."""
+
+    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+        """To be called right after the launch."""
+        ...
+
+    def take_unread(self, unread: bool) -> None:
+        """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
+        ...
+
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """A step has waited so long for such trees of these requests, after its launch, and has them."""
+        ...
