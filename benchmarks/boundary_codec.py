@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.boundary_settings import Measured
 from draft_service import codec, records
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_codec import decode_replies, encode_commands
-from verify_service.draft_records import Commit, Stamp
+from verify_service.draft_link.codec import decode_replies, encode_commands
+from verify_service.draft_link.records import Commit, Stamp
 
 REPEATS = 300
 

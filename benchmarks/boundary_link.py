@@ -12,15 +12,15 @@ from slipstream_kernels.exchange.device_memory import CudaMemory
 from slipstream_kernels.exchange.in_process import HostLimits
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.attachments import CUDA_IPC
 from verify_service.config import GPU_SPIN_SECONDS, SPIN_SECONDS
-from verify_service.device_rings import DeviceRings
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_source import Committed
-from verify_service.in_process import attach_host, load_host
-from verify_service.link_types import LinkConfig, LinkState
-from verify_service.request import RequestKey
+from verify_service.core.draft_source import Committed
+from verify_service.core.request import RequestKey
+from verify_service.draft_link.attachment import CUDA_IPC
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig, LinkState
+from verify_service.draft_link.records import LinkFacts
+from verify_service.draft_link.transports.in_process import attach_host, load_host
+from verify_service.hidden_states.device_ring_pool import DeviceRings
 
 __all__ = [
     "GPU_SPIN_SECONDS",

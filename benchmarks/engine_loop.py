@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from verify_service.draft_source import FeatureTaker, Follower, ForesightSource, NoTrees, TreeSource
-from verify_service.engine_config import EngineConfig
-from verify_service.loop import VerifyLoop
-from verify_service.request import (
+from verify_service.core.draft_source import FeatureTaker, Follower, ForesightSource, NoTrees, TreeSource
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import (
     FinishReason,
     GenerationRequest,
     PositionLogprobs,
@@ -23,6 +22,7 @@ from verify_service.request import (
     StepOutput,
     Usage,
 )
+from verify_service.engine.verify_loop import VerifyLoop
 
 __all__ = [
     "Answer",

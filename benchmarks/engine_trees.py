@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.draft_source import Committed, Opening
-from verify_service.request import FinishReason, RequestKey
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import FinishReason, RequestKey
 
 RECENT = 48
 """Tokens at the end of a text that most drafted tokens are drawn from: the model may repeat them."""

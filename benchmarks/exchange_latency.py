@@ -25,12 +25,12 @@ from benchmarks.link_server import link_servers
 from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import ModelConfig
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_source import Committed, Opening
-from verify_service.in_process import attach_host, load_host
-from verify_service.link_types import LinkConfig
-from verify_service.request import RequestKey, SamplingParams
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import RequestKey, SamplingParams
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import LinkFacts
+from verify_service.draft_link.transports.in_process import attach_host, load_host
 
 TEXT = tuple(range(10, 42)) * 2
 """Repeats itself, so that there is a tree at every step."""

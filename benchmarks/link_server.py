@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import uvloop
 
 from slipstream.rpc.server import GrpcServer
-from verify_service.draft_link import DraftLink
-from verify_service.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
 
 _DRAIN_SECONDS = 1.0
 

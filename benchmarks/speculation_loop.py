@@ -14,12 +14,12 @@ from benchmarks.engine_target import MeasuredModel
 from benchmarks.link_server import link_servers
 from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
 from slipstream_kernels.models.boundaries import boundaries_of
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.engine_config import EngineConfig
-from verify_service.in_process import attach_host, load_host
-from verify_service.link_types import LinkConfig, LinkState
-from verify_service.request import RequestKey
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import RequestKey
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig, LinkState
+from verify_service.draft_link.records import LinkFacts
+from verify_service.draft_link.transports.in_process import attach_host, load_host
 
 PROCESS = "process"
 PLACES = (IN_PROCESS, PROCESS)

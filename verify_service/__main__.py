@@ -12,7 +12,7 @@ def main() -> None:
     open_standard_streams()
     leave_out_event_engine()
     with explained("device", "the verify service"):
-        from verify_service.command import run  # gRPC reads its environment when it is imported
+        from verify_service.server.command import run  # gRPC reads its environment when it is imported
 
         run()
 

@@ -13,9 +13,9 @@ from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.exchange.cuda_driver import gpu_uuids
 from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.token_tree import MAX_ROWS
-from verify_service.attachments import TRANSPORTS
-from verify_service.engine_config import MAX_PAGE_SIZE, EngineConfig
-from verify_service.link_types import AUTO, LinkConfig
+from verify_service.core.engine_config import MAX_PAGE_SIZE, EngineConfig
+from verify_service.draft_link.attachment import TRANSPORTS
+from verify_service.draft_link.link_config import AUTO, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.engine_trees import OracleTrees, RandomTrees, SizedTrees, TreesByName, topology
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_source import Committed, Opening
-from verify_service.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import FinishReason, RequestKey, SamplingParams
 
 VOCAB = 64
 

@@ -7,7 +7,7 @@ from benchmarks import gpu_exactness
 from benchmarks.engine_loop import Answer, FinishReason, PositionLogprobs
 from benchmarks.gpu_exactness_cells import HEADER, Case, Cell, Count, Setting, failures, rows, settings, totals
 from benchmarks.gpu_exactness_inflated import InflatedCount
-from verify_service.request import TokenLogprob, Usage
+from verify_service.core.request import TokenLogprob, Usage
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 SHAPE = {"hidden": 272, "layers": 3, "heads": 4, "kv-heads": 2, "head-dim": 64, "intermediate": 192, "vocab": 600,

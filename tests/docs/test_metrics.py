@@ -14,8 +14,8 @@ from draft_service.metrics import make_registry
 from draft_service.worker import Worker
 from gateway.metrics import Metrics
 from support.metrics_states import DRAFTER, LOOP
-from verify_service.link_types import LinkState
-from verify_service.metrics import VerifyMetrics
+from verify_service.draft_link.link_config import LinkState
+from verify_service.server.metrics import VerifyMetrics
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(slipstream_\w+)` \| (\w+) \|", re.MULTILINE)

@@ -25,12 +25,12 @@ from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, 
 from slipstream_kernels.token_tree import TokenTree
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
 from support.played_link import KEY, opening, run, served, until
-from verify_service import device_rings
-from verify_service.device_rings import DeviceRings
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_source import Committed, Extended, Wanted
-from verify_service.feature_rows import FeatureRows
+from verify_service.core.draft_source import Committed, Extended, Wanted
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.records import LinkFacts
+from verify_service.hidden_states import device_ring_pool as device_rings
+from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.rows import FeatureRows
 
 HIDDEN, CAPTURED = 16, (1, 2, 4)
 FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 4, 512, 64, feature_boundaries=tuple(range(6)), most_boundaries=3)

@@ -25,8 +25,8 @@ from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, committed, opening, served, until
 from tests.draft_service.test_link import REPEATING, Slow, ngram
 from tests.draft_service.verify_peer import commit_command, open_command, stamp
-from verify_service.draft_link import DraftLink
-from verify_service.request import FinishReason
+from verify_service.core.request import FinishReason
+from verify_service.draft_link.draft_link import DraftLink
 
 NONCE = bytes(range(16))
 CAPACITY = 1 << 14
@@ -127,7 +127,9 @@ def test_an_echo_that_does_not_arrive_means_the_stream_the_next_time(monkeypatch
             await draft_steps(verify, worker)
             assert (link.transport, bool(link.transport_reason)) == ("grpc", True)
 
-    monkeypatch.setattr("verify_service.shm_transport.reader", lambda _segment: reader(create_ring(CAPACITY, NONCE)))
+    monkeypatch.setattr(
+        "verify_service.draft_link.transports.shm.reader", lambda _segment: reader(create_ring(CAPACITY, NONCE))
+    )
     asyncio.run(scenario())
 
 

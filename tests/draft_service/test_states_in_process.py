@@ -12,16 +12,16 @@ import torch
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from slipstream_kernels.token_tree import TokenTree
-from verify_service import device_rings
-from verify_service.device_ring import Span
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_source import Committed, Extended, Wanted
-from verify_service.draft_source import Opening as LinkOpening
-from verify_service.feature_rows import FeatureRows
-from verify_service.in_process import attach_host
-from verify_service.link_types import LinkConfig
-from verify_service.request import RequestKey, SamplingParams
+from verify_service.core.draft_source import Committed, Extended, Wanted
+from verify_service.core.draft_source import Opening as LinkOpening
+from verify_service.core.request import RequestKey, SamplingParams
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import LinkFacts
+from verify_service.draft_link.transports.in_process import attach_host
+from verify_service.hidden_states import device_ring_pool as device_rings
+from verify_service.hidden_states.device_ring import Span
+from verify_service.hidden_states.rows import FeatureRows
 
 KEY = RequestKey(1, 1)
 HIDDEN = 1024

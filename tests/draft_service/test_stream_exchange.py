@@ -21,9 +21,9 @@ from draft_service.stream_exchange import StreamFeed
 from draft_service.worker import Worker
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, collect, committed, opening, run, served, until
-from verify_service import ways
-from verify_service.draft_link import DraftLink
-from verify_service.request import FinishReason
+from verify_service.core.request import FinishReason
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.transports import negotiation as ways
 
 TEXT = (5, 6, 7, 8) * 4
 AT = Stamp(1, 2, 3, 4, 5)

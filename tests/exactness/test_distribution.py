@@ -17,9 +17,9 @@ from benchmarks.exact_law import (
 )
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.engine_config import EngineConfig
-from verify_service.loop import VerifyLoop
-from verify_service.request import GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.engine.verify_loop import VerifyLoop
 
 SEEDS = 2_000
 LAW = Law(temperature=0.7, top_p=0.9, presence_penalty=0.5)

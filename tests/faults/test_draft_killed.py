@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster, free_ports
-from verify_service.patience import FIRST_BACKOFF, MAX_MISSES
+from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, MAX_MISSES
 
 STREAMS = 4
 TOKENS = 500

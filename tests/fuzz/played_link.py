@@ -8,12 +8,12 @@ from fuzz.target import BrokenError
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, UnavailableError
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from support.played_link import FACTS
-from verify_service.attachments import Attachment
-from verify_service.draft_codec import decode_attach
-from verify_service.draft_link import DraftLink
-from verify_service.draft_source import Committed, Opening
-from verify_service.link_types import LinkConfig
-from verify_service.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.codec import decode_attach
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig
 
 REQUESTS = 3
 SLOTS = 4

@@ -15,9 +15,9 @@ from slipstream_kernels.models.gpu.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from support.request_mix import Expected
-from verify_service.engine_config import EngineConfig
-from verify_service.request import FinishReason, GenerationRequest
-from verify_service.step_logprobs import logprob_entries
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import FinishReason, GenerationRequest
+from verify_service.model_runner.logprobs import logprob_entries
 
 
 class TwinModel(GpuModel):

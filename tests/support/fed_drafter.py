@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from verify_service.attachments import Attachment
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import AttachRequest, Commit, Extend, Gap, LinkFacts, Offer, Open
-from verify_service.feature_rows import FeatureRows
-from verify_service.request import RequestKey
+from verify_service.core.request import RequestKey
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.records import AttachRequest, Commit, Extend, Gap, LinkFacts, Offer, Open
+from verify_service.hidden_states.rows import FeatureRows
 
 HIDDEN = 4
 ROW = 2 * 2 * HIDDEN

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
-from verify_service.draft_source import Committed
-from verify_service.engine_config import EngineConfig
-from verify_service.kv_memory import KVMemory
-from verify_service.request import RequestKey, SamplingParams
-from verify_service.request_state import RequestState
+from verify_service.core.draft_source import Committed
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import RequestKey, SamplingParams
+from verify_service.core.request_state import RequestState
+from verify_service.scheduler.kv_cache_manager import KVMemory
 
 
 class Fixed(ScriptedTrees):

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from slipstream_kernels.token_tree import TokenTree
 from support.request_mix import Expected
 from support.verify_loop import OracleTrees
-from verify_service.draft_source import Committed, Prepared
-from verify_service.request import FinishReason, GenerationRequest, RequestKey
+from verify_service.core.draft_source import Committed, Prepared
+from verify_service.core.request import FinishReason, GenerationRequest, RequestKey
 
 MOST = 16
 

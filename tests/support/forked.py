@@ -25,8 +25,8 @@ NEEDED = (
     "draft_service.proposers.draft_model",
     "draft_service.serving",
     "slipstream_kernels.models.gpu.rank_group",
-    "verify_service.loading",
-    "verify_service.serving",
+    "verify_service.server.model_loader",
+    "verify_service.server.server",
 )
 SECONDS = 120
 """A command that takes longer is killed."""

@@ -20,7 +20,7 @@ from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
-from verify_service.engine_config import EngineConfig
+from verify_service.core.engine_config import EngineConfig
 
 IntArray = NDArray[np.int32]
 STALE = 7_000_000

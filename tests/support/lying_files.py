@@ -109,7 +109,7 @@ def check(kind: Kind, folder: Path, root: Path) -> None:
     """Start up with a folder, and have it answer. Raises what the services' entry points turn into a line."""
     if kind.check == "target":
         from verify_service.config import VerifySettings
-        from verify_service.loading import load
+        from verify_service.server.model_loader import load
 
         load(VerifySettings(model=folder, threads=1, max_running=2, max_nodes=8, feature_memory_mib=1))
     elif kind.check == "tokenizer":

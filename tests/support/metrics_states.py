@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verify_service.draft_records import Mode
-from verify_service.link_types import DrafterState
-from verify_service.loop_state import LoopState
-from verify_service.request import SourceCount
-from verify_service.tally import Tally
+from verify_service.core.request import SourceCount
+from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.link_config import DrafterState
+from verify_service.draft_link.records import Mode
+from verify_service.engine.loop_stats import LoopState
 
 LOOP = LoopState(
     running=2,

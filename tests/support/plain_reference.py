@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.row_batch import RowBatch
 from slipstream_kernels.ops.philox import gumbel
-from verify_service.request import FinishReason, SamplingParams
+from verify_service.core.request import FinishReason, SamplingParams
 
 PAGE = 8
 

@@ -12,13 +12,13 @@ from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.drafters import WireDrafter, tree_reply
-from verify_service.device_rings import DeviceRings
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_servicer import SERVICE, DraftLinkServicer
-from verify_service.draft_source import Committed, Opening
-from verify_service.link_types import LinkConfig
-from verify_service.request import RequestKey, SamplingParams
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import RequestKey, SamplingParams
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import LinkFacts
+from verify_service.hidden_states.device_ring_pool import DeviceRings
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from support.verify_loop import Answer, OracleTrees, RandomTrees, ScriptedTrees
-from verify_service.request import (
+from verify_service.core.request import (
     FinishReason,
     GenerationRequest,
     PositionLogprobs,

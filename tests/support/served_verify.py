@@ -15,16 +15,17 @@ from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 from slipstream_kernels.models.causal_lm import CausalLM
-from verify_service import draft_servicer, service
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts
-from verify_service.draft_servicer import DraftLinkServicer
-from verify_service.engine_config import EngineConfig
-from verify_service.facts import VerifyFacts
-from verify_service.link_types import LinkConfig
-from verify_service.loop import VerifyLoop
-from verify_service.metrics import VerifyMetrics
-from verify_service.service import Backend, VerifyServicer
+from verify_service.core.engine_config import EngineConfig
+from verify_service.draft_link import draft_servicer
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import DraftLinkServicer
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import LinkFacts
+from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.server import verify_servicer as service
+from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.server_info import VerifyFacts
+from verify_service.server.verify_servicer import Backend, VerifyServicer
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 

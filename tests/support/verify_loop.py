@@ -13,11 +13,17 @@ import numpy as np
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.admission import Admission
-from verify_service.draft_source import Committed, FeatureTaker, Follower, ForesightSource, NoTrees, Opening, TreeSource
-from verify_service.engine_config import EngineConfig
-from verify_service.loop import VerifyLoop
-from verify_service.request import (
+from verify_service.core.draft_source import (
+    Committed,
+    FeatureTaker,
+    Follower,
+    ForesightSource,
+    NoTrees,
+    Opening,
+    TreeSource,
+)
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import (
     FinishReason,
     GenerationRequest,
     PositionLogprobs,
@@ -25,8 +31,10 @@ from verify_service.request import (
     SamplingParams,
     StepOutput,
 )
-from verify_service.request_state import RequestState
-from verify_service.step_logprobs import logprob_entries
+from verify_service.core.request_state import RequestState
+from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.model_runner.logprobs import logprob_entries
+from verify_service.scheduler.admission import Admission
 
 PROPOSER = "test"
 Target = CausalLM | Callable[[EngineConfig], Any]

@@ -12,18 +12,18 @@ import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
-from verify_service.acceptance import Walk
-from verify_service.draft_source import Committed
-from verify_service.drafting import Drafting
-from verify_service.engine_config import EngineConfig
-from verify_service.feature_feed import step_bytes
-from verify_service.kv_memory import KVMemory
-from verify_service.node_budget import NodeBudget
-from verify_service.pass_costs import PassCosts
-from verify_service.request import RequestKey
-from verify_service.request_state import RequestState
-from verify_service.scheduled_request import ScheduledRows
-from verify_service.step_result import Decision
+from verify_service.core.acceptance import Walk
+from verify_service.core.draft_source import Committed
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import RequestKey
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision
+from verify_service.core.step_time_model import PassCosts
+from verify_service.draft_link.hidden_state_feed import step_bytes
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.speculation.controller import Drafting
+from verify_service.speculation.goodput import NodeBudget
 
 _PROMPT = range(10, 40)
 _DEPTH = 5
@@ -109,7 +109,9 @@ class Rounds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, running: int, *, tokens: int = 10**6, lacking: int = 0) -> None:
         self._clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr("verify_service.drafting.time", SimpleNamespace(perf_counter=lambda: self._clock.now))
+        monkeypatch.setattr(
+            "verify_service.speculation.controller.time", SimpleNamespace(perf_counter=lambda: self._clock.now)
+        )
         self._random = random.Random(running)
         self._costs = PassCosts(H200)
         self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=64, step_nodes=1024)

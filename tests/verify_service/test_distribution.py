@@ -11,8 +11,8 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import PlainDecoder, kept_ids, processed
 from support.verify_loop import ScriptedTrees, running_loop
-from verify_service.engine_config import EngineConfig
-from verify_service.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 
 PROMPT = (40, 300, 41, 77)
 PARAMS = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, presence_penalty=0.6, max_tokens=4)

@@ -17,16 +17,16 @@ from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
-from verify_service import patience
-from verify_service.attachments import MAX_AHEAD
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import LinkFacts, Mode
-from verify_service.draft_servicer import SERVICE, DraftLinkServicer
-from verify_service.draft_source import Committed, Opening
-from verify_service.link_types import LinkConfig
-from verify_service.request import RequestKey, SamplingParams
-from verify_service.slots import Slot
-from verify_service.tally import Tally
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import RequestKey, SamplingParams
+from verify_service.draft_link import circuit_breaker as patience
+from verify_service.draft_link.attachment import MAX_AHEAD
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
+from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import LinkFacts, Mode
+from verify_service.draft_link.slot import Slot
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)

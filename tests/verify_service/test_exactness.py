@@ -17,8 +17,8 @@ from slipstream_kernels.ops.logprobs import logprobs
 from support.plain_reference import plain_generate
 from support.request_mix import TOKENS, Expected, assert_equal, drafter, some_requests
 from support.verify_loop import OracleTrees, Target, running_loop
-from verify_service.engine_config import EngineConfig
-from verify_service.request import (
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import (
     GenerationRequest,
     PositionLogprobs,
     RequestKey,

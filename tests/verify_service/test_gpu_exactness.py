@@ -11,8 +11,8 @@ import pytest
 
 from support.request_mix import Expected, assert_equal, drafter, some_requests
 from support.verify_loop import Target, running_loop
-from verify_service.engine_config import EngineConfig
-from verify_service.request import GenerationRequest
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import GenerationRequest
 
 TOKENS = 20
 WIDE = EngineConfig(num_pages=128, max_running=8, prefill_chunk=128, step_nodes=64, max_nodes=32, adaptive=False)

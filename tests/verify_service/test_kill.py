@@ -10,13 +10,13 @@ from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.exchange.in_process import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import FACTS, committed, opening
-from verify_service.attachments import Attachment
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import AttachReply, AttachRequest, Commit, Offer, Reply, TreeReply
-from verify_service.link_types import LinkConfig
-from verify_service.outbox import Outbox
-from verify_service.patience import MAX_MISSES, SILENCE
-from verify_service.request import FinishReason, RequestKey
+from verify_service.core.request import FinishReason, RequestKey
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import AttachReply, AttachRequest, Commit, Offer, Reply, TreeReply
+from verify_service.draft_link.send_queue import Outbox
 
 DEADLINE = 0.02
 KEYS = [RequestKey(1, number) for number in range(8)]

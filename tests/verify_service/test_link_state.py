@@ -13,8 +13,8 @@ from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
-from verify_service.draft_records import Mode
-from verify_service.request import FinishReason, RequestKey, SourceCount
+from verify_service.core.request import FinishReason, RequestKey, SourceCount
+from verify_service.draft_link.records import Mode
 
 THIRD = RequestKey(1, 3)
 

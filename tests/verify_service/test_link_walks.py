@@ -12,10 +12,13 @@ import pytest
 
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.token_tree import TokenTree
-from verify_service import allowance
-from verify_service.attachments import Attachment
-from verify_service.draft_link import DraftLink
-from verify_service.draft_records import (
+from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.draft_link import rate_limiter as allowance
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import (
     AttachRequest,
     Close,
     Commit,
@@ -30,9 +33,6 @@ from verify_service.draft_records import (
     Stamp,
     TreeReply,
 )
-from verify_service.draft_source import Committed, Opening
-from verify_service.link_types import LinkConfig
-from verify_service.request import FinishReason, RequestKey, SamplingParams
 
 FACTS = LinkFacts("model", "tokenizer", 100, 4, 2, 1 << 17, 64)
 SLOTS = 4

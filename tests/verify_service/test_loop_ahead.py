@@ -17,8 +17,8 @@ from slipstream_kernels.token_tree import TokenTree
 from support.host_model import HostModel, HostTicket
 from support.plain_reference import plain_generate
 from support.verify_loop import LoopRunner, OracleTrees, running_loop
-from verify_service.engine_config import EngineConfig
-from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
 PROMPT = tuple(range(40, 63))

@@ -9,9 +9,9 @@ import pytest
 
 from slipstream_kernels.models.causal_lm import CausalLM
 from support.verify_loop import running_loop
-from verify_service.cpu_engine import CpuEngine
-from verify_service.engine_config import EngineConfig
-from verify_service.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.model_runner.cpu_runner import CpuEngine
 
 CONFIG = EngineConfig(num_pages=128, adaptive=False)
 REQUEST = GenerationRequest(

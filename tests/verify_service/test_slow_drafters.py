@@ -8,12 +8,12 @@ import pytest
 
 from slipstream_kernels.exchange.in_process import CommitValue, TreeValue
 from slipstream_kernels.token_tree import TokenTree
-from tests.verify_service.test_in_process import FACTS, KEY, LateHost
-from verify_service.draft_link import DraftLink
-from verify_service.draft_source import Committed, Haste, Opening
-from verify_service.in_process import attach_host
-from verify_service.link_types import DrafterState, LinkConfig
-from verify_service.request import SamplingParams
+from tests.verify_service.draft_link.transports.test_in_process import FACTS, KEY, LateHost
+from verify_service.core.draft_source import Committed, Haste, Opening
+from verify_service.core.request import SamplingParams
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.link_config import DrafterState, LinkConfig
+from verify_service.draft_link.transports.in_process import attach_host
 
 LIMIT, REACH = 0.02, 0.25
 NEXT_TO_NONE = 1e-9

@@ -10,8 +10,8 @@ import pytest
 from slipstream_kernels.models.causal_lm import CausalLM
 from support.plain_reference import plain_generate
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
-from verify_service.engine_config import EngineConfig
-from verify_service.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 0.25}
 

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from support.verify_loop import admitted
-from verify_service.engine_config import EngineConfig
-from verify_service.kv_memory import KVMemory
-from verify_service.pass_costs import PassCosts
-from verify_service.pass_share import SLOWDOWN, PassShare
-from verify_service.request_state import RequestState
-from verify_service.scheduled_request import StepPlan
-from verify_service.scheduler import Scheduler
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import StepPlan
+from verify_service.core.step_time_model import PassCosts
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.pass_share import SLOWDOWN, PassShare
+from verify_service.scheduler.scheduler import Scheduler
 
 
 class Bench:

@@ -20,7 +20,7 @@ from slipstream.rpc.errors import UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 from slipstream_kernels.models.checkpoint import fingerprint
 from support.models import make_tiny_model
-from verify_service.draft_codec import decode_replies
+from verify_service.draft_link.codec import decode_replies
 
 _VOCABULARY, _CONTEXT, _SLOTS = 512, 128, 4
 

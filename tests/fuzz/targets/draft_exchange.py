@@ -19,10 +19,10 @@ from fuzz.target import BrokenError, Target
 from fuzz.watch import all_tasks
 from slipstream.v1 import draft_pb2
 from support.played_link import FACTS
-from verify_service.attachments import MAX_ATTACHMENTS
-from verify_service.draft_link import DraftLink
-from verify_service.draft_servicer import EPOCH_KEY, REASON_KEY, TRANSPORT_KEY, DraftLinkServicer
-from verify_service.link_types import LinkConfig
+from verify_service.draft_link.attachment import MAX_ATTACHMENTS
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import EPOCH_KEY, REASON_KEY, TRANSPORT_KEY, DraftLinkServicer
+from verify_service.draft_link.link_config import LinkConfig
 
 _OPEN_SECONDS = 0.005
 _REFUSALS = (

@@ -12,8 +12,8 @@ from fuzz.played_link import SLOTS, PlayedLink
 from fuzz.raw_bytes import joined, parted
 from fuzz.target import Target
 from slipstream.rpc.errors import SlipstreamError
-from verify_service.attachments import Attachment
-from verify_service.draft_codec import decode_replies, encode_commands
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.codec import decode_replies, encode_commands
 
 BEGIN, COMMIT, COLLECT, PREPARED, RECEIVE, TAKE, END, ATTACH = range(8)
 _STEPS = (BEGIN, COMMIT, COMMIT, COLLECT, COLLECT, PREPARED, RECEIVE, RECEIVE, RECEIVE, RECEIVE, TAKE, END, ATTACH)

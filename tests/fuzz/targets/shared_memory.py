@@ -15,8 +15,8 @@ from slipstream.rpc.errors import SlipstreamError
 from slipstream_kernels.exchange.byte_ring import NONCE_BYTES, RingError, RingWriter, writer
 from slipstream_kernels.exchange.segment import Segment
 from support.shared_memory import rings_of
-from verify_service.attachments import Attachment
-from verify_service.draft_codec import decode_attach
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.codec import decode_attach
 
 SCRIBBLE = 8
 _INDICES = (64, 128, 192)

@@ -13,8 +13,8 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.exchange.tree_message import TreeReader
 from slipstream_kernels.token_tree import InvalidTreeError
-from verify_service.draft_codec import decode_replies
-from verify_service.draft_records import Reply, TreeReply
+from verify_service.draft_link.codec import decode_replies
+from verify_service.draft_link.records import Reply, TreeReply
 
 _SLOTS = 8
 

@@ -18,9 +18,9 @@ from slipstream.v1 import sampling_pb2, verify_pb2
 from slipstream_kernels.models.causal_lm import CausalLM
 from support.models import make_tiny_model
 from support.served_verify import Served
-from verify_service.engine_config import EngineConfig
-from verify_service.link_types import LinkConfig
-from verify_service.service import Backend, VerifyServicer
+from verify_service.core.engine_config import EngineConfig
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.server.verify_servicer import Backend, VerifyServicer
 
 _CONTEXT = 48
 _VOCABULARY = 512

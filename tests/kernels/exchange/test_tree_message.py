@@ -12,8 +12,8 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.exchange.tree_message import MOST_BYTES, TreeReader
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.draft_codec import decode_replies
-from verify_service.draft_records import Reply, Stamp, TreeReply
+from verify_service.draft_link.codec import decode_replies
+from verify_service.draft_link.records import Reply, Stamp, TreeReply
 
 SLOTS = 8
 LARGEST = 2**31 - 1

@@ -25,7 +25,7 @@ from training.features.online import OnlineFeatures
 from training.features.run import extract_features, plan_features
 from training.features.settings import FeatureSettings, Machine
 from training.features.source import FeatureSource
-from verify_service.link_types import LinkConfig
+from verify_service.draft_link.link_config import LinkConfig
 
 BOUNDARIES = (3, 0, 2, 1)
 """In no order; of 2 layers, 3 is behind the final norm."""

@@ -1,0 +1,39 @@
+"""What is derived from a request's state."""
+
+from __future__ import annotations
+
+from support.verify_loop import admitted
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import FinishReason, SamplingParams
+
+CONFIG = EngineConfig(num_pages=64)
+EOS = 2
+
+
+def test_depth_left_leaves_room_for_the_bonus_token() -> None:
+    state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=5))
+    for expected in (4, 3, 2, 1, 0):
+        assert state.depth_left == expected
+        assert state.over is None
+        state.tokens.append(9)
+    assert state.over is FinishReason.LENGTH
+
+
+def test_remaining_counts_tokens_without_kv() -> None:
+    state = admitted(CONFIG, (1, 3, 4))
+    assert state.remaining == 3
+    state.computed = 2
+    assert state.remaining == 1
+
+
+def test_only_output_tokens_stop() -> None:
+    assert admitted(CONFIG, (1, EOS)).over is None
+    assert admitted(CONFIG, (1, 3), output=(EOS,)).over is FinishReason.STOP
+    assert admitted(CONFIG, (1, 3), output=(EOS,), sampling=SamplingParams(seed=0, ignore_eos=True)).over is None
+
+
+def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
+    state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=3))
+    state.computed, state.pending = 4, 2
+    assert (state.length, state.remaining, state.depth_left) == (5, 1, 0)
+    assert state.over is None

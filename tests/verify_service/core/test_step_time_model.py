@@ -1,0 +1,126 @@
+"""Passes are priced by requests and nodes, as measured, and by what they take."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify_service.core.step_time_model import PassCosts
+
+H200 = [
+    *((1, rows, 1e-3 * ms) for rows, ms in ((1, 4.22), (16, 4.54), (32, 4.82), (64, 5.23))),
+    *((4, rows, 1e-3 * ms) for rows, ms in ((4, 4.37), (32, 5.0), (64, 5.32), (128, 6.79))),
+    *((16, rows, 1e-3 * ms) for rows, ms in ((16, 5.02), (64, 5.91), (128, 7.29), (256, 10.57), (512, 19.27))),
+    *((64, rows, 1e-3 * ms) for rows, ms in ((64, 6.74), (128, 10.12), (256, 13.37), (512, 21.02))),
+]
+"""Measured on one (docs/performance.md, exact mode)."""
+ROWS = [(1, 1, 1e-3), (1, 2, 2e-3), (1, 8, 3e-3)]
+FLAT = [(1, 1, 2e-3)]
+
+tables = st.lists(
+    st.tuples(st.integers(1, 64), st.integers(0, 200), st.floats(1e-6, 1.0)).map(lambda x: (x[0], x[0] + x[1], x[2])),
+    min_size=1,
+    max_size=20,
+)
+
+
+def test_what_was_measured_is_the_price_of_it() -> None:
+    costs = PassCosts(H200)
+    for requests, rows, seconds in H200:
+        assert costs.seconds(requests, rows - requests) == pytest.approx(seconds)
+
+
+def test_equal_rows_cost_more_the_more_requests_they_are_of() -> None:
+    costs = PassCosts(H200)
+    prices = [costs.seconds(requests, 64 - requests) for requests in (1, 4, 10, 16, 40, 64)]
+    assert prices == sorted(prices)
+    assert prices[-1] > 1.25 * prices[0]
+
+
+def test_between_numbers_of_requests_prices_are_between_theirs() -> None:
+    costs = PassCosts(H200)
+    assert costs.seconds(10, 48) == pytest.approx((costs.seconds(4, 48) + costs.seconds(16, 48)) / 2)
+
+
+def test_nodes_beyond_those_measured_add_what_they_add_to_more_requests() -> None:
+    costs = PassCosts(H200)
+    added = costs.seconds(4, 124) - costs.seconds(4, 63)
+    assert costs.seconds(1, 124) - costs.seconds(1, 63) == pytest.approx(added)
+    slope = (costs.seconds(64, 448) - costs.seconds(64, 192)) / 256
+    assert costs.seconds(64, 948) == pytest.approx(costs.seconds(64, 448) + 500 * slope)
+
+
+def test_where_one_request_was_measured_all_rows_cost_the_same() -> None:
+    costs = PassCosts(ROWS)
+    assert [costs.seconds(requests, 8 - requests) for requests in range(1, 9)] == pytest.approx([3e-3] * 8)
+    assert costs.seconds(14) == pytest.approx(4e-3)
+
+
+def test_one_entry_is_the_price_of_all() -> None:
+    costs = PassCosts(FLAT)
+    assert costs.seconds(1) == costs.seconds(64, 500) == 2e-3
+    for _ in range(100):
+        costs.observe(8, 8, 6e-3)
+    assert costs.seconds(3) == pytest.approx(6e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("table", [H200, ROWS, FLAT])
+def test_costs_of_several_passes_are_those_of_each(table: list[tuple[int, int, float]]) -> None:
+    costs = PassCosts(table)
+    for requests, first, count in ((1, 0, 3), (16, 2, 90), (5, 60, 700)):
+        costs.observe(2, 5, 6e-3)
+        each = [costs.seconds(requests, nodes) for nodes in range(first, first + count)]
+        assert costs.up_from(requests, first, count).tolist() == each
+        assert costs.each(requests, np.arange(first, first + count, dtype=float)) == pytest.approx(each)
+
+
+def test_plain_passes_that_take_longer_make_all_of_them_dearer_and_nodes_no_cheaper() -> None:
+    costs = PassCosts(H200)
+    before, added = costs.seconds(16), costs.seconds(16, 80) - costs.seconds(16)
+    for _ in range(100):
+        costs.observe(4, 0, 2 * 4.37e-3)
+    assert costs.seconds(16) == pytest.approx(2 * before, rel=0.01)
+    assert costs.seconds(16, 80) - costs.seconds(16) == pytest.approx(added)
+
+
+def test_nodes_that_take_longer_make_trees_dearer_and_not_plain_passes() -> None:
+    costs = PassCosts(H200)
+    plain, added = costs.seconds(16), costs.seconds(16, 240) - costs.seconds(16)
+    for _ in range(200):
+        costs.observe(16, 0, plain)
+        costs.observe(16, 240, plain + 1.5 * added)
+    assert costs.seconds(16) == pytest.approx(plain, rel=0.02)
+    assert costs.seconds(16, 240) == pytest.approx(plain + 1.5 * added, rel=0.02)
+
+
+def test_one_pass_that_takes_long_changes_little() -> None:
+    costs = PassCosts(H200)
+    costs.observe(16, 80, 5.0)
+    assert costs.seconds(16, 80) < 1.11 * PassCosts(H200).seconds(16, 80)
+
+
+@given(
+    table=tables,
+    seen=st.lists(st.tuples(st.integers(1, 80), st.integers(0, 300), st.floats(0.0, 10.0)), max_size=20),
+    requests=st.integers(1, 100),
+)
+def test_prices_are_positive_and_never_fall_with_nodes(
+    table: list[tuple[int, int, float]], seen: list[tuple[int, int, float]], requests: int
+) -> None:
+    costs = PassCosts(table)
+    for each in seen:
+        costs.observe(*each)
+    prices = [costs.seconds(requests, nodes) for nodes in (0, 1, 2, 7, 60, 250, 400)]
+    assert prices[0] > 0
+    assert all(after >= before * (1 - 1e-9) for before, after in pairwise(prices))
+
+
+@given(table=tables, nodes=st.integers(0, 300))
+def test_tables_never_fall_with_requests(table: list[tuple[int, int, float]], nodes: int) -> None:
+    costs = PassCosts(table)
+    prices = [costs.seconds(requests, nodes) for requests in (1, 2, 3, 17, 40, 64, 90)]
+    assert all(after >= before * (1 - 1e-9) for before, after in pairwise(prices))

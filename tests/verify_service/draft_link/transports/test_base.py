@@ -1,0 +1,53 @@
+"""A step's thread lets the thread of the calls write what it has sent, and waits in vain only once."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream_kernels.exchange.alarm import Alarm
+from slipstream_kernels.exchange.bell import Bell
+from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.transports.base import StreamTransport
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each wait for a bell, whether it had rung by its end."""
+    found: list[bool] = []
+    listen = Bell.listen
+
+    def counted(bell: Bell, rung: int, seconds: float) -> None:
+        listen(bell, rung, seconds)
+        found.append(bell.rung != rung)
+
+    monkeypatch.setattr(Bell, "listen", counted)
+    return found
+
+
+def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
+    transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
+    for _ in range(2):
+        transport.send(Outbox(100))
+        transport.written()
+        transport.give_way()
+        transport.give_way()  # nothing was sent since
+    assert waits == [True, True]
+
+
+def test_what_nobody_writes_is_waited_for_once(waits: list[bool]) -> None:
+    transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
+    for _ in range(3):
+        transport.send(Outbox(100))
+        transport.give_way()
+    assert waits == [False]
+    transport.written()
+    transport.send(Outbox(100))
+    transport.give_way()
+    assert waits == [False, False]
+
+
+def test_without_an_alarm_nobody_waits(waits: list[bool]) -> None:
+    transport = StreamTransport(lambda: None)
+    transport.send(Outbox(100))
+    transport.give_way()
+    assert not waits and not transport.polled

@@ -1,0 +1,279 @@
+"""When steps are launched and decided, seen from an engine whose tokens are scripted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import ScriptedTrees, admitted
+from verify_service.core.acceptance import Walk
+from verify_service.core.draft_source import NoTrees, TreeSource
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import SamplingParams
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import Choice, ScheduledRows
+from verify_service.core.step_result import Decision, Launched
+from verify_service.core.step_time_model import PassCosts
+from verify_service.engine.step_queue import Pipeline
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.speculation.controller import Drafting
+from verify_service.speculation.goodput import NodeBudget
+
+CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+
+
+class Scripted:
+    """A StepEngine that only notes what is asked of it."""
+
+    def __init__(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.journal: list[str] = []
+        self.failing = False
+        self.chooses = True
+
+    def launch(self, items: Sequence[ScheduledRows]) -> Launched:
+        if self.failing:
+            raise RuntimeError("no")
+        self.journal.append("launch")
+        return Launched([item for item in items if item.decides])
+
+    def decide(self, launched: Launched) -> list[Decision]:
+        self.journal.append("decide")
+        return [Decision(item, Walk((), (7,)), 0) for item in launched.deciding]
+
+
+def bench(lookahead: int, trees: TreeSource | None = None, config: EngineConfig = CONFIG) -> tuple[Pipeline, Scripted]:
+    engine = Scripted(lookahead)
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
+    drafting = Drafting(trees or NoTrees(), KVMemory(config, 512), config, budget)
+    return Pipeline(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
+
+
+def decoding(trees: TreeSource | None = None, max_tokens: int = 100) -> RequestState:
+    state = admitted(CONFIG, range(7), sampling=SamplingParams(seed=1, max_tokens=max_tokens), trees=trees)
+    state.line = 0
+    state.computed = 6
+    return state
+
+
+class Attached(ScriptedTrees):
+    """A source that says whether trees may come."""
+
+    expecting = True
+
+    def expects(self, keys: object) -> bool:
+        return self.expecting
+
+
+def row(state: RequestState) -> list[ScheduledRows]:
+    return [ScheduledRows(state, state.remaining)]
+
+
+def fill(pipeline: Pipeline, rows: Callable[[], list[ScheduledRows]]) -> int:
+    launched = 0
+    while pipeline.open and launched < 9:
+        pipeline.launch(rows())
+        launched += 1
+    return launched
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
+    pipeline, engine = bench(lookahead)
+    state = decoding()
+    assert not pipeline
+    assert fill(pipeline, lambda: row(state)) == 1 + lookahead
+    assert (state.pending, state.computed, state.remaining) == (1 + lookahead, 7 + lookahead, 1)
+    decisions, seconds = pipeline.decide(pipeline.next())
+    assert [decision.item.first for decision in decisions] == [6]
+    assert seconds >= 0
+    assert state.pending == lookahead
+    assert fill(pipeline, lambda: row(state)) == 1
+    assert engine.journal == [*["launch"] * (1 + lookahead), "decide", "launch"]
+
+
+def test_a_prompt_is_run_ahead_of_chunk_by_chunk() -> None:
+    pipeline, _ = bench(1)
+    state = decoding()
+    state.computed = 0
+    pipeline.launch([ScheduledRows(state, 4)])
+    assert (state.computed, state.pending, state.remaining) == (4, 0, 3)
+    assert pipeline.open
+    pipeline.launch([ScheduledRows(state, 3)])
+    assert (state.computed, state.pending) == (7, 1)
+
+
+def test_nothing_is_launched_beyond_a_tree() -> None:
+    pipeline, _ = bench(1)
+    pipeline.launch([ScheduledRows(decoding(), 1, TokenTree.chain([1]))])
+    assert not pipeline.open
+    pipeline.next()
+    assert pipeline.open
+
+
+def test_nothing_is_launched_beyond_a_request_that_will_ask_for_a_tree() -> None:
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    state = decoding(trees)
+    pipeline.launch(row(state))
+    assert not pipeline.open
+    trees.expecting = False
+    assert pipeline.open
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_a_tree_is_expected_only_where_one_could_still_be_output(max_tokens: int) -> None:
+    """After the step under way a tree needs room for one token and the bonus token."""
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    pipeline.launch(row(decoding(trees, max_tokens)))
+    assert pipeline.open == (max_tokens < 3)
+
+
+def test_a_prompt_that_decides_nothing_yet_expects_no_tree() -> None:
+    trees = Attached()
+    pipeline, _ = bench(1, trees)
+    state = decoding(trees)
+    state.computed = 0
+    pipeline.launch([ScheduledRows(state, 4)])
+    assert pipeline.open
+
+
+def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
+    trees = Attached()
+    config = replace(CONFIG, adaptive=True)
+    engine = Scripted(1)
+    drafting = Drafting(trees, KVMemory(config, 512), config, NodeBudget(PassCosts([(1, 1, 1e-3), (1, 2, 9.0)])))
+    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
+    state.line, state.computed = 0, 6
+    trees.tokens[state.key] = list(state.tokens)
+    pipeline.launch(row(state))
+    assert not pipeline.open
+    pipeline.next()
+    state.tokens.append(7)
+    drafting.report([(state, (7,))], 1)
+    assert not state.wants_tree
+    pipeline.launch(row(state))
+    assert pipeline.open
+
+
+def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
+    pipeline, engine = bench(1)
+    engine.failing = True
+    state = decoding()
+    with pytest.raises(RuntimeError):
+        pipeline.launch(row(state))
+    assert (state.computed, state.pending) == (6, 0)
+    assert not pipeline
+
+
+class Unread:
+    """Trees of a device, which note when the host reads them."""
+
+    def __init__(self, journal: list[str], tree: TokenTree) -> None:
+        self.journal, self.tree = journal, tree
+
+    def queue(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def read(self, row: int) -> TokenTree:
+        self.journal.append("read")
+        return self.tree
+
+
+@pytest.mark.parametrize("tree", [TokenTree.chain((1, 2)), TokenTree((), ())], ids=["a tree", "an empty one"])
+def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree: TokenTree) -> None:
+    pipeline, engine = bench(1)
+    (item,) = items = row(decoding())
+    item.tree = DeviceTree(Unread(engine.journal, tree), 0, 5, 3)
+
+    def meanwhile() -> None:
+        engine.journal.append(f"other work at {item.state.computed}")
+
+    pipeline.launch(items, meanwhile=meanwhile)
+    assert engine.journal == ["launch", "other work at 7", "read"]
+    assert (item.tree, item.num_rows, item.state.spread) == (tree or None, 6, 3)
+    assert not pipeline.open, "how many tokens it decides is not known before it is decided"
+    pipeline.next()
+    assert item.state.spread == 0
+    pipeline.launch(row(decoding()), meanwhile=meanwhile)
+    assert engine.journal[3:] == ["launch"]
+
+
+def test_trees_are_read_even_if_other_work_fails(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline, engine = bench(1)
+    (item,) = items = row(decoding())
+    item.tree = DeviceTree(Unread(engine.journal, TokenTree((), ())), 0, 5, 3)
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with caplog.at_level(logging.CRITICAL):
+        pipeline.launch(items, meanwhile=fail)
+    assert engine.journal == ["launch", "read"]
+    assert (item.tree, item.laid) == (None, (5, 3))
+    assert pipeline
+
+
+def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("verify_service.engine.step_queue.time.perf_counter", lambda: now)
+    pipeline, _ = bench(1)
+    state = decoding()
+    pipeline.launch(row(state))
+    now = 1.0
+    pipeline.launch(row(state))
+    now = 5.0
+    assert pipeline.decide(pipeline.next())[1] == 5.0
+    now = 7.0
+    assert pipeline.decide(pipeline.next())[1] == 2.0
+    now = 100.0
+    pipeline.launch(row(state))
+    now = 101.5
+    assert pipeline.decide(pipeline.next())[1] == 1.5
+
+
+class Foreseeing(Attached):
+    """Whose trees are there before they are due."""
+
+    def foresees(self, keys: object) -> bool:
+        return self.expecting
+
+
+def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> None:
+    trees = Foreseeing()
+    engine = Scripted(1)
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
+    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget, trees)
+    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    state = decoding(trees)
+    assert not pipeline.open_to_choices
+    tree = TokenTree.chain([7, 8])
+    pipeline.launch([ScheduledRows(state, 1, tree)])
+    assert (pipeline.open, pipeline.open_to_choices) == (False, True)
+    assert pipeline.spare_seconds() is None
+    trees.expecting = False
+    assert not pipeline.open_to_choices
+    trees.expecting = True
+    engine.chooses = False
+    assert not pipeline.open_to_choices
+    engine.chooses = True
+
+    assert (state.length, state.spread) == (8, 2)
+    item = ScheduledRows(state, 1, choices=(Choice(-1, 7, TokenTree.chain([1, 2, 3])),), unsettled=True)
+    pipeline.launch([item])
+    assert not pipeline.open_to_choices
+    assert (state.length, state.computed, state.spread) == (9, 8, 5)
+    assert pipeline.under_way == {state: item}
+    pipeline.decide(pipeline.next())
+    assert (item.tree, item.first, state.spread) == (TokenTree.chain([1, 2, 3]), 7, 3)
+    pipeline.decide(pipeline.next())
+    assert (state.pending, state.spread, pipeline.under_way) == (0, 0, {})
+    assert pipeline.open

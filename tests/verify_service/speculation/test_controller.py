@@ -1,0 +1,314 @@
+"""Trees enter a step within the request's budget, its remaining length and free memory."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.token_tree import TokenTree
+from support.fixed_trees import Fixed, Listener, decoding
+from verify_service.core.acceptance import Walk
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import RequestKey
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision
+from verify_service.core.step_time_model import PassCosts
+from verify_service.hidden_states.rows import FeatureRows
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.speculation.controller import Drafting
+from verify_service.speculation.goodput import NodeBudget
+
+
+def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: PassCosts | None = None) -> Drafting:
+    return Drafting(trees, memory, config, NodeBudget(costs or PassCosts([(1, 1, 1e-3)])))
+
+
+def attach(
+    tree: TokenTree | None, *, max_nodes: int = 64, max_tokens: int = 100, pages_left: int = 62
+) -> ScheduledRows:
+    config = EngineConfig(num_pages=64, page_size=4, max_nodes=max_nodes)
+    memory = KVMemory(config, 512)
+    trees = Fixed(tree)
+    state = decoding(config, memory, trees, max_tokens)
+    memory._pool.allocate(62 - pages_left)
+    item = ScheduledRows(state, 1)
+    drafting_of(trees, memory, config).attach_trees([item])
+    assert trees.asked == [state.key]
+    assert not state.wants_tree
+    assert len(state.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
+    return item
+
+
+def test_a_fitting_tree_is_taken_whole() -> None:
+    tree = TokenTree((1, 2, 3), (-1, 0, -1))
+    assert attach(tree).tree is tree
+
+
+class Unread:
+    """A tree of a device."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree = tree
+
+    def queue(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def read(self, row: int) -> TokenTree:
+        return self.tree
+
+
+class Told(Fixed):
+    """A follower that notes the waits for its trees."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        super().__init__(tree)
+        self.waits: list[list[RequestKey]] = []
+
+    def take_unread(self, unread: bool) -> None:
+        assert unread
+
+    def waited(self, keys: list[RequestKey], seconds: float) -> None:
+        assert seconds >= 0.0
+        self.waits.append(keys)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(count: int) -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    tree = TokenTree.chain(tuple(range(count)))
+    source = Told(DeviceTree(Unread(tree), 0, 6, 4))
+    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 2e-3)]))
+    drafting = Drafting(source, memory, config, budget, follower=source)  # type: ignore[arg-type]  # as used here
+    state = decoding(config, memory, source)
+    item = ScheduledRows(state, 1)
+    drafting.attach_trees([item])
+    heard = []
+
+    def meanwhile() -> None:
+        drafting.learn([], 1, 0, 1e-3)
+        heard.append(dict(budget._uses))
+
+    assert drafting.read([item], meanwhile)
+    assert heard == [{}], "the wait is not over"
+    assert source.waits == [[state.key]]
+    assert (item.tree, item.worth is None) == (tree or None, count == 0)
+    drafting.learn([Decision(item, Walk((), (3,)), 0)], 1, 6, 1e-3)
+    assert sum(budget._uses.values()) == 1
+    assert state.acceptance.tried == (1 if count else 0)
+
+
+def test_no_tree_and_an_empty_tree_mean_a_plain_step() -> None:
+    assert attach(None).tree is None
+    assert attach(TokenTree((), ())).tree is None
+
+
+def test_depth_is_cut_at_the_last_token_that_could_be_output() -> None:
+    chain = TokenTree.chain(range(1, 11))
+    assert attach(chain, max_tokens=4).tree == TokenTree.chain([1, 2, 3])
+    assert attach(chain, max_tokens=1).tree is None
+
+
+def test_depth_is_cut_where_pages_end() -> None:
+    chain = TokenTree.chain(range(1, 11))
+    assert attach(chain, pages_left=1).tree == TokenTree.chain([1, 2, 3, 4, 5])
+    assert attach(chain, pages_left=0).tree == TokenTree.chain([1])
+
+
+def test_nodes_are_cut_at_the_budget() -> None:
+    wide = TokenTree(tuple(range(1, 11)), (-1,) * 10)
+    tree = attach(wide, max_nodes=4).tree
+    assert tree == TokenTree((1, 2, 3), (-1,) * 3)
+
+
+def test_only_who_decides_and_asked_is_served() -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    trees = Fixed(TokenTree.chain([1]))
+    state = decoding(config, memory, trees)
+    state.computed = 2
+    drafting = drafting_of(trees, memory, config)
+    drafting.attach_trees([ScheduledRows(state, 3)])
+    assert trees.asked == []
+    assert state.wants_tree
+    resumed = ScheduledRows(state, 5)
+    drafting.attach_trees([resumed])
+    assert trees.asked == [state.key]
+    assert resumed.tree is not None
+
+
+def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=32, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees, max_tokens=10)
+    drafting = drafting_of(trees, memory, config)
+    for running, nodes, depth in ((1, 33, 9), (8, 5, 9), (33, 1, 0)):
+        drafting.report([(state, (1,))], running)
+        assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (nodes, depth)
+        assert state.wants_tree == (depth > 0)
+    state.proposer = ""
+    drafting.report([(state, (1,))], 1)
+    assert len(trees.told) == 3
+
+
+def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    drafting = drafting_of(trees, memory, config)
+    drafting.report([(state, (1,))], 1)
+    assert trees.told[-1].max_depth > 0
+    item = ScheduledRows(state, 1, TokenTree.chain([1, 2, 3, 4]))
+    for _ in range(60):
+        drafting.learn([Decision(item, Walk((), (9,)), 0)], 1, 4, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "asks"), [(1e-4, True), (2e-2, False)])
+def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(seconds: float, asks: bool) -> None:
+    trees = Fixed(TokenTree.chain([1, 2]))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    for _ in range(60):
+        state.wants_tree = True
+        item = ScheduledRows(state, 1)
+        drafting.attach_trees([item])
+        drafting.idled(seconds)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert state.wants_tree == asks
+
+
+def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
+    trees = Fixed(TokenTree.chain([1, 2]))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    for seconds in (*[1e-4] * 60, 2.0):
+        state.wants_tree = True
+        item = ScheduledRows(state, 1)
+        drafting.attach_trees([item])
+        drafting.idled(seconds)
+        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+    drafting.report([(state, (1,))], 1)
+    assert state.wants_tree
+
+
+def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state, other = decoding(config, memory, trees), decoding(config, memory, trees)
+    state.pending = 1
+    drafting_of(trees, memory, config).report([(state, (1,)), (other, (1,))], 2)
+    assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
+    assert (state.wants_tree, other.wants_tree) == (False, True)
+
+
+def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_their_states() -> None:
+    class Absent(Listener):
+        here = False
+
+        def listens(self) -> bool:
+            return self.here
+
+        def expects(self, keys: object) -> bool:
+            return True
+
+    trees = Absent()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    state.wants_tree = False
+    drafting = drafting_of(trees, memory, config)
+    features = {state.key: FeatureRows((1,), 9, np.zeros((1, 8), np.uint16))}
+    for trees.here, tokens in ((False, (1, 2)), (False, (3,)), (True, (4,)), (True, (5,))):
+        state.tokens.extend(tokens)
+        state.computed = len(state.tokens) - 1
+        drafting.report([(state, tokens)], 1, features)
+        assert state.wants_tree == trees.here
+        assert drafting.expects_trees([ScheduledRows(state, 1)]) == trees.here
+    assert [told.token_ids for told in trees.told] == [(1, 2, 3, 4), (5,)]
+    assert [told.features is None for told in trees.told] == [True, False]
+
+
+def test_the_trees_of_a_step_share_its_nodes() -> None:
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=6)
+    memory = KVMemory(config, 512)
+    trees = Fixed(TokenTree.chain([1, 2, 3, 4]))
+    items = [ScheduledRows(decoding(config, memory, trees), 1) for _ in range(3)]
+    drafting_of(trees, memory, config).attach_trees(items)
+    assert [item.num_rows - 1 for item in items] == [4, 2, 0]
+
+
+class Failing(Fixed):
+    """Cannot say what it expects."""
+
+    def expects(self, keys: object) -> bool:
+        raise RuntimeError("expects")
+
+
+def test_a_source_that_cannot_say_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    for trees, expected in ((Failing(None), False), (Fixed(None), True)):
+        state = decoding(config, memory, trees)
+        trees.tokens[state.key] = []
+        with caplog.at_level(logging.CRITICAL):
+            assert drafting_of(trees, memory, config).expects_trees([ScheduledRows(state, 1)]) == expected
+
+
+def test_nothing_is_expected_where_requests_outnumber_nodes() -> None:
+    trees = Listener()
+    config = EngineConfig(num_pages=64, page_size=4, step_nodes=4, adaptive=False)
+    memory = KVMemory(config, 512)
+    state = decoding(config, memory, trees)
+    trees.tokens[state.key] = []
+    drafting = drafting_of(trees, memory, config)
+    for running, expected in ((4, True), (5, False), (2, True)):
+        drafting.report([(state, (1,))], running)
+        assert drafting.expects_trees([ScheduledRows(state, 1)]) == expected
+
+
+@pytest.mark.parametrize(("seconds", "slow"), [(1e-5, False), (1e-3, True)])
+def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatch, seconds: float, slow: bool) -> None:
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory, trees = KVMemory(config, 512), Fixed(None)
+    drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
+    clock = iter((1.0, 1.0 + seconds))
+    monkeypatch.setattr("verify_service.speculation.controller.time.perf_counter", lambda: next(clock))
+    drafting.attach_trees([ScheduledRows(state, 1)])
+    assert not drafting.leaves_time([state])
+    state.wants_tree = True
+    assert drafting.leaves_time([state]) == slow
+    assert not drafting.leaves_time([])
+
+
+def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget() -> None:
+    trees = Fixed(TokenTree((1, 2, 3), (-1, 0, -1), (-0.05, -0.1, -4.0)))
+    config = EngineConfig(num_pages=64, page_size=4)
+    memory = KVMemory(config, 512)
+    drafting = drafting_of(
+        trees,
+        memory,
+        config,
+        PassCosts([(1, 1, 1e-3), (1, 3, 1.1e-3), (1, 4, 1.9e-3), (1, 5, 2e-3), (1, 6, 9e-3), (1, 64, 90e-3)]),
+    )
+    free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
+    fixed.adaptive = False
+    items = [ScheduledRows(free, 1), ScheduledRows(fixed, 1)]
+    drafting.attach_trees(items)
+    assert items[1].tree is trees.tree
+    assert items[0].tree is None
+    fixed.wants_tree, free.wants_tree = False, True
+    alone = ScheduledRows(free, 1)
+    drafting.attach_trees([alone])
+    assert alone.tree == TokenTree((1, 2), (-1, 0), (-0.05, -0.1))

@@ -1,0 +1,111 @@
+"""When a budget hears of what steps wait for trees, and of how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from verify_service.core.step_time_model import PassCosts
+from verify_service.speculation.draft_latency import TreeWaits
+from verify_service.speculation.goodput import NodeBudget
+
+
+class Budget(NodeBudget):
+    """Notes the waits."""
+
+    def __init__(self) -> None:
+        super().__init__(PassCosts([(1, 1, 1.0)]))
+        self.heard: list[float] = []
+
+    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:
+        assert (asked, arrived, levels, running) == (3, 2, 4, 5)
+        self.heard.append(seconds)
+
+
+class Clock:
+    now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("verify_service.speculation.draft_latency.time.perf_counter", made.read)
+    return made
+
+
+def wait(waits: TreeWaits, clock: Clock, seconds: float, *, unread: bool = False) -> float:
+    waits.begin()
+    clock.now += seconds
+    return waits.end(asked=3, arrived=2, levels=4, running=5, unread=unread)
+
+
+def test_a_wait_is_told_of_once(clock: Clock) -> None:
+    budget = Budget()
+    waits = TreeWaits(budget)
+    assert wait(waits, clock, 0.25) == 0.25
+    assert waits.price == 0.25
+    waits.tell()
+    waits.tell()
+    assert budget.heard == [0.25]
+
+
+def test_trees_that_the_host_reads_late_are_waited_for_until_then(clock: Clock) -> None:
+    budget = Budget()
+    waits = TreeWaits(budget)
+    wait(waits, clock, 0.0, unread=True)
+    waits.tell()
+    assert budget.heard == []
+    clock.now += 0.5
+    waits.read()
+    assert waits.price == 0.5
+    clock.now += 1.0
+    waits.read()
+    assert waits.price == 0.5
+    wait(waits, clock, 0.125)  # before anybody was told
+    waits.tell()
+    assert budget.heard == [0.5, 0.125]
+
+
+def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_some_passes(clock: Clock) -> None:
+    budget = Budget()
+    waits = TreeWaits(budget)
+    waits.idled(3.0)
+    assert waits.price == 0.0
+    wait(waits, clock, 1.0)
+    waits.idled(0.5)
+    assert waits.price == 1.0
+    waits.idled(100.0)
+    assert waits.price == pytest.approx(4.0 + 0.1 * 3.0)
+    waits.tell()
+    assert budget.heard == [4.0]
+    wait(waits, clock, 1.0)
+    assert waits.price == pytest.approx(1.3)
+
+
+def test_a_step_that_was_not_launched_has_no_wait(clock: Clock) -> None:
+    budget = Budget()
+    waits = TreeWaits(budget)
+    wait(waits, clock, 0.25, unread=True)
+    clock.now += 1000.0
+    waits.begin()  # of a step that asks for nothing
+    waits.read()
+    waits.tell()
+    assert (budget.heard, waits.price) == ([], 0.0)
+
+
+def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = TreeWaits(Budget())
+    told = []
+
+    def refuse(seconds: float, **_: int) -> None:
+        told.append(seconds)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Budget, "observe_wait", lambda self, *args, **kwargs: refuse(*args, **kwargs))
+    wait(waits, clock, 0.25)
+    with pytest.raises(ZeroDivisionError):
+        waits.tell()
+    waits.tell()
+    assert told == [0.25]

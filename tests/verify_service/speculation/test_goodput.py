@@ -1,0 +1,252 @@
+"""Trees grow where they pay off and go where they do not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify_service.core.acceptance import Acceptance
+from verify_service.core.step_time_model import PassCosts
+from verify_service.speculation.goodput import FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
+
+FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
+STEEP = [(1, 1, 1.0e-3), (1, 2, 2.0e-3), (1, 64, 64.0e-3)]
+
+
+def accepted(rate: float, steps: int = 200) -> Acceptance:
+    acceptance = Acceptance()
+    for step in range(steps):
+        acceptance.observe(1, int((step + 1) * rate) - int(step * rate))
+    return acceptance
+
+
+def budget(table: list[tuple[int, int, float]], *, wait: float = 0.0) -> NodeBudget:
+    made = NodeBudget(PassCosts(table))
+    for _ in range(200):
+        made.observe_wait(wait * 6, asked=1, arrived=1, levels=4)
+    return made
+
+
+def test_free_rows_are_used() -> None:
+    assert budget(FLAT).levels([Bidder(accepted(0.9), 63)], 1)[0] >= 8
+
+
+def test_dear_rows_are_not() -> None:
+    assert budget(STEEP).levels([Bidder(accepted(0.9), 63)], 1) == [0]
+
+
+def test_waiting_too_long_ends_speculation() -> None:
+    assert budget(FLAT, wait=1e-5).levels([Bidder(accepted(0.6), 63)], 1) > [0]
+    assert budget(FLAT, wait=5e-3).levels([Bidder(accepted(0.6), 63)], 1) == [0]
+
+
+def test_the_better_accepted_request_gets_the_deeper_tree() -> None:
+    table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 64, 20e-3)]
+    good, poor = budget(table).levels([Bidder(accepted(0.9), 63), Bidder(accepted(0.3), 63)], 2)
+    assert good > poor
+
+
+def test_a_request_that_is_right_more_often_does_not_stop_the_others() -> None:
+    others = [Bidder(accepted(0.55), 63) for _ in range(7)]
+    made = budget([(1, 1, 1.0e-3), (1, 64, 1.5e-3)], wait=5e-5)
+    alone = made.levels(others, 8)
+    beside = made.levels([*others, Bidder(accepted(0.98, 2000), 63)], 8)
+    assert min(alone) >= 1
+    assert min(beside) >= 1
+    assert max(beside) <= max(alone) + 2
+
+
+def test_load_takes_nodes_away() -> None:
+    table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 16, 2.5e-3), (1, 64, 12e-3)]
+    alone = budget(table).levels([Bidder(accepted(0.7), 63)], 1)[0]
+    crowd = budget(table).levels([Bidder(accepted(0.7), 63) for _ in range(16)], 16)
+    assert alone > max(crowd)
+
+
+@given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=8), depth=st.integers(1, 20))
+def test_nobody_gets_more_than_it_may_have(rates: list[float], depth: int) -> None:
+    granted = budget(FLAT).levels([Bidder(accepted(rate, 20), depth) for rate in rates], len(rates))
+    assert len(granted) == len(rates)
+    assert all(0 <= levels <= depth for levels in granted)
+
+
+def test_plain_decoding_is_probed_now_and_then() -> None:
+    made = budget(STEEP)
+    asked = [made.levels([Bidder(accepted(0.1), 63)], 1)[0] > 0 for _ in range(4 * PROBE_EVERY)]
+    assert sum(asked[: PROBE_EVERY - 1]) == 0
+    assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
+
+
+def test_acceptance_starts_at_its_prior_and_learns() -> None:
+    assert Acceptance().rate(0.7) == pytest.approx(0.7)
+    assert accepted(0.2).rate(0.7) < 0.35
+    assert accepted(1.0).rate(0.1) > 0.75
+
+
+def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
+    table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 9.0e-3)]
+    ahead, plain = budget(table), budget(table)
+    granted = []
+    for right in [1] * 20 + [0] * 60 + [3] * 40:
+        each = []
+        for made in (ahead, plain):
+            acceptance = accepted(0.5 + 0.1 * right, 20)
+            each.append(made.levels([Bidder(acceptance, 6), Bidder(accepted(0.6), 3)], 2 + right))
+            made.observe_tree(acceptance, depth=6, matched=right)
+            made.observe_nodes(3, nodes=6, depth=6)
+            made.costs.observe(2, 6, 1e-3 * (1 + right))
+        ahead.prepare()
+        assert each[0] == each[1]
+        granted.append(each[0])
+    assert len({tuple(levels) for levels in granted}) > 1
+
+
+def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
+    made, bidders = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)]
+    for _ in range(6):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) > [0]
+    made.observe_wait(1.0, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) == [0]
+
+
+def test_what_a_drafter_captures_for_a_number_of_requests_and_levels_is_not_the_price() -> None:
+    made, many = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)] * 16
+    for levels in range(1, 9):
+        for _ in range(2):
+            made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
+    assert any(made.levels(many, 16))
+    for levels in range(1, 9):
+        made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
+    assert not any(made.levels(many, 16))
+
+
+def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
+    made = budget(FLAT, wait=1e-5)
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (4, 16))
+    assert any(made.levels(many, 16))
+    for _ in range(9):
+        made.observe_wait(0.1, asked=16, arrived=16, levels=4)
+    for _ in range(20):
+        made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
+    assert any(made.levels(few, 16))
+    assert not any(made.levels(many, 16))
+    assert not any(made.levels(few, 16, many[4:]))
+    for _ in range(FORGET_FIRST):
+        made.levels(few, 16, many[4:])
+    made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
+    assert any(made.levels(many, 16))
+
+
+def test_few_that_could_have_trees_ask_for_none_that_do_not_pay_while_others_catch_up() -> None:
+    made = budget(FLAT)
+    few, many = ([Bidder(accepted(0.6), 63)] * number for number in (4, 16))
+    for _ in range(9):
+        made.observe_wait(1e-3, asked=4, arrived=4, levels=4, running=16)
+        made.observe_wait(1e-5, asked=16, arrived=16, levels=4)
+    assert not any(made.levels(few, 16, many[4:]))
+    assert made.pays
+    assert any(made.levels(many, 16))
+    assert not any(made.levels(few, 16))
+    assert not made.pays
+
+
+def test_what_a_busy_step_waits_for_is_not_held_against_a_request_alone() -> None:
+    made, one = budget(FLAT, wait=1e-5), [Bidder(accepted(0.6), 63)]
+    for _ in range(20):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=4, running=64)
+    assert not any(made.levels(one, 64))
+    assert any(made.levels(one, 1))
+
+
+def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
+    bidders = [Bidder(accepted(0.6), 63)]
+    made, late = budget(FLAT, wait=1e-5), budget(FLAT, wait=2.1e-4)
+    assert made.levels(bidders, 1) > [0]
+    for _ in range(9):
+        made.observe_wait(2.1e-4 * 6, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) > [0]
+    assert late.levels(bidders, 1) == [0]
+    for _ in range(9):
+        made.observe_wait(4e-4 * 6, asked=1, arrived=1, levels=4)
+    assert made.levels(bidders, 1) == [0]
+
+
+def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -> None:
+    table = [(1, 1, 1.0e-3), (1, 64, 1.2e-3), (16, 16, 1.3e-3), (16, 64, 1.5e-3), (16, 256, 4.0e-3)]
+    made = budget(table, wait=1e-6)
+    for _ in range(100):
+        made.observe_nodes(1, nodes=40, depth=4)
+    assert made.nodes_per_level(1) > 9
+    assert made.nodes_per_level(16) == 1
+    many = [Bidder(accepted(0.6), 63)] * 16
+    assert any(made.levels(many, 16))
+    for _ in range(100):
+        made.observe_nodes(16, nodes=40, depth=4)
+    assert not any(made.levels(many, 16))
+
+
+def test_requests_have_more_nodes_where_the_same_rows_are_of_fewer_requests() -> None:
+    steep = [(1, 1, 1.0e-3), (1, 64, 1.1e-3), (16, 16, 1.3e-3), (16, 64, 6.0e-3)]
+    alone = budget(steep).levels([Bidder(accepted(0.8), 63)], 1)
+    crowd = budget(steep).levels([Bidder(accepted(0.8), 63)] * 16, 16)
+    assert alone[0] > 3
+    assert not any(crowd)
+
+
+def test_fixed_trees_in_a_step_make_others_dearer() -> None:
+    table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 12e-3)]
+    bidders = [Bidder(accepted(0.8), 63)]
+    assert budget(table).levels(bidders, 2)[0] > budget(table).levels(bidders, 2, nodes=5)[0]
+
+
+def test_half_of_what_was_seen_of_a_request_fades() -> None:
+    acceptance = accepted(0.1)
+    before = acceptance.rate(0.7)
+    for _ in range(6):
+        acceptance.fade()
+    assert before < 0.3 < 0.6 < acceptance.rate(0.7) < 0.7
+
+
+def trials(made: NodeBudget, steps: int, wait: float) -> list[int]:
+    """Steps at which trees were tried that take `wait` seconds a level, probes aside."""
+    found = []
+    for step in range(steps):
+        granted = made.levels([Bidder(accepted(0.6), 63)], 1)[0]
+        if made.pays:
+            found.append(step)
+            made.observe_wait(wait * (2 + granted), asked=1, arrived=1, levels=granted)
+    return found
+
+
+def test_trees_that_cost_too_much_are_tried_again_ever_more_rarely() -> None:
+    made = budget(FLAT, wait=1e-3)
+    tried = trials(made, 3 * FORGET_LAST, 1e-3)
+    begun = [step for step in tried if step - 1 not in tried]
+    pauses = [after - before for before, after in pairwise((0, *begun))]
+    assert pauses[:4] == pytest.approx([FORGET_FIRST * 2**time for time in range(4)], abs=16)
+    assert len(tried) <= 12 * len(begun)
+
+
+def test_trees_that_paid_for_long_are_soon_tried_again() -> None:
+    made = budget(FLAT, wait=1e-3)
+    trials(made, FORGET_LAST, 1e-3)
+    assert len(trials(made, FORGET_LAST + 2 * FORGET_FIRST, 1e-5)) > FORGET_FIRST
+    for _ in range(9):
+        made.observe_wait(1e-3 * 6, asked=1, arrived=1, levels=4)
+    assert trials(made, 2 * FORGET_FIRST, 1e-5)[0] == pytest.approx(FORGET_FIRST, abs=16)
+
+
+def test_a_tree_that_one_of_many_requests_missed_is_not_the_share_that_comes() -> None:
+    made, many = budget(FLAT), [Bidder(accepted(0.5), 63)] * 16
+    before = made.levels(many, 16)
+    assert any(before)
+    for _ in range(20):
+        made.observe_wait(0.0, asked=1, arrived=0, levels=1, running=16)
+    assert made.levels(many, 16) == before
+    for _ in range(60):
+        made.observe_wait(0.0, asked=16, arrived=0, levels=1, running=16)
+    assert not any(made.levels(many, 16))

@@ -1,0 +1,307 @@
+"""While no trees pay, drafters are told of few requests; once they do, of all, and nothing is missing then."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import count
+
+import pytest
+
+from slipstream_kernels.models.causal_lm import CausalLM
+from support.request_mix import some_requests
+from support.verify_loop import RandomTrees, admitted, running_loop
+from verify_service.core.draft_source import Committed, Haste
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import RequestKey
+from verify_service.core.request_state import RequestState
+from verify_service.core.step_time_model import PassCosts
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.speculation import tree_sizing as tree_wishes
+from verify_service.speculation.controller import Drafting
+from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, Bidder, NodeBudget
+from verify_service.speculation.tree_sizing import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes, haste_of
+
+CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
+LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
+UNTIL_READY = PROBE_EVERY - READY_BEFORE
+"""Steps in a row in which no trees pay before the first requests are made ready for a probe."""
+DEAR, FREE = [(1, 1, 1e-3), (1, 64, 64e-3)], [(1, 1, 1e-3), (1, 64, 1e-3)]
+
+
+class Listener(RandomTrees):
+    """Keeps what it is told; drafters of `lagging` requests lack states."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.told: list[list[Committed]] = []
+        self.lagging: set[RequestKey] = set()
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        self.told.append(list(commits))
+        return self.lagging & {each.key for each in commits}
+
+
+class Late(RandomTrees):
+    """Counts requests that it is told of several steps at once."""
+
+    late = 0
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        self.late += sum(len(each.token_ids) > 3 for each in commits)
+        return super().commit(commits)
+
+
+def budget(table: list[tuple[int, int, float]]) -> NodeBudget:
+    made = NodeBudget(PassCosts(table))
+    for _ in range(100):
+        made.observe_wait(0.0, asked=1, arrived=1, levels=1)
+    return made
+
+
+def requests(number: int, *, adaptive: bool = True) -> list[RequestState]:
+    trees = RandomTrees(512)
+    states = [admitted(CONFIG, range(10, 17), request_id=index, trees=trees) for index in range(number)]
+    for state in states:
+        state.adaptive = adaptive
+    return states
+
+
+def rested(wishes: TreeWishes, states: Sequence[RequestState], steps: int, running: int = 0) -> list[int]:
+    for _ in range(steps):
+        depths = wishes.depths(states, running or len(states))
+    return depths
+
+
+def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_probe() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    assert not any(rested(wishes, states, REST_AFTER))
+    assert not any(state.rests for state in states)
+    rested(wishes, states, 1)
+    assert all(state.rests for state in states)
+    rested(wishes, states, UNTIL_READY - REST_AFTER - 2)
+    assert all(state.rests for state in states)
+    rested(wishes, states, 1)
+    awake = [state for state in states if not state.rests]
+    assert len(awake) == KEPT_READY
+    rested(wishes, states, READY_BEFORE // 2)
+    assert [state for state in states if not state.rests] == awake
+    assert [wishes.wants_states(state, len(states)) for state in states] == [state in awake for state in states]
+    awake[0].gone = True
+    states.remove(awake[0])
+    rested(wishes, states, 1)
+    assert sum(not state.rests for state in states) == KEPT_READY
+    assert all(not state.rests for state in awake[1:])
+    rested(wishes, states, READY_BEFORE // 2 + PROBE_STEPS - 2)
+    assert sum(not state.rests for state in states) == KEPT_READY
+    rested(wishes, states, 1)
+    assert all(state.rests for state in states)
+
+
+def test_whom_a_long_wait_would_hold_up() -> None:
+    adaptive, fixed = requests(1), requests(2, adaptive=False)
+    assert haste_of(fixed, 2) is Haste.INSISTENT
+    assert haste_of([*fixed, *adaptive], 3) is Haste.WEIGHED
+    assert haste_of(fixed, 3) is Haste.HURRIED
+    assert haste_of([*fixed, *adaptive], 4) is Haste.HURRIED
+
+
+def test_the_source_is_told_whom_a_long_wait_would_hold_up() -> None:
+    fixed, trees = requests(2, adaptive=False), Listener()
+    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget(DEAR))
+    for running in (2, 3):
+        drafting.report([(state, (10,)) for state in fixed], running)
+    assert [{each.haste for each in told} for told in trees.told] == [{Haste.INSISTENT}, {Haste.HURRIED}]
+
+
+@pytest.mark.parametrize(("number", "left", "brought"), [(1, 8, True), (1, 6, False), (9, 64, True), (9, 62, False)])
+def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: int, *, brought: bool) -> None:
+    wishes, states = TreeWishes(budget(FREE), 32), requests(number)
+    for state in states:
+        state.tokens += [10] * (700 - state.length)
+        state.limit, state.behind = state.length + left, True
+    assert not any(rested(wishes, states, 1))
+    assert {wishes.wants_states(state, number) for state in states} == {brought}
+    rested(wishes, states, REST_AFTER)
+    assert {state.rests for state in states} == {not brought}
+
+
+def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    rested(wishes, states, REST_AFTER + 1)
+    new, fixed = requests(1)[0], requests(1, adaptive=False)[0]
+    wishes.begin(new)
+    wishes.begin(fixed)
+    assert (new.rests, fixed.rests) == (True, False)
+
+
+def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
+    made, states = budget(DEAR), requests(9)
+    wishes = TreeWishes(made, 32)
+    rested(wishes, states, 1)
+    assert not any(wishes.wants_states(state, len(states)) for state in states)
+    made.costs = PassCosts(FREE)
+    states[0].acceptance.observe(1, 1)
+    rested(wishes, states, WEIGH_EVERY)
+    assert all(wishes.wants_states(state, len(states)) for state in states)
+
+
+@pytest.mark.parametrize(("table", "pays"), [(DEAR, False), (FREE, True)])
+def test_where_all_lack_states_they_get_them_if_trees_would_pay(
+    table: list[tuple[int, int, float]], *, pays: bool
+) -> None:
+    wishes, states = TreeWishes(budget(table), 32), requests(9)
+    for state in states:
+        state.behind = True
+    assert not any(rested(wishes, states, 1))
+    assert [wishes.wants_states(state, len(states)) for state in states] == [pays] * 9
+    assert not any(rested(wishes, states, REST_AFTER))
+    assert sum(state.rests for state in states) == (0 if pays else 9)
+
+
+def test_what_was_seen_of_requests_that_rest_fades() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    for state in states:
+        state.acceptance.observe(32, 4)
+    rested(wishes, states, PROBE_EVERY - 1)
+    assert {state.acceptance.tried for state in states} == {32}
+    rested(wishes, states, 1)
+    assert sum(not state.rests for state in states) == KEPT_READY
+    assert {(state.rests, state.acceptance.tried, state.acceptance.matched) for state in states} == {
+        (False, 32, 4),
+        (True, 16, 2),
+    }
+
+
+def test_where_trees_pay_nobody_rests() -> None:
+    wishes, states = TreeWishes(budget(FREE), 32), requests(9)
+    assert all(rested(wishes, states, 2 * REST_AFTER))
+    assert not any(state.rests for state in states)
+
+
+def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
+    wishes, states = TreeWishes(budget(DEAR), 32), requests(9, adaptive=False)
+    assert all(rested(wishes, states, 2 * REST_AFTER))
+    assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
+    assert all(state.rests for state in states)
+    assert not any(rested(wishes, states, 1))  # they are told first
+    assert not any(state.rests for state in states)
+
+
+def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
+    cheap_then_dear = [(1, 1, 1e-3), (1, 13, 1.1e-3), (1, 14, 9e-3), (1, 64, 60e-3)]
+    free, fixed = requests(1)[0], requests(2, adaptive=False)
+    alone, beside = ([*some, free] for some in ([], fixed))
+    assert TreeWishes(budget(cheap_then_dear), 32).depths(alone, 1)[-1] >= 8
+    assert TreeWishes(budget(cheap_then_dear), 32).depths(beside, 3)[-1] == 13 - 3 - 2 * 4
+
+
+def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
+    class Probing(NodeBudget):
+        def levels(
+            self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0
+        ) -> list[int]:
+            super().levels(bidders, requests, others, nodes=nodes)
+            return [1] * len(bidders)
+
+    made = Probing(PassCosts(DEAR))
+    wishes, states = TreeWishes(made, 32), requests(9)
+    depths = rested(wishes, states, UNTIL_READY)
+    assert sum(depths) == 0
+    for state in states:
+        state.behind = state.rests
+    depths = rested(wishes, states, 1)
+    assert depths == [int(not state.rests) for state in states]
+    assert sum(depths) == KEPT_READY
+    assert wishes.pays
+
+
+def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_are_up_to_date() -> None:
+    made, states = budget(FREE), requests(9)
+    for _ in range(9):
+        made.observe_wait(1.0, asked=9, arrived=9, levels=1)
+        made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
+    wishes = TreeWishes(made, 32)
+    assert not any(rested(wishes, states, UNTIL_READY))
+    awake = [state for state in states if not state.rests]
+    assert any(made.levels([Bidder(state.acceptance, state.depth_left) for state in awake], 9))
+    assert not any(rested(wishes, states, READY_BEFORE // 2))
+    assert sum(state.rests for state in states) == 9 - KEPT_READY
+
+
+def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caught_up() -> None:
+    trees, memory, made = Listener(), KVMemory(CONFIG, 512), budget(DEAR)
+    drafting = Drafting(trees, memory, CONFIG, made)
+    states, number = requests(9), count(20)
+    for state in states:
+        state.limit = 1000
+
+    def step() -> list[Committed]:
+        token = next(number)
+        for state in states:
+            state.tokens.append(token)
+        drafting.report([(state, (token,)) for state in states], len(states))
+        return trees.told[-1]
+
+    for _ in range(UNTIL_READY):
+        told = step()
+    assert [each.catch_up for each in told] == [True] * KEPT_READY
+    resting = {state.key for state in states if state.rests}
+    assert {state.untold for state in states if state.rests} == {UNTIL_READY - REST_AFTER}
+    made.costs = PassCosts(FREE)
+    trees.lagging = {min(resting, key=lambda key: key.request_id)}
+    while len(told) < len(states):
+        told = step()
+    assert {len(each.token_ids) for each in told if each.key in resting} == {len(trees.told) - REST_AFTER}
+    assert all(each.max_nodes == 1 for each in told if each.key in resting)
+    assert all(each.max_nodes > 1 for each in step() if each.key not in trees.lagging)
+    assert {each.key for each in trees.told[-1] if each.max_nodes == 1} == trees.lagging
+    trees.lagging = set()
+    step()
+    assert all(each.max_nodes > 1 for each in step())
+
+
+def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() -> None:
+    made, state = budget(FREE), requests(1)[0]
+    state.max_nodes = 64
+    wishes = TreeWishes(made, 64)
+    assert wishes.rows(state, 3, 1) == 64
+    assert wishes.rows(requests(1)[0], 3, 16) == 1 + 4
+    made.observe_nodes(1, nodes=20, depth=5)
+    assert wishes.rows(state, 5, 1) == 1 + 30
+    made.observe_nodes(1, nodes=5, depth=5)
+    assert wishes.rows(state, 5, 1) == 1 + 30
+    for _ in range(9):
+        made.observe_nodes(1, nodes=40, depth=5)
+    more = wishes.rows(state, 5, 1)
+    assert 40 < more < 61
+    made.observe_nodes(1, nodes=20, depth=5)
+    assert wishes.rows(state, 5, 1) == more
+    for _ in range(20):
+        made.observe_nodes(1, nodes=5, depth=5)
+    assert wishes.rows(state, 5, 1) < 27
+    state.max_nodes = 6
+    assert wishes.rows(state, 5, 1) == 6
+    state.max_nodes, state.adaptive = 64, False
+    assert wishes.rows(state, 5, 1) == 64
+
+
+@pytest.mark.parametrize("period", [3, 7])
+def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = count()
+
+    def levels(self: NodeBudget, bidders: Sequence[Bidder], *_: object, **__: object) -> list[int]:
+        self.pays = next(steps) // period % 2 == 0
+        return [min(2, bidder.max_levels) if self.pays else 0 for bidder in bidders]
+
+    monkeypatch.setattr(NodeBudget, "levels", levels)
+    monkeypatch.setattr(tree_wishes, "REST_AFTER", 0)
+    monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
+    asked = some_requests(0.8)
+    with running_loop(model, LOOP) as runner:
+        plain = [(answer.token_ids, answer.finish_reason) for answer in runner.run(asked)]
+    trees = Late(model.config.vocab_size)
+    with running_loop(model, LOOP, trees) as runner:
+        answers = runner.run(asked)
+    assert [(answer.token_ids, answer.finish_reason) for answer in answers] == plain
+    assert trees.trees > 5
+    assert trees.late > 0

@@ -1,0 +1,96 @@
+"""Sample, then match: which drafted nodes a step accepts, and how often it does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.request import SourceCount
+
+NO_TOKEN = -1
+"""What is sampled where the logits decide nothing: one of them is no finite number. No node carries it."""
+_FADE = 0.02
+
+
+class Walk(NamedTuple):
+    """The accepted path below the root, `nodes` in order, and the tokens decided along it.
+
+    `tokens` has one entry more than `nodes`: `tokens[i]` was sampled at the row of `nodes[i - 1]`, the first one at
+    the root. The last is the bonus token, or NO_TOKEN.
+    """
+
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def walk(tree: TokenTree, sampled: Sequence[int]) -> Walk:
+    """Follow the sampled tokens from the root, as long as a child carries them.
+
+    `sampled[0]` was sampled at the root, `sampled[1 + i]` at node i. As parents come before their children, one pass
+    over the nodes finds the path; of equal siblings the first is followed.
+    """
+    nodes: list[int] = []
+    tokens = [sampled[0]]
+    at = -1
+    for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if parent == at and token == tokens[-1]:
+            at = node
+            nodes.append(node)
+            tokens.append(sampled[1 + node])
+    return Walk(tuple(nodes), tuple(tokens))
+
+
+def cut(tree: TokenTree, *, max_nodes: int, max_depth: int) -> TokenTree | None:
+    """The part of a tree within both limits; `max_nodes` counts the root. None where no node is left."""
+    tree = tree.truncated(max(0, max_nodes - 1), max(0, max_depth))
+    return tree if len(tree) else None
+
+
+def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, ...]:
+    """The nodes of a tree, and those of them that were accepted, by proposer in the order in which they first appear.
+
+    Empty where the tree is one proposer's own.
+    """
+    sources = tree.sources or ()
+    right = [sources[node] for node in accepted] if sources else []
+    return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
+
+
+def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
+    """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
+    ids, parents, at, count = tree.token_ids, tree.parents, -1, 0
+    for token in tokens:
+        node = at
+        try:
+            node = ids.index(token, node + 1)
+            while parents[node] != at:
+                node = ids.index(token, node + 1)
+        except ValueError:
+            break
+        at, count = node, count + 1
+    return at, count
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often a level of a request's trees was matched once it was reached; old steps fade."""
+
+    tried: float = 0.0
+    matched: float = 0.0
+    last: int = 0
+    """Levels matched the last time."""
+
+    def observe(self, tried: int, matched: int) -> None:
+        self.last = matched
+        self.tried += tried - _FADE * self.tried
+        self.matched += matched - _FADE * self.matched
+
+    def fade(self) -> None:
+        """Count for half what was seen."""
+        self.tried, self.matched = self.tried / 2, self.matched / 2
+
+    def rate(self, prior: float, weight: float = 8.0) -> float:
+        """Estimate that starts at `prior`, which counts as `weight` observations."""
+        return min(0.98, (self.matched + weight * prior) / (self.tried + weight))

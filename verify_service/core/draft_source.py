@@ -1,0 +1,243 @@
+"""Where drafted trees come from, as the verify loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.step_result import Outcome
+from verify_service.hidden_states.device_ring import Span
+from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request that begins to run. No tree is wanted yet; the first `Committed` asks for one.
+
+    `token_ids` is prompt and prior output, `prompt_length` of them the prompt, `cached_length` of them a
+    prefix-cache hit. `sampling.seed` is the seed in force.
+    """
+
+    key: RequestKey
+    proposer: str
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    choice_index: int
+    tenant: str
+    adapter_id: str
+    cached_length: int
+    history: FeatureHistory | None = None
+    """Hidden states of the request's positions, for the loop's thread; None where none are kept."""
+
+
+class Haste(Enum):
+    """Whom a long wait for trees would hold up."""
+
+    HURRIED = 1
+    """Requests of the step that want no tree."""
+    WEIGHED = 2
+    """Only such as want one, some of them if that makes them quicker."""
+    INSISTENT = 3
+    """Only such as insist on one."""
+
+
+class Committed(NamedTuple):
+    """Tokens that a verify step added to a request, which now has `total_length` of them, prompt included.
+
+    The last one is the root of the next tree. `max_nodes` counts the root, so that 1 asks for no tree;
+    `max_depth` is the longest path below the root that could still be output. `features` are the states that predicted
+    the tokens, those of positions total_length - len(token_ids) - 1 onwards; None where none were captured.
+
+    Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
+    `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
+    `haste` is that of the next step, as far as it is known.
+    """
+
+    key: RequestKey
+    token_ids: tuple[int, ...]
+    total_length: int
+    max_nodes: int
+    max_depth: int
+    features: FeatureRows | None = None
+    tree: TokenTree | None = None
+    catch_up: bool = False
+    haste: Haste = Haste.HURRIED
+
+
+class Extended(NamedTuple):
+    """States of tokens that a request had before, such as a chunk of its prompt."""
+
+    key: RequestKey
+    features: FeatureRows
+
+
+class Wanted(NamedTuple):
+    """A request whose states a step computes: of `length` positions from `first` on, at most."""
+
+    key: RequestKey
+    first: int
+    length: int
+
+
+class TreeSource(Protocol):
+    """A supplier of token trees. Every method but `known` and `default` is called by the loop's thread alone.
+
+    No method raises, and none but `collect` may wait.
+    """
+
+    def known(self, name: str) -> bool:
+        """Whether a proposer of this name is configured or attached. Thread-safe."""
+        ...
+
+    def default(self) -> str | None:
+        """The operator's default proposer; None for no speculation. Thread-safe."""
+        ...
+
+    def begin(self, opening: Opening) -> None:
+        """A request with a proposer starts. Called once a request; preemption is not seen here."""
+        ...
+
+    def listens(self) -> bool:
+        """Whether anybody takes in what is committed now.
+
+        Where nobody does the commit may be left out; a request's next one then adds all that was not told of it.
+        """
+        ...
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        """What verify steps added to requests that go on, in the order of their arrival; of some perhaps several steps.
+
+        Returns those whose drafter lacks states of older tokens, so that it makes no tree now.
+        """
+        ...
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        """Trees for these requests, in their order; None where there is none. May wait to its own deadline.
+
+        A tree fits the last `Committed` of its request: it hangs under that root, has fewer than `max_nodes`
+        nodes, no path longer than `max_depth`, and ids within the vocabulary.
+        """
+        ...
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether any of these requests, which began, would be waited for if it asked for a tree next."""
+        ...
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        """A request that began is over, whatever the reason."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """A tree for one way in which the step under way may end: these drafted tokens accepted, and then `token`."""
+
+    path: tuple[int, ...]
+    token: int
+    tree: TokenTree
+
+
+class ForesightSource(Protocol):
+    """A tree source whose trees may be there before the step is decided that leads to them.
+
+    Nothing raises; used by the loop's thread, between the launch of a step and its `commit`.
+    """
+
+    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether none of these requests would be waited for, if it asked for a tree next."""
+        ...
+
+    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait up to so long until all trees are there that may be; whether most of those that draft have any."""
+        ...
+
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+        """What there is for each of these requests, whose next step begins with it; what comes later is late.
+
+        Trees keep within the budget of the last `Committed`; there are 16 at most.
+        """
+        ...
+
+
+class FeatureTaker(Protocol):
+    """Whoever wants hidden states. Nothing raises or waits; used by the loop's thread."""
+
+    def deaf(self) -> bool:
+        """Whether nobody takes them in now."""
+        ...
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
+        ...
+
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        """Where a step that captures these boundaries puts states of each of `wanted` on the device, if anywhere."""
+        ...
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        """States that one step computed beside those in `Committed`; called before that step's `commit`."""
+        ...
+
+
+class NoTrees:
+    """The tree source of a service without proposers."""
+
+    def known(self, name: str) -> bool:
+        return False
+
+    def default(self) -> str | None:
+        return None
+
+    def begin(self, opening: Opening) -> None:
+        return None
+
+    def listens(self) -> bool:
+        return True
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        return ()
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        return [None] * len(wanted)
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        return False
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        return None
+
+
+Reads = Sequence["torch.cuda.Event"]
+"""Once all have come, nothing of an outcome is read any more."""
+
+
+class FollowedRows(NamedTuple):
+    """A request that a step decides, which adds `most` tokens at most: its row of the results, where its states go."""
+
+    key: RequestKey
+    row: int
+    most: int
+    spans: Sequence[Span]
+
+
+class Follower(Protocol):
+    """A tree source that can have trees begun before a step is decided. Used by the loop's thread; nothing waits."""
+
+    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+        """To be called right after the launch."""
+        ...
+
+    def take_unread(self, unread: bool) -> None:
+        """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
+        ...
+
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """A step has waited so long for such trees of these requests, after its launch, and has them."""
+        ...

@@ -1,0 +1,167 @@
+"""What a client asks of the verify loop and what it is answered, in the loop's own types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from slipstream.rpc.errors import SlipstreamError
+from verify_service.core.prompt_scores import PromptScores
+
+
+class FinishReason(Enum):
+    """Why an output ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class RequestKey(NamedTuple):
+    """Names a request: the client's session, and the id the client chose within it."""
+
+    session_id: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen; ranges and meaning are those of slipstream/v1/sampling.proto.
+
+    `seed` is None until one is assigned at admission; `max_tokens` None means as many as the context holds;
+    `logprobs` None means none, 0 the chosen token's alone; so do `prompt_logprobs`, of the prompt's tokens, without
+    which `max_tokens` is at least 1. `logit_bias` holds (token id, bias) pairs.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """What a request says about speculation; None and "" take the operator's default.
+
+    `max_nodes` counts rows of a tree with its root, `max_depth` the longest path below it.
+    """
+
+    enabled: bool | None = None
+    proposer: str = ""
+    max_nodes: int | None = None
+    max_depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request as it arrives.
+
+    `output_token_ids` were output before, by this service or another: they count as output for penalties,
+    positions and limits, and are not sent again. `arrival` is time.monotonic() in seconds. `weight` is the tenant's,
+    by which it shares the service with others.
+    """
+
+    key: RequestKey
+    prompt_token_ids: tuple[int, ...]
+    arrival: float
+    output_token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    speculation: SpeculationParams = SpeculationParams()
+    tenant: str = ""
+    adapter_id: str = ""
+    choice_index: int = 0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability under the raw logits, and its rank from 1, ties by lowest id."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The chosen token and its most likely competitors, by falling probability."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class SourceCount(NamedTuple):
+    """Of the nodes that one proposer made in trees of several: how many were drafted, and how many of them accepted."""
+
+    proposer: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStep:
+    """What one verify step did for a request; `proposer` is empty for a plain step.
+
+    `drafted` counts the nodes verified, `accepted` how many of the tokens output by this step were drafted. `sources`
+    shares both out where several proposers made the tree.
+    """
+
+    drafted: int
+    accepted: int
+    proposer: str
+    sources: tuple[SourceCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts over a request's life in this service. Prior output counts as completion, as it did when it was made."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    verify_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from arrival: until first scheduled, until the first token, until the end. 0 where it never came."""
+
+    queued: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step yielded for one request.
+
+    `usage`, `timings` and `finish_reason` are set on a request's last output, `error` with FinishReason.ERROR,
+    `seed` on the first output that carries tokens. `logprobs` has one entry a token where they were asked for. The
+    prompt's own come before the first token, in order, in outputs of nothing else.
+    """
+
+    key: RequestKey
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    step: SpeculationStep | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: SlipstreamError | None = None
+    seed: int | None = None
+    prompt_scores: PromptScores | None = None

@@ -1,0 +1,44 @@
+"""What is known of a step: as it is launched, while it runs on its device, and once it is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from verify_service.core.acceptance import Walk
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.hidden_states.device_ring import Span
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Decision(NamedTuple):
+    """Tokens that a step decided for a request, not yet cut to its limits.
+
+    `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow.
+    """
+
+    item: ScheduledRows
+    walk: Walk
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A step that an engine was given; engines add what they need to decide it."""
+
+    deciding: Sequence[ScheduledRows]
+
+
+class Outcome(NamedTuple):
+    """What a step under way leaves on its device, once `ready` comes; None where all is there.
+
+    Row i of `results`, int32 [items, 130] as `tree_walk` writes it, is of the i-th item that decides. `routes`: where
+    states of items go.
+    """
+
+    results: torch.Tensor
+    ready: torch.cuda.Event | None
+    routes: Mapping[ScheduledRows, tuple[Span, ...]]

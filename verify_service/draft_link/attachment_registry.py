@@ -1,0 +1,119 @@
+"""How attachments begin and how they end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from slipstream.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SlipstreamError,
+)
+from verify_service.draft_link.attachment import (
+    MAX_ATTACHMENTS,
+    Attachment,
+    check_union,
+    named,
+    new_attachment,
+    offered_by,
+    unguessable_epochs,
+)
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.records import AttachRequest, LinkFacts
+from verify_service.draft_link.router import Bindings
+from verify_service.draft_link.transports.base import Wake
+from verify_service.draft_link.transports.negotiation import Means, Ways
+from verify_service.hidden_states.device_ring_pool import DeviceRings
+
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Enters attachments in the bindings and takes them out again. The draft link's lock guards all but `find_means`.
+
+    `malformed` counts those that ended for a record they must not have sent.
+    """
+
+    __slots__ = ("_bindings", "_closed", "_config", "_epochs", "_facts", "_means", "_ways", "malformed")
+
+    def __init__(
+        self,
+        facts: LinkFacts,
+        config: LinkConfig,
+        bindings: Bindings,
+        rings: DeviceRings | None,
+        epochs: Iterator[int] | None = None,
+    ) -> None:
+        self._facts = facts
+        self._config = config
+        self._bindings = bindings
+        self._ways = Ways(facts, config, rings)
+        self._means: dict[int, Means] = {}
+        self._epochs = unguessable_epochs() if epochs is None else epochs
+        self._closed: SlipstreamError | None = None
+        self.malformed = 0
+
+    def refuse(self, reason: SlipstreamError) -> None:
+        """Take no more of them."""
+        self._closed = reason
+
+    def enter(self, request: AttachRequest) -> Attachment:
+        """A new attachment, whose exchange has not begun."""
+        if self._closed is not None:
+            raise self._closed
+        others = self._bindings.attachments
+        if len(others) >= MAX_ATTACHMENTS:
+            raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
+        check_union(request, others.values(), self._config.feature_boundaries, self._facts)
+        attachment = new_attachment(next(self._epochs), request, self._config.num_slots, self._config.outbox_limit)
+        others[attachment.epoch] = attachment
+        _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
+        return attachment
+
+    def find_means(self, request: AttachRequest, transports: Sequence[str]) -> Means:
+        """What its exchange can go by, found without the lock; raises SlipstreamError where that is nothing."""
+        return self._ways.means(request, transports)
+
+    def equip(self, attachment: Attachment, means: Means) -> None:
+        """Keep them until its exchange begins. Raises why it has ended, if it has meanwhile."""
+        if attachment.ended is not None:
+            means.close()
+            raise attachment.ended
+        self._means[attachment.epoch] = means
+        attachment.transport_reason = means.reason
+
+    def open(self, epoch: int, wake: Wake, transport: str, reason: str) -> Attachment:
+        """Have its records travel by the transport of that name; raises as DraftLink.start does."""
+        attachment = self._bindings.attachments.get(epoch)
+        if attachment is None:
+            raise NotFoundError(f"no attachment has epoch {epoch}")
+        if attachment.transport is not None:
+            raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
+        attachment.transport = self._means[epoch].open(attachment, transport, wake)
+        attachment.transport_reason = reason or attachment.transport_reason
+        del self._means[epoch]
+        return attachment
+
+    def end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
+        """Take it out; its requests go elsewhere. Idempotent.
+
+        Returns what it has not used, whose memory is let go without the lock, as that of its transport is.
+        """
+        if attachment.ended is not None:
+            return None
+        # Tracebacks hold what the attachment had, its memory included, until some later collection of garbage.
+        reason.__cause__ = reason.__context__ = None
+        attachment.ended = reason.with_traceback(None)
+        self.malformed += isinstance(reason, InvalidArgumentError)
+        means = self._means.pop(attachment.epoch, None)
+        if means is not None:
+            means.close()
+        attachment.ring = None
+        self._bindings.forget(attachment)
+        if attachment.transport is not None:
+            attachment.transport.close()
+        _log.info("detached epoch %d: %s: %s", attachment.epoch, named(attachment.request), reason.message)
+        return means

@@ -1,0 +1,62 @@
+"""What one step says to one draft service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from slipstream_kernels.models.boundaries import Bits
+from verify_service.core.draft_source import Committed
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES, bytes_of
+from verify_service.draft_link.records import Commit
+from verify_service.draft_link.slot import Slot
+from verify_service.hidden_states.device_ring import DeviceRows, Span
+from verify_service.hidden_states.rows import FeatureRows
+
+
+@dataclass(slots=True, eq=False)
+class CommitMessage:
+    """The commits of one step to one attachment."""
+
+    attachment: Attachment
+    records: list[Commit] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    state_bytes: int = 0
+
+    def add(self, slot: Slot, committed: Committed) -> None:
+        """Its tokens, and their states where the slot has all those before, and the message has room."""
+        states: Bits | None = None
+        rows: DeviceRows | None = None
+        features = _aligned(slot, committed.features)
+        span = None if features is None else features.span_of(slot)
+        if features is not None and span is not None:
+            self.spans.append(span)
+            rows = span.rows(features.first, features.end)
+        elif features is not None and self.state_bytes + bytes_of(slot, features) <= MESSAGE_BYTES:
+            states = features.at(slot.boundaries)
+            self.state_bytes += states.nbytes
+        if features is not None and (states is not None or rows is not None):
+            slot.featured += len(features)
+        self.records.append(
+            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
+        )
+        self.slots.append(slot)
+
+    def put(self) -> bool:
+        """Queue the message, without states' bytes if these do not fit; False if it does not fit either way."""
+        fits = self.attachment.outbox.put(self.records)
+        if not fits and self.state_bytes:
+            for slot, record in zip(self.slots, self.records, strict=True):
+                slot.featured -= 0 if record.features is None else len(record.features)
+            fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
+        for span in self.spans if fits else ():
+            span.room.queued += 1
+        return fits
+
+
+def _aligned(slot: Slot, features: FeatureRows | None) -> FeatureRows | None:
+    """The states of a step, if the slot wants them and they follow those it has."""
+    if not slot.boundaries or features is None or features.first != slot.featured:
+        return None
+    return features if features.has(slot.boundaries) else None

@@ -1,0 +1,386 @@
+"""Trees from attached draft services: the verify loop's side of the exchange.
+
+The loop's thread and the RPC thread meet here under one lock that is never held while anything waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.draft_source import Committed, Extended, FollowedRows, Opening, Prepared, Reads, Wanted
+from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.step_result import Outcome
+from verify_service.draft_link.attachment import Attachment, check_token, negotiate
+from verify_service.draft_link.attachment_registry import Registry
+from verify_service.draft_link.draft_deadline import Deadline
+from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
+from verify_service.draft_link.on_device_drafts import follow
+from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.draft_link.refusals import Refusal, Refusals
+from verify_service.draft_link.reply_handler import Intake
+from verify_service.draft_link.router import Bindings, Place
+from verify_service.draft_link.transports.base import Transport, Wake
+from verify_service.draft_link.transports.negotiation import Means
+from verify_service.draft_link.wait_policy import TURN_SECONDS, deaf, learn, patience_for
+from verify_service.hidden_states.device_ring import Span
+from verify_service.hidden_states.device_ring_pool import DeviceRings
+
+_log = logging.getLogger(__name__)
+
+
+class DraftLink:
+    """A TreeSource fed by draft services. `on_wait` is told of each wait for trees, in seconds."""
+
+    def __init__(
+        self,
+        facts: LinkFacts,
+        config: LinkConfig,
+        *,
+        on_wait: Callable[[float], None] | None = None,
+        epochs: Iterator[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rings: DeviceRings | None = None,
+    ) -> None:
+        """`rings` are those of the model's GPU, without which no states go through its memory."""
+        self.facts = facts
+        self.config = config
+        self._on_wait = on_wait
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._bindings = Bindings(clock)
+        self._intake = Intake(self._bindings, facts.vocab_size, clock)
+        self._registry = Registry(facts, config, self._bindings, rings, epochs)
+        self._deadline = Deadline(config.deadline, config.deadline_share, config.deadline_reach)
+        self._refusals = Refusals(clock)
+        self._waits = self._misses = 0
+
+    # --- The verify loop's thread ------------------------------------------------------------------------------
+
+    def known(self, name: str) -> bool:
+        """Whether a proposer of this name is configured or attached."""
+        with self._changed:
+            return name in self.config.configured or self._bindings.offering(name) is not None
+
+    def default(self) -> str | None:
+        """The operator's default proposer, None for no speculation."""
+        if self.config.default != AUTO:
+            return self.config.default
+        if self.config.configured:
+            return self.config.configured[0]
+        with self._changed:
+            live = self._bindings.live
+            return live[0].request.offers[0].name if live else None
+
+    def begin(self, opening: Opening) -> None:
+        """Hand a request to the attachment that offers its proposer, if there is one."""
+        with self._changed:
+            self._bindings.begin(opening)
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        """Boundaries whose states any attachment wants, ascending."""
+        with self._changed:
+            return tuple(sorted(self._bindings.wanted_boundaries()))
+
+    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+        """Where a step puts states on the device for those drafters that take them from there."""
+        with self._changed:
+            return self._bindings.route(wanted, captured, self.facts.hidden_size)
+
+    def extend(self, chunks: Sequence[Extended]) -> None:
+        """Tell whoever wants states of those that a step computed of tokens it did not decide."""
+        with self._changed:
+            self._bindings.extend(chunks)
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        """Tell each attachment what this step added, in one message and such as its states need."""
+        with self._changed:
+            self._deadline.step_ends(self._clock())
+            ahead = [each for each in self._bindings.live if each.ahead]
+            for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
+                self._take_in(attachment)
+            self._bindings.heed_hangs(self._clock())
+            begun = self._bindings.handed_over(commits)
+            behind = self._bindings.commit(commits)
+            if begun:
+                now = self._clock()
+                learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
+                self._deadline.step_begins(now, plain=not any(place.slot.given for place in begun))
+            transports = [each.transport for each in self._bindings.live if each.transport]
+        for transport in transports:
+            transport.give_way()
+        return behind
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        """The newest fitting tree of each request; waits to the deadline for those that may still come."""
+        with self._changed:
+            places = [self._bindings.place(key) for key in wanted]
+            self._pick_up(places)
+            begun = now = self._clock()
+            longest = patience_for(places, self._deadline, now, self._bindings.haste)
+            awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
+            if waited := awaited:
+                until = now + max(longest[place.attachment.epoch] for place in awaited)
+                while awaited and (left := until - now) > 0:
+                    self._wait(awaited, left)
+                    now = self._clock()
+                    awaited = [place for place in awaited if place.slot.awaited]
+                self._count_wait(waited, now - begun)
+                self._misses += len(awaited)
+                for place in awaited:
+                    place.slot.tally.misses += 1
+            learn(places, set(longest), now, now - begun)
+            trees = [place.slot.give() if place else None for place in places]
+            self._deadline.step_begins(now, plain=not any(trees))
+        return trees
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether any of these requests has a drafter that would be waited for."""
+        with self._changed:
+            return bool(self._drafted(keys))
+
+    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether all drafters of these requests that count draft ahead alone."""
+        with self._changed:
+            return not any(place.slot.waits for place in self._drafted(keys))
+
+    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait until all trees ahead that are kept are there, or so long; whether half of the requests have any."""
+        with self._changed:
+            places = self._drafted(keys)
+            self._pick_up(places)
+            until = self._clock() + seconds
+            while (open_ones := [at for at in places if at.slot.holds_more]) and (left := until - self._clock()) > 0:
+                self._wait(open_ones, left)
+            return 2 * sum(bool(place.slot.ahead) for place in places) >= len(places)
+
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+        """The trees ahead of each request, whose next step begins."""
+        with self._changed:
+            places = {place.slot.key: place for place in self._drafted(keys)}
+            return [places[key].slot.hand_over() if key in places else () for key in keys]
+
+    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+        """Have proposers of this process draft behind a step under way."""
+        with self._changed:
+            return follow(rows, self._drafted(row.key for row in rows), outcome)
+
+    def take_unread(self, unread: bool) -> None:
+        """Whether proposers of this process may hand trees over whose nodes only the device knows."""
+        with self._changed:
+            for attachment in self._bindings.live:
+                attachment.unread = unread and attachment.follow is not None
+
+    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
+        with self._changed:
+            places = [place for key in keys if (place := self._bindings.place(key))]
+            if places:
+                self._count_wait(places, seconds)
+                self._deadline.step_begins(self._clock(), plain=False)
+
+    def listens(self) -> bool:
+        """Always: what need not be told to drafters that hang, others hold back."""
+        return True
+
+    def deaf(self) -> bool:
+        """Whether every drafter that is attached hangs, so that it takes in nothing."""
+        with self._changed:
+            live, now = self._bindings.live, self._clock()
+            return any(each.patience.hangs(now) for each in live) and deaf(live, self._bindings.catching_up, now)
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        """Close the request's slot, if it has one."""
+        with self._changed:
+            self._bindings.end(key, reason)
+            if not self._bindings.running:
+                self._deadline.step_lost()
+
+    # --- The RPC thread ----------------------------------------------------------------------------------------
+
+    def attach(self, request: AttachRequest, *, loopback: bool) -> AttachReply:
+        """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
+        check_token(request, expected=self.config.attach_token, loopback=loopback)
+        with self._refusals.attempt(request):
+            return self._attach(request)
+
+    def _attach(self, request: AttachRequest) -> AttachReply:
+        version, transports = negotiate(request, self.facts, self.config.transports)
+        with self._changed:
+            attachment = self._registry.enter(request)
+        try:
+            means = self._registry.find_means(request, transports)
+        except SlipstreamError as error:
+            self.drop(attachment, error)
+            raise
+        with self._changed:
+            self._registry.equip(attachment, means)
+        return means.agreed(version, attachment, self.config.deadline)
+
+    def attach_here(
+        self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
+    ) -> Attachment:
+        """Register proposers of this process and begin their exchange, by the transport that `connect` makes.
+
+        Raises SlipstreamError as Attach does.
+        """
+        version, transports = negotiate(request, self.facts, (IN_PROCESS,))
+        with self._changed:
+            attachment = self._registry.enter(request)
+        transport = connect(attachment, Means(transports).agreed(version, attachment, self.config.deadline))
+        with self._changed:
+            attachment.transport = transport
+            attachment.patience.heard(self._clock())
+            self._bindings.rebalance()
+        _log.info("epoch %d exchanges by %s", attachment.epoch, transport.name)
+        return attachment
+
+    def start(self, epoch: int, wake: Wake, transport: str = "", reason: str = "") -> Attachment:
+        """Begin the exchange of an attachment and bring it up to date with the requests that run.
+
+        `transport` is the drafter's choice of those agreed on, empty for the best; `reason` says why not a better one.
+        NotFoundError for an unknown epoch, FailedPreconditionError if its exchange has begun before or the transport
+        was not agreed on or does not work; then the attachment still waits for its exchange.
+        """
+        with self._changed:
+            attachment = self._registry.open(epoch, wake, transport, reason)
+            assert attachment.transport is not None
+            name, why = attachment.transport.name, attachment.transport_reason
+            attachment.patience.heard(self._clock())
+            self._bindings.rebalance()
+        level = logging.WARNING if why else logging.INFO
+        _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
+        return attachment
+
+    def take(self, attachment: Attachment) -> tuple[Command, ...]:
+        """The next records to send in one message; empty if there are none. Raises why the attachment has ended."""
+        with self._changed:
+            if attachment.ended is not None:
+                raise attachment.ended
+            return attachment.outbox.take()
+
+    def tend(self, attachment: Attachment) -> None:
+        """Take in and send what waits where no step does. Raises why the attachment has ended."""
+        with self._changed:
+            self._take_in(attachment)
+            if attachment.ended is not None:
+                raise attachment.ended
+            attachment.send(0)
+
+    def receive(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
+        """Take in a message of `size` bytes. InvalidArgumentError for a malformed record; the caller must `drop` then.
+
+        Afterwards nothing of the attachment is used any more.
+        """
+        with self._changed:
+            if attachment.ended is None:
+                self._apply(attachment, replies, size)
+                self._changed.notify_all()
+
+    def drop(self, attachment: Attachment, reason: SlipstreamError) -> None:
+        """End an attachment; its requests go on plainly or with another one that offers their proposer. Idempotent."""
+        with self._changed:
+            _unused = self._end(attachment, reason)  # held until the lock is free: to let go of rings takes long
+
+    def expire(self, epoch: int) -> None:
+        """Drop an attachment whose exchange has not begun."""
+        with self._changed:
+            attachment = self._bindings.attachments.get(epoch)
+            if attachment is not None and attachment.transport is None:
+                _unused = self._end(attachment, UnavailableError("the exchange was not opened in time"))
+
+    def refuse_attachments(self) -> None:
+        """Take no more draft services: the service drains."""
+        with self._changed:
+            self._registry.refuse(UnavailableError("the verify service drains"))
+
+    def close(self) -> None:
+        """Drop all draft services and take no more: the service stops."""
+        self.refuse_attachments()
+        with self._changed:
+            for attachment in list(self._bindings.attachments.values()):
+                self._end(attachment, UnavailableError("the verify service stops"))
+
+    def state(self) -> LinkState:
+        """Counters of the moment."""
+        with self._changed:
+            live, behind = self._bindings.live, self._bindings.catching_up
+            drafters = tuple(
+                state for each in live for state in drafter_states(each, behind.count(each), self._deadline)
+            )
+            return LinkState(
+                len(live), self._waits, self._misses, self._intake.stale, self._registry.malformed, self._bindings.gaps,
+                self._deadline.seconds, drafters, len(self._refusals.known(each.request for each in live)),
+            )  # fmt: skip
+
+    def proposers(self) -> list[ProposerStatus]:
+        """Configured names first, then those that are attached only."""
+        with self._changed:
+            configured, offering = self.config.configured, self._bindings.offering
+            names = dict.fromkeys((*configured, *self._bindings.offered))
+            return [ProposerStatus(name, name in configured, offering(name)) for name in names]
+
+    def refusals(self) -> list[Refusal]:
+        """Proposers of draft services that do not draft, and why."""
+        with self._changed:
+            attached = [attachment.request for attachment in self._bindings.live]
+        return self._refusals.known(attached)
+
+    # --- Under the lock ----------------------------------------------------------------------------------------
+
+    def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:
+        """Where these requests' trees come from, of those whose drafter is asked for them."""
+        places, now = self._bindings.places(keys), self._clock()
+        return [at for at in places if at.slot.drafted_for and at.attachment.patience.drafts(now)]
+
+    def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
+        """Let the lock go until a tree may have come, or to the time limit."""
+        attachments = {place.attachment.epoch: place.attachment for place in awaited}
+        polled = [each.transport for each in attachments.values() if each.transport and each.transport.polled]
+        if not polled:
+            self._changed.wait(seconds)
+            return
+        first, position = polled[0], polled[0].position
+        self._changed.release()
+        try:
+            first.wait(seconds if len(attachments) == 1 else min(seconds, TURN_SECONDS), position)
+        finally:
+            self._changed.acquire()
+        self._pick_up(awaited)
+
+    def _count_wait(self, places: Sequence[Place], seconds: float) -> None:
+        """A step has waited for the trees of these."""
+        self._waits += 1
+        for tally in {id(place.slot.tally): place.slot.tally for place in places}.values():
+            tally.waits += 1
+        if self._on_wait is not None:
+            self._on_wait(seconds)
+
+    def _pick_up(self, places: Sequence[Place | None]) -> None:
+        for attachment in {place.attachment.epoch: place.attachment for place in places if place}.values():
+            self._take_in(attachment)
+
+    def _take_in(self, attachment: Attachment) -> None:
+        """Apply what has come through the transport; a drafter that sent what it must not loses its attachment."""
+        if attachment.transport is None or attachment.ended is not None:
+            return
+        try:
+            for replies, size in attachment.transport.receive():
+                self._apply(attachment, replies, size)
+        except SlipstreamError as error:
+            self._end(attachment, error)
+
+    def _apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
+        self._intake.apply(attachment, replies, size)
+        attachment.patience.heard(self._clock())
+
+    def _end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
+        """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""
+        means = self._registry.end(attachment, reason)
+        self._changed.notify_all()
+        return means

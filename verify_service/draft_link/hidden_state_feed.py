@@ -1,0 +1,73 @@
+"""Feeds slots with hidden states: in ascending positions without holes, from steps and from what is kept of them."""
+
+from __future__ import annotations
+
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.records import Extend
+from verify_service.draft_link.slot import Slot
+from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
+
+RECORD_BYTES = 1 << 18
+"""States of one Extend, at most; but one row always. Copies of so many bytes stay within a processor's cache."""
+MESSAGE_BYTES = 1 << 22
+"""States that one step's message carries beside its tokens; what is more follows in messages of its own."""
+STEP_BYTES = 1 << 22
+ALONE_BYTES = 1 << 24
+
+
+def step_bytes(running: int) -> int:
+    """States that follow in such messages after one step, where so many requests run.
+
+    The loop is held up no longer than it takes to copy them; a request alone gains more by its trees than it loses.
+    """
+    return max(STEP_BYTES, ALONE_BYTES // max(1, running))
+
+
+def reachable(history: FeatureHistory | None, end: int) -> int:
+    """The first of the positions from which on all states before `end` are kept; `end` where none is."""
+    return end if history is None else history.reach(end)
+
+
+def bytes_of(slot: Slot, features: FeatureRows) -> int:
+    """Of these states at the boundaries that a slot wants."""
+    return 2 * len(slot.boundaries) * features.hidden_size * len(features)
+
+
+def send_states(
+    attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows, *, catch_up: bool = True
+) -> bool:
+    """Send the states before `fresh.end` that a slot lacks, as far as there is room, and time; the next step goes on.
+
+    Those before `fresh` are read and copied by the host, and wait unless the slot is to `catch_up`. False where some of
+    them are neither in `fresh` nor kept any more.
+    """
+    row_bytes = 2 * len(slot.boundaries) * fresh.hidden_size
+    most = max(1, RECORD_BYTES // row_bytes)
+    records = 0
+    while slot.featured < fresh.end:
+        first = slot.featured
+        span = fresh.span_of(slot) if first >= fresh.first else None
+        if span is not None and attachment.outbox.has_room(0):
+            attachment.outbox.put((Extend(slot.stamp, first, device_rows=span.rows(first, fresh.end)),))
+            span.room.queued += 1
+            slot.featured = fresh.end
+            records += 1
+            break
+        source = fresh if first >= fresh.first else history
+        if source is history and not catch_up:
+            break
+        end = min(first + most, fresh.end if source is fresh else fresh.first)
+        size = (end - first) * row_bytes
+        if attachment.state_room <= 0 or not attachment.outbox.has_room(size):
+            break
+        attachment.state_room -= size
+        part = fresh.of(first, end) if source is fresh else history.read(first, end) if history else None
+        if part is None or part.first > first or not part.has(slot.boundaries):
+            return False
+        own = source is history and part.boundaries == slot.boundaries  # what is read there is a copy
+        attachment.outbox.put((Extend(slot.stamp, first, part.rows if own else part.at(slot.boundaries)),))
+        slot.featured = end
+        records += 1
+    if records:
+        attachment.send(records)
+    return True

@@ -1,0 +1,121 @@
+"""How the draft link is configured, and what it tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from verify_service.core.draft_source import Haste
+from verify_service.draft_link.attachment import TRANSPORTS, Attachment
+from verify_service.draft_link.draft_deadline import Deadline
+from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.records import Mode
+
+AUTO = "auto"
+"""The default proposer that is the first configured one, else the first one attached."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
+
+    With a `deadline_share` it is at most this share of a plain step's measured time; with a `deadline_reach` slow
+    drafters are waited for up to that, where it holds up nobody else (`deadline.py`). For its first `spin` seconds a
+    wait looks for trees in shared memory without sleeping.
+
+    `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
+    None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured
+    whether a drafter wants them or not.
+    """
+
+    configured: tuple[str, ...] = ()
+    default: str | None = AUTO
+    deadline: float = 0.02
+    deadline_share: float | None = None
+    deadline_reach: float | None = None
+    num_slots: int = 128
+    attach_token: str = ""
+    outbox_limit: int = 1 << 21
+    transports: tuple[str, ...] = TRANSPORTS
+    feature_boundaries: tuple[int, ...] = ()
+    spin: float = 30e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterState:
+    """One proposer of one live attachment: `requests` drafted for now, and a copy of its counters.
+
+    `share` is the part of all requests that the attachment is due, `catching_up` those that it has yet to take over,
+    `stale` its records that were dropped for their stamp, late trees among them, all three whatever their proposer.
+    `answer` is how many seconds its trees usually take, None before that is known, `deadline` how many a step waits for
+    them at most whose requests all insist on trees.
+    """
+
+    epoch: int
+    name: str
+    address: str
+    process_id: int
+    transport: str
+    mode: Mode
+    proposer: str
+    requests: int
+    share: float
+    catching_up: int
+    stale: int
+    tally: Tally
+    answer: float | None = None
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """Counters from the start, the number of live attachments and each one's own counters.
+
+    `waits` counts steps that waited, `misses` trees that were not there at the deadline, `stale` records dropped for
+    their stamp, `malformed` records that cost their sender the attachment, `gaps` slots that lost their feed.
+    `deadline` is the longest wait of a step at the moment, in seconds; `refused` counts proposers of draft services
+    that do not draft, as they do not fit.
+    """
+
+    attachments: int
+    waits: int
+    misses: int
+    stale: int
+    malformed: int
+    gaps: int
+    deadline: float = 0.0
+    drafters: tuple[DrafterState, ...] = ()
+    refused: int = 0
+
+
+def drafter_states(attachment: Attachment, catching_up: int, deadline: Deadline) -> list[DrafterState]:
+    """One state for each proposer of a live attachment, which has so many requests yet to take over."""
+    assert attachment.transport is not None
+    request, taken = attachment.request, attachment.slots.taken()
+    return [
+        DrafterState(
+            attachment.epoch,
+            request.name,
+            request.address,
+            request.process_id,
+            attachment.transport.name,
+            attachment.mode_of(offer),
+            offer.name,
+            sum(slot.tally is tally for slot in taken),
+            attachment.share,
+            catching_up,
+            attachment.stale,
+            replace(tally, sources=dict(tally.sources)),
+            tally.answers.usual,
+            deadline.seconds_for(tally.gain, tally.answers.usual, Haste.INSISTENT),
+        )
+        for offer, tally in zip(request.offers, attachment.tallies, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerStatus:
+    """A proposer's name, and the newest attachment that offers it."""
+
+    name: str
+    configured: bool
+    attachment: Attachment | None

@@ -1,0 +1,35 @@
+"""Proposers of this process that draft behind a step under way, before the host knows what that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
+from verify_service.core.draft_source import FollowedRows
+from verify_service.core.step_result import Outcome
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.router import Place
+
+if TYPE_CHECKING:
+    import torch
+
+
+def follow(rows: Sequence[FollowedRows], places: Iterable[Place], outcome: Outcome) -> list[torch.cuda.Event]:
+    """Ask those among the drafters that can, each for the trees of its requests."""
+    by_key = {row.key: row for row in rows}
+    asked: dict[Attachment, tuple[torch.Tensor, list[FollowValue]]] = {}
+    for place in places:
+        attachment, slot = place.attachment, place.slot
+        row = None if slot.key is None else by_key.get(slot.key)
+        if attachment.follow is None or row is None or slot.max_nodes <= 1:
+            continue
+        span = next((each for each in row.spans if each.serves(slot) and each.first == slot.featured), None)
+        if span is not None:
+            value = FollowValue(slot.stamp, row.row, row.most, span.place, slot.max_nodes, slot.max_depth)
+            asked.setdefault(attachment, (span.target, []))[1].append(value)
+    events: list[torch.cuda.Event] = []
+    for attachment, (states, values) in asked.items():
+        assert attachment.follow is not None
+        events += attachment.follow(values, PassOutcome(outcome.results, states, outcome.ready))
+    return events

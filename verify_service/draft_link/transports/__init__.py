@@ -1,0 +1,1 @@
+"""How records travel between the draft link and one draft service."""

@@ -1,0 +1,83 @@
+"""What a step's wait for trees says about each attachment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from verify_service.core.draft_source import Haste
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.draft_deadline import Deadline
+from verify_service.draft_link.router import Place
+
+_log = logging.getLogger(__name__)
+
+MANY_LATE = 32
+"""Trees that came too late before the log says that all do."""
+TURN_SECONDS = 0.0002
+"""How long a step sleeps at one ring while trees may come from elsewhere too."""
+
+
+def patience_for(
+    places: Sequence[Place | None], deadline: Deadline, now: float, haste: Haste = Haste.HURRIED
+) -> dict[int, float]:
+    """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
+    tallies = {id(place.slot.tally): (place.attachment, place.slot.tally) for place in places if place is not None}
+    longest: dict[Attachment, float] = {}
+    for attachment, tally in tallies.values():
+        seconds = deadline.seconds_for(tally.gain, tally.answers.usual, haste)
+        longest[attachment] = max(longest.get(attachment, 0.0), seconds)
+    return {
+        attachment.epoch: seconds for attachment, seconds in longest.items() if attachment.patience.waits(now, seconds)
+    }
+
+
+def learn(places: Sequence[Place | None], patient: set[int], now: float, waited: float = 0.0) -> None:
+    """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss.
+
+    Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
+    """
+    complete: dict[int, bool] = {}
+    supplied: dict[int, bool] = {}
+    attachments: dict[int, Attachment] = {}
+    for place in places:
+        if place is not None and not place.attachment.ended:
+            epoch, slot = place.attachment.epoch, place.slot
+            attachments[epoch] = place.attachment
+            complete[epoch] = complete.get(epoch, True) and not slot.awaited
+            supplied[epoch] = supplied.get(epoch, False) or slot.supplied or slot.waits
+            slot.count()
+    for epoch, attachment in attachments.items():
+        if complete[epoch] and supplied[epoch]:
+            attachment.patience.hit()
+        elif epoch in patient:
+            attachment.patience.miss(now, waited)
+            _tell_of_late_trees(attachment)
+        else:
+            attachment.patience.skip()
+
+
+def _tell_of_late_trees(attachment: Attachment) -> None:
+    """Log once that no step has ever had a tree of an attachment, as all come too late."""
+    late = sum(tally.late for tally in attachment.tallies)
+    if attachment.told_of_late or late < MANY_LATE or any(tally.hits for tally in attachment.tallies):
+        return
+    attachment.told_of_late = True
+    usual = max((tally.answers.usual or 0.0 for tally in attachment.tallies), default=0.0)
+    _log.warning(
+        "no step had a tree of epoch %d: %d came too late, %.0f ms after they were asked for; see --draft-deadline-ms",
+        attachment.epoch, late, 1000 * usual,
+    )  # fmt: skip
+
+
+def deaf(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:
+    """Whether all attachments hang that have requests, or all there are where none has any.
+
+    One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.
+    """
+    told = [each for each in attachments if each.slots.busy and not _unheard(each, behind, now)] or attachments
+    return bool(told) and all(attachment.patience.hangs(now) for attachment in told)
+
+
+def _unheard(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
+    return attachment.patience.unheard(now) and behind.count(attachment) == attachment.slots.taken_count

@@ -1,0 +1,1 @@
+"""The one thread that receives, schedules, drafts, verifies and commits."""

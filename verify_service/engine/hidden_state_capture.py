@@ -1,0 +1,178 @@
+"""Which hidden states steps capture, where they are kept, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verify_service.core.draft_source import Extended, FeatureTaker, Wanted
+from verify_service.core.request import RequestKey
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.engine.step_queue import Step
+from verify_service.hidden_states.device_ring import Span
+from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
+from verify_service.hidden_states.store import FeatureStore
+from verify_service.model_runner.base import StepEngine
+
+_log = logging.getLogger(__name__)
+
+LINGER_SECONDS = 30.0
+"""How long states are captured that nobody asks for any more: a drafter that died is mostly back by then."""
+
+
+class Features:
+    """Captures what is asked for, from the next step on; nothing is captured or kept while nobody asks.
+
+    While those who asked take nothing in nothing is captured either, but what is kept stays.
+
+    All boundaries are captured together: what a step keeps does for everybody who asks.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine[Any],
+        store: FeatureStore,
+        taker: FeatureTaker | None,
+        always: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`always` are boundaries that the operator wants to be kept, whether somebody asks or not."""
+        self._engine = engine
+        self._store = store
+        self._taker = taker
+        self._always = always
+        self._clock = clock
+        self._boundaries: tuple[int, ...] = ()
+        self._captured: tuple[int, ...] = ()
+        self._asked_at = float("-inf")
+        self._held: dict[ScheduledRows, FeatureRows] = {}
+
+    def prepare(self) -> None:
+        """Settle what the next step captures. To be called before each launch, and before its trees are waited for."""
+        if self._taker is None:
+            return
+        boundaries = self._settled(self._taker)
+        captured = boundaries if self._always or not self._taker.deaf() else ()
+        if (boundaries, captured) != (self._boundaries, self._captured):
+            kept, self._boundaries, self._captured = self._boundaries, boundaries, captured
+            try:
+                self._engine.capture(captured)
+                if boundaries != kept:
+                    self._store.lay_out(boundaries)
+                _log.info("states are captured at boundaries %s", list(captured) or "none")
+            except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+                _log.exception("states cannot be captured at boundaries %s", list(captured))
+
+    def direct(self, items: Sequence[ScheduledRows]) -> None:
+        """Settle where the states of the next step go, of these items with their trees."""
+        routes = self._routes(self._taker, items) if self._taker is not None and self._captured else {}
+        if routes:
+            self._engine.direct(routes)
+
+    def take(
+        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
+    ) -> dict[RequestKey, FeatureRows]:
+        """Keep what a decided step has captured, and tell of the states of prompts; before the step's tokens are known.
+
+        `live` and `deciding` are those of its items whose requests go on. Returns the states of each root and of the
+        nodes accepted below it, which predicted what was decided. Whatever fails here, the step goes on.
+        """
+        self._held.clear()
+        try:
+            return self._take(step, live, deciding)
+        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+            _log.exception("a step's states are lost")
+            return {}
+
+    def keep(self, only: RequestState | None = None) -> None:
+        """Store what the last step taken has computed: of all requests that go on, or of one that is about to end.
+
+        So drafters need not wait for it. To be called before any page changes hands.
+        """
+        try:
+            held = [item for item in self._held if only is None or item.state is only]
+            rows = [(item, self._held.pop(item)) for item in held]
+            self._store.write([(item.state.pages, features) for item, features in rows if not item.state.gone])
+        except Exception:  # noqa: BLE001 - states may cost speed and nothing else
+            _log.exception("a step's states are not kept")
+
+    def history(self, state: RequestState) -> FeatureHistory | None:
+        """What is kept of a request."""
+        return None if self._taker is None else _History(self._store, state)
+
+    def _take(
+        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
+    ) -> dict[RequestKey, FeatureRows]:
+        states = self._engine.states(step.launched)
+        if states is None:
+            return {}
+        captured = states.of(live)
+        roots = {item.state.key: item.base - 1 for item in deciding}
+        if states.boundaries == self._store.boundaries:
+            at_once: list[tuple[Sequence[int], FeatureRows]] = []
+            for item, features in captured:
+                if roots.get(item.state.key) == features.first:
+                    self._held[item] = features
+                else:  # those in front of the root are history once what was decided is told
+                    at_once.append((item.state.pages, features))
+            self._store.write(at_once)
+        chunks: list[Extended] = []
+        decided: dict[RequestKey, FeatureRows] = {}
+        for item, features in captured:
+            key = item.state.key
+            if not item.state.proposer or item.state.rests:
+                continue
+            root = roots.get(key, features.end)
+            if root > features.first:
+                chunks.append(Extended(key, features.of(features.first, root)))
+            if key in roots:
+                decided[key] = features.of(root, features.end)
+        if chunks and self._taker is not None:
+            self._taker.extend(chunks)
+        return decided
+
+    def _routes(self, taker: FeatureTaker, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, tuple[Span, ...]]:
+        drafted = [item for item in items if item.state.proposer and not item.state.rests]
+        wanted = [Wanted(item.state.key, item.first, item.count + item.depth) for item in drafted]
+        try:
+            routes = taker.route(wanted, self._boundaries)
+        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
+            _log.exception("the taker of states failed to say where they go")
+            return {}
+        return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}
+
+    def _settled(self, taker: FeatureTaker) -> tuple[int, ...]:
+        """What is asked for, with what was asked for until recently: to begin anew costs all that is kept."""
+        try:
+            asked = {*self._always, *taker.wanted_boundaries()}
+        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
+            _log.exception("the taker of states failed to say what it wants")
+            asked = set(self._always)
+        now = self._clock()
+        if asked == set(self._boundaries):
+            self._asked_at = now
+            return self._boundaries
+        if asked < set(self._boundaries) and now - self._asked_at <= LINGER_SECONDS:
+            return self._boundaries
+        self._asked_at = now
+        return tuple(sorted(asked))
+
+
+class _History:
+    """A request's part of the store."""
+
+    __slots__ = ("_state", "_store")
+
+    def __init__(self, store: FeatureStore, state: RequestState) -> None:
+        self._store = store
+        self._state = state
+
+    def reach(self, end: int) -> int:
+        kept = min(end, self._state.settled)
+        return self._store.reach(self._state.pages, kept) if kept == end else end
+
+    def read(self, first: int, end: int) -> FeatureRows | None:
+        return self._store.read(self._state.pages, first, min(end, self._state.settled))

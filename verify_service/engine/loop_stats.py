@@ -1,0 +1,93 @@
+"""Counters of the verify loop, for operators and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verify_service.engine.output_processor import Epilogue
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.pass_share import PassShare
+from verify_service.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class LoopCounters:
+    """What the loop itself counts."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prepared: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """A snapshot taken between two steps.
+
+    `pages_free` are held by nobody, `pages_cached` by the prefix cache alone, so that they can be evicted; the
+    rest of `pages_total` is held by running requests. The counters run from the start of the loop.
+    """
+
+    running: int
+    queued: int
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    steps: int
+    committed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    prefix_hit_tokens: int
+    draining: bool
+    feature_boundaries: int = 0
+    """At how many boundaries hidden states are captured."""
+    feature_pages: int = 0
+    """KV pages beside which some are kept."""
+    prepared: int = 0
+    """Pieces of work done ahead while there was no request."""
+    tenants: int = 0
+    """Tenants with requests."""
+    displaced: int = 0
+    """Queued requests that were refused for the sake of another tenant's share of the places."""
+    cut_nodes: int = 0
+    """Drafted nodes left out of passes for the sake of another tenant's share."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that steps have computed."""
+    verify_steps: int = 0
+    """Steps, counted once for each request that they decided tokens of."""
+
+
+def snapshot(
+    counters: LoopCounters,
+    scheduler: Scheduler,
+    memory: KVMemory,
+    epilogue: Epilogue,
+    passes: PassShare,
+    *,
+    draining: bool,
+) -> LoopState:
+    """The state at this moment. On the loop's thread."""
+    return LoopState(
+        running=scheduler.num_running,
+        queued=scheduler.num_waiting,
+        pages_total=memory.total,
+        pages_free=memory.free,
+        pages_cached=memory.cached,
+        steps=counters.steps,
+        committed_tokens=epilogue.committed_tokens,
+        drafted_tokens=epilogue.drafted_tokens,
+        accepted_tokens=epilogue.accepted_tokens,
+        preemptions=counters.preemptions,
+        prefix_hit_tokens=counters.prefix_hit_tokens,
+        draining=draining,
+        feature_boundaries=len(memory.features.boundaries),
+        feature_pages=memory.features.pages,
+        prepared=counters.prepared,
+        tenants=scheduler.num_tenants,
+        displaced=scheduler.places.displaced,
+        cut_nodes=passes.cut_nodes,
+        prompt_tokens=counters.prompt_tokens,
+        verify_steps=epilogue.verify_steps,
+    )

@@ -1,0 +1,146 @@
+"""What is left to do for decided steps that no launch has to wait for: outputs, figures, what drafting learns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from slipstream.rpc.errors import InternalError
+from verify_service.core.acceptance import NO_TOKEN, by_source
+from verify_service.core.device_fault import end_if_device_lost
+from verify_service.core.request import FinishReason, SpeculationStep, StepOutput
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision
+from verify_service.engine.request_output import PLAIN_STEP, end_output, score_outputs, step_output
+from verify_service.engine.step_queue import Step
+from verify_service.model_runner.base import StepEngine
+from verify_service.speculation.controller import Drafting
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A decided step; `entries` are its decisions, the tokens of each that are output, and why the output ends.
+
+    `scored` are the items whose rows tell logprobs of their prompts.
+    """
+
+    step: Step
+    seconds: float
+    now: float
+    scored: Sequence[ScheduledRows] = ()
+    entries: list[tuple[Decision, tuple[int, ...], FinishReason | None]] = field(default_factory=list)
+
+
+class Epilogue:
+    """Gathers decisions, and later turns them into outputs, in order."""
+
+    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+        self._engine = engine
+        self._drafting = drafting
+        self._decided: list[_Decided] = []
+        self._outputs: list[StepOutput] = []
+        self.verify_steps = 0
+        self.committed_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self._decided or self._outputs)
+
+    def begin(self, step: Step, live: Sequence[ScheduledRows], seconds: float, now: float) -> None:
+        """A step is decided, which took the engine so many seconds; `now` is time.monotonic().
+
+        `live` are its items whose requests are not over. Their prompts' tokens count as scored as far as they are.
+        """
+        scored = [item for item in live if item.scored]
+        for item in scored:
+            item.state.scored = item.scored.stop
+        self._decided.append(_Decided(step, seconds, now, scored))
+
+    def add(self, decision: Decision, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+        """A decision of that step has made `tokens` output, which ends there for `reason`, if it does."""
+        self._decided[-1].entries.append((decision, tokens, reason))
+
+    def append(self, output: StepOutput) -> None:
+        """An output that follows those written so far."""
+        self._outputs.append(output)
+
+    def write(self) -> list[RequestState]:
+        """Work off what was decided. Returns the requests whose outputs failed; their last outputs say so."""
+        failed: list[RequestState] = []
+        decided, self._decided = self._decided, []
+        for each in decided:
+            self._learn(each)
+            for item in each.scored:
+                self._try(each, item.state, failed, partial(self._scores, each, item))
+            for decision, tokens, reason in each.entries:
+                self._try(each, decision.item.state, failed, partial(self._output, each, decision, tokens, reason))
+        return failed
+
+    def _try(
+        self,
+        decided: _Decided,
+        state: RequestState,
+        failed: list[RequestState],
+        write: Callable[[], Iterable[StepOutput]],
+    ) -> None:
+        """Add what `write` makes of a request, unless that is among the `failed`, which it joins if that fails."""
+        if state in failed:
+            return
+        try:
+            self._outputs.extend(write())
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("the output of a verify step failed")
+            end_if_device_lost()
+            failed.append(state)
+            error = InternalError("the verify step of this request failed")
+            self._outputs.append(end_output(state, FinishReason.ERROR, decided.now, error))
+
+    def take(self) -> list[StepOutput]:
+        """The outputs written since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _learn(self, decided: _Decided) -> None:
+        """Have drafting take a step in, which changes no token whatever comes of it."""
+        items = decided.step.items
+        decoding = all(item.count == 1 for item in items)
+        nodes = sum(item.room - 1 for item in items)
+        decisions = [decision for decision, _, _ in decided.entries if decision.walk.tokens[-1] != NO_TOKEN]
+        try:
+            self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
+        except Exception:  # noqa: BLE001 - it may cost speed and nothing else
+            _log.exception("nothing is learnt from a step")
+
+    def _scores(self, decided: _Decided, item: ScheduledRows) -> Iterable[StepOutput]:
+        return score_outputs(item.state, self._engine.prompt_scores(decided.step.launched, item))
+
+    def _output(
+        self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None
+    ) -> Iterable[StepOutput]:
+        logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens)) if tokens else ()
+        speculation = self._count(decision, len(tokens))
+        return (step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now),)
+
+    def _count(self, decision: Decision, count: int) -> SpeculationStep:
+        """Enter a decision of which `count` tokens are output into the figures."""
+        state, tree = decision.item.state, decision.item.tree
+        state.verify_steps += 1
+        self.verify_steps += 1
+        self.committed_tokens += count
+        if tree is None:
+            return PLAIN_STEP
+        accepted = decision.walk.nodes[:count]
+        step = SpeculationStep(len(tree), len(accepted), state.proposer, by_source(tree, accepted))
+        state.drafted_tokens += step.drafted
+        state.accepted_tokens += step.accepted
+        self.drafted_tokens += step.drafted
+        self.accepted_tokens += step.accepted
+        return step

@@ -1,0 +1,137 @@
+"""Steps under way: launched, not decided yet, and how far the loop may run ahead of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision, Launched
+from verify_service.engine.launch_deadline import LaunchTime
+from verify_service.model_runner.base import StepEngine
+from verify_service.speculation.controller import Drafting
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step under way; `launched_at` is time.perf_counter() in seconds."""
+
+    items: Sequence[ScheduledRows]
+    launched: Launched
+    launched_at: float
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
+        return any(item.tree is not None or item.laid is not None for item in self.items)
+
+
+class Pipeline:
+    """Keeps an engine supplied. Steps leave in the order they came."""
+
+    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+        self._engine = engine
+        self._drafting = drafting
+        self._steps: deque[Step] = deque()
+        self._decided_at = 0.0
+        self._times = LaunchTime()
+
+    def __bool__(self) -> bool:
+        """Whether any step is under way."""
+        return bool(self._steps)
+
+    @property
+    def open(self) -> bool:
+        """Whether a step may be launched now.
+
+        Beyond steps under way one may, to the engine's lookahead, as long as only the values of tokens are unknown,
+        not their number, and no request is about to get a tree that it would then miss.
+        """
+        return len(self._steps) <= self._engine.lookahead and not any(
+            step.drafted or self._drafting.expects_trees(step.items) for step in self._steps
+        )
+
+    @property
+    def open_to_choices(self) -> bool:
+        """Whether a step may be launched whose trees the engine chooses, by how the one step under way ends.
+
+        Where the pipeline is not `open`, as it has trees or expects some, and nobody is to be waited for.
+        """
+        steps = self._steps
+        return len(steps) == 1 and self._engine.chooses and self._drafting.needs_no_wait(steps[0].items)
+
+    @property
+    def under_way(self) -> Mapping[RequestState, ScheduledRows]:
+        """Rows of requests in the newest step under way."""
+        return {item.state: item for item in self._steps[-1].items} if self._steps else {}
+
+    def spare_seconds(self) -> float | None:
+        """How long the launch of the next step may wait for the sake of its trees; None where that is not known."""
+        latest = self._times.latest(max(self._steps[0].launched_at, self._decided_at))
+        return None if latest is None else latest - time.perf_counter()
+
+    def launch(
+        self,
+        items: Sequence[ScheduledRows],
+        prepared_from: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Start a step and move its requests on. If the engine fails, they stay where they were.
+
+        Where it begins with trees that only the device knows yet, returns once the host knows them, from when on it
+        counts as begun. `meanwhile` is called before they are waited for.
+        `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
+        """
+        begun = time.perf_counter()
+        launched = self._engine.launch(items)
+        if prepared_from is None:
+            self._times.observe_launch(time.perf_counter() - begun)
+        else:
+            self._times.observe_whole_launch(time.perf_counter() - prepared_from)
+        for item in items:
+            item.state.computed = item.base
+            item.state.pending += item.decides
+            item.state.spread += item.reach
+        if self._drafting.read(items, meanwhile):
+            begun = time.perf_counter()
+        self._steps.append(Step(items, launched, begun))
+        if self._engine.lookahead and len(self._steps) == 1:
+            self._drafting.idled(time.perf_counter() - self._decided_at)
+        if self._drafting.follows and (outcome := self._engine.outcome(launched)) is not None:
+            for read in self._drafting.follow(launched.deciding, outcome):
+                self._engine.start_after(read)
+
+    def next(self) -> Step:
+        """Take out the oldest step; its requests count on it no longer."""
+        step = self._steps.popleft()
+        for item in step.items:
+            item.state.pending -= item.decides
+            item.state.spread -= item.reach
+        return step
+
+    def decide(self, step: Step) -> tuple[list[Decision], float]:
+        """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before.
+
+        What the step behind it has chosen is settled with that.
+        """
+        decisions = self._engine.decide(step.launched)
+        begun = max(step.launched_at, self._decided_at)
+        self._decided_at = time.perf_counter()
+        seconds = self._decided_at - begun
+        if all(item.count == 1 for item in step.items):
+            self._times.observe_step(seconds)
+        self._settle(decisions)
+        return decisions, seconds
+
+    def _settle(self, decisions: Sequence[Decision]) -> None:
+        unsettled = {item.state: item for step in self._steps for item in step.items if item.unsettled}
+        for decision in decisions if unsettled else ():
+            item = unsettled.get(decision.item.state)
+            if item is not None:
+                item.state.spread -= item.reach
+                item.settle(decision.walk)
+                item.state.spread += item.reach

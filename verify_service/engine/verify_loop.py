@@ -1,0 +1,385 @@
+"""The verify service's loop: receive, schedule, draft, verify, commit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from slipstream.rpc.errors import (
+    InternalError,
+    InvalidArgumentError,
+    SlipstreamError,
+    UnavailableError,
+)
+from verify_service.core.device_fault import end_if_device_lost
+from verify_service.core.draft_source import FeatureTaker, Follower, ForesightSource, TreeSource
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, StepOutput
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision
+from verify_service.core.step_time_model import PassCosts
+from verify_service.engine.command_queue import CancelRequest, CancelSession, Drain, Inbox, Stop
+from verify_service.engine.hidden_state_capture import Features
+from verify_service.engine.loop_stats import LoopCounters, LoopState, snapshot
+from verify_service.engine.output_processor import Epilogue
+from verify_service.engine.request_output import cut_output, end_output, refusal
+from verify_service.engine.step_queue import Pipeline, Step
+from verify_service.engine.undecided import decided_part, undecided_error
+from verify_service.model_runner.factory import TargetModel, new_engine
+from verify_service.scheduler.admission import Admission
+from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.pass_share import PassShare
+from verify_service.scheduler.scheduler import Scheduler
+from verify_service.speculation.controller import Drafting
+from verify_service.speculation.goodput import NodeBudget
+
+_log = logging.getLogger(__name__)
+
+Sink = Callable[[list[StepOutput]], None]
+
+THREAD_NAME = "verify-loop"
+LOOK_SECONDS = 1.0
+"""How often a loop without requests looks whether a drafter has come that wants states, for which it can prepare."""
+
+
+class VerifyLoop:
+    """Owns the one thread that runs the target model.
+
+    Every submitted request is answered through `sink`, on the loop's thread, by outputs that end with a finish
+    reason; the sink takes one list a step and must not wait. All public methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        model: TargetModel,
+        config: EngineConfig,
+        trees: TreeSource,
+        sink: Sink,
+        taker: FeatureTaker | None = None,
+        foresight: ForesightSource | None = None,
+        follower: Follower | None = None,
+        tell_started: Callable[[list[RequestKey]], None] = lambda keys: None,
+    ) -> None:
+        """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything.
+
+        `tell_started` is called on the loop's thread with requests of which a step computes the first rows, before it.
+        """
+        max_context = config.max_context or model.config.max_context
+        self._sink = sink
+        self._tell_started = tell_started
+        self._inbox = Inbox()
+        self._memory = KVMemory(config, max_context, model.config.hidden_size)
+        self._engine = new_engine(model, config, self._memory.page_table)
+        self._engine.warm_up()
+        costs = PassCosts(self._engine.pass_costs())
+        self._passes = PassShare(costs, config.prefill_chunk)
+        self._scheduler = Scheduler(config, self._memory, self._passes)
+        self._drafting = Drafting(trees, self._memory, config, NodeBudget(costs), foresight, follower, self._passes)
+        self._pipeline = Pipeline(self._engine, self._drafting)
+        self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
+        self._admission = Admission(
+            config,
+            trees,
+            vocab_size=model.config.vocab_size,
+            max_context=max_context,
+            eos_token_ids=tuple(model.config.eos_token_ids),
+        )
+        self._states: dict[RequestKey, RequestState] = {}
+        self._epilogue = Epilogue(self._engine, self._drafting)
+        self._counters = LoopCounters()
+        self._draining = False
+        self._state = self._snapshot()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Hand over a request. Never raises; a refusal comes as an output with an error."""
+        self._inbox.put(request)
+
+    def cancel(self, key: RequestKey) -> None:
+        """End a request, if it still runs, and free its pages before the next step."""
+        self._inbox.put(CancelRequest(key))
+
+    def cancel_session(self, session_id: int) -> None:
+        """End all requests of a session."""
+        self._inbox.put(CancelSession(session_id))
+
+    def drain(self) -> None:
+        """Refuse requests from now on with UnavailableError; those that run or queue finish."""
+        self._inbox.put(Drain())
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until no request runs or queues; returns whether that came true."""
+        return self._inbox.wait_idle(timeout)
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; requests left over get UnavailableError."""
+        self._inbox.put(Stop())
+        self._thread.join()
+
+    def state(self) -> LoopState:
+        """Counters as of the end of the latest step."""
+        return self._state
+
+    def _run(self) -> None:
+        while self._receive():
+            self._step()
+        self._drop_steps()
+
+    def _receive(self) -> bool:
+        """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
+        idle = not (self._states or self._pipeline or self._epilogue)
+        for command in self._inbox.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS):
+            match command:
+                case GenerationRequest():
+                    self._enter(command)
+                case CancelRequest(key):
+                    self._leave([key], FinishReason.CANCELLED)
+                case CancelSession(session_id):
+                    keys = [key for key in self._states if key.session_id == session_id]
+                    self._leave(keys, FinishReason.CANCELLED)
+                case Drain():
+                    self._draining = True
+                case Stop():
+                    self._leave(list(self._states), FinishReason.ERROR, UnavailableError("the service stops"))
+                    self._deliver()
+                    return False
+        return True
+
+    def _prepare(self) -> bool:
+        """Use a moment without requests for work ahead; whether more of it may be left."""
+        if self._draining:
+            return False
+        try:
+            self._features.prepare()
+            more = self._engine.prepare()
+            self._counters.prepared += more
+            return more
+        except Exception:  # noqa: BLE001 - the loop must outlive work that nobody waits for
+            _log.exception("work ahead of requests failed")
+            end_if_device_lost()
+            return False
+
+    def _step(self) -> None:
+        """Keep the engine supplied, then take what its oldest step decided.
+
+        Clients are told while the engine works, or a drafter: of a step's tokens after the next launch, or at once
+        where another step is under way.
+        """
+        while self._pipeline.open and self._launch():
+            self._deliver()
+        self._deliver()
+        if self._pipeline.open_to_choices and self._scheduler.only_decodes:
+            self._launch_ahead()
+        if self._pipeline:
+            self._settle(self._pipeline.next())
+            if self._pipeline:
+                self._deliver()
+
+    def _launch(self) -> bool:
+        """Schedule, draft, and start to verify. False where no step can be started now."""
+        items: list[ScheduledRows] | None = None
+        try:
+            if self._drafting.leaves_time(self._scheduler.running):
+                self._deliver()
+            items = self._schedule()
+            if items:
+                self._features.prepare()
+                self._drafting.attach_trees(items)
+                self._features.direct(items)
+                self._scheduler.charge(items)
+                self._pipeline.launch(items, meanwhile=self._deliver)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed to start")
+            self._fail(list(self._states) if items is None else [item.state.key for item in items])
+            return False
+        return bool(items)
+
+    def _launch_ahead(self) -> None:
+        """Start the step after the one under way with trees for the ways in which that may end, if most are there.
+
+        As late as that keeps the engine supplied. What comes of it is known once the one under way is decided.
+        """
+        under_way = self._pipeline.under_way
+        items: list[ScheduledRows] | None = None
+        try:
+            self._features.prepare()
+            spare, asked = self._pipeline.spare_seconds(), time.perf_counter()
+            may_begin = self._drafting.await_prepared(under_way.values(), spare)
+            begun = min(time.perf_counter(), asked + max(0.0, spare or 0.0))
+            if not (may_begin and self._pipeline.open_to_choices):
+                return
+            items = self._schedule()
+            if items:
+                self._drafting.attach_choices(items, under_way)
+                self._scheduler.charge(items)
+                self._pipeline.launch(items, begun)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed to start")
+            self._fail(list(self._states) if items is None else [item.state.key for item in items])
+
+    def _schedule(self) -> list[ScheduledRows]:
+        """Rows of the next step; none where the steps under way must be decided first."""
+        plan = self._scheduler.schedule(may_preempt=not self._pipeline)
+        if plan is None:
+            return []
+        now = time.monotonic()
+        self._counters.preemptions += len(plan.preempted)
+        self._drafting.leave_out(plan.left_out)
+        if started := [state.key for state in plan.started if not state.begun]:
+            self._tell_started(started)
+        for state in plan.started:
+            self._counters.prefix_hit_tokens += state.computed
+            self._engine.begin(state)
+            if state.begun:
+                continue
+            state.begun = True
+            state.scheduled_at = now
+            state.cached_tokens = min(state.computed, state.prompt_length)
+            if state.proposer:
+                self._drafting.begin(state, self._features.history(state))
+        return plan.rows
+
+    def _settle(self, step: Step) -> None:
+        """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
+        try:
+            decisions, seconds = self._pipeline.decide(step)
+            live: Sequence[ScheduledRows] = [item for item in step.items if not item.state.gone]
+            if live:
+                if len(live) < len(step.items):
+                    decisions = [decision for decision in decisions if not decision.item.state.gone]
+                self._commit(step, live, decisions, seconds)
+        except Exception:  # noqa: BLE001 - the loop must outlive any step
+            _log.exception("a verify step failed")
+            self._fail([item.state.key for item in step.items if not item.state.gone])
+
+    def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision], seconds: float) -> None:
+        """Add what was decided to each request, tell drafters, and let go of what is over. Clients are told later."""
+        now = time.monotonic()
+        progressed: list[tuple[RequestState, tuple[int, ...]]] = []
+        self._counters.steps += 1
+        self._epilogue.begin(step, live, seconds, now)
+        for item in live:
+            item.state.settled = item.base
+            self._counters.prompt_tokens += item.prompt_rows
+        features = self._features.take(step, live, [decision.item for decision in decisions])
+        undecided: list[RequestState] = []
+        for decision in decisions:
+            decided = decided_part(decision)
+            if decided is not decision:
+                undecided.append(decision.item.state)
+            tokens = self._commit_one(decided, now) if decided is not None else ()
+            if tokens and decided is decision:
+                progressed.append((decision.item.state, tokens))
+        self._drafting.report(progressed, self._scheduler.num_running, features, self._pipeline.under_way)
+        self._features.keep()
+        for state in undecided:
+            error = undecided_error(len(state.tokens))
+            _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error)
+            self._leave([state.key], FinishReason.ERROR, error, keep=False)
+
+    def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
+        """Append one request's tokens; returns them if the request goes on."""
+        state = decision.item.state
+        count, reason = cut_output(state, decision.walk.tokens)
+        tokens = decision.walk.tokens[:count]
+        state.tokens.extend(tokens)
+        state.settled = len(state.tokens) - 1
+        state.computed = state.length - 1
+        if not state.prefilled:
+            state.prefilled = True
+            self._memory.share(state)
+        if tokens and not state.first_token_at:
+            state.first_token_at = now
+        self._epilogue.add(decision, tokens, reason)
+        if reason is not None:
+            self._features.keep(state)
+            self._let_go(state, reason, keep=True)
+            return ()
+        self._engine.commit(state, tokens)
+        return tokens
+
+    def _enter(self, request: GenerationRequest) -> None:
+        """Queue a request, or answer why not."""
+        try:
+            if self._draining:
+                raise UnavailableError("the service drains and takes no new requests")
+            if request.key in self._states:
+                raise InvalidArgumentError(
+                    f"request_id {request.key.request_id} is in use in this session", field="request_id"
+                )
+            state = self._admission.admit(request)
+            displaced = self._scheduler.places.displace(state) if state.over is None else None
+        except SlipstreamError as error:
+            self._epilogue.append(refusal(request, error))
+            return
+        if state.over is not None:
+            self._epilogue.append(end_output(state, state.over, time.monotonic()))
+            return
+        if displaced is not None:
+            self._leave([displaced.key], FinishReason.ERROR, self._scheduler.places.refusal())
+        self._states[state.key] = state
+        self._scheduler.add(state)
+
+    def _leave(
+        self,
+        keys: Iterable[RequestKey],
+        reason: FinishReason,
+        error: SlipstreamError | None = None,
+        *,
+        keep: bool = True,
+    ) -> None:
+        """End requests from outside a commit; those already gone are passed over."""
+        self._write_outputs()
+        now = time.monotonic()
+        for key in keys:
+            state = self._states.get(key)
+            if state is not None:
+                self._epilogue.append(end_output(state, reason, now, error))
+                self._let_go(state, reason, keep=keep)
+
+    def _fail(self, keys: Iterable[RequestKey]) -> None:
+        end_if_device_lost()
+        error = InternalError("the verify step of this request failed")
+        self._leave(keys, FinishReason.ERROR, error, keep=False)
+
+    def _drop_steps(self) -> None:
+        """Wait until the engine rests; what it still decided is for nobody."""
+        while self._pipeline:
+            with contextlib.suppress(Exception):
+                self._pipeline.decide(self._pipeline.next())
+
+    def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
+        state.gone = True
+        self._scheduler.remove(state, keep=keep)
+        del self._states[state.key]
+        if state.begun and state.proposer:
+            self._drafting.end(state.key, reason)
+
+    def _write_outputs(self) -> None:
+        """Turn what was decided into outputs; requests for which that fails are over."""
+        for state in self._epilogue.write():
+            if not state.gone:
+                self._let_go(state, FinishReason.ERROR, keep=False)
+
+    def _deliver(self) -> None:
+        """Write outputs and show the new state, then hand the outputs to the sink."""
+        self._write_outputs()
+        self._state = self._snapshot()
+        outputs = self._epilogue.take()
+        if outputs:
+            try:
+                self._sink(outputs)
+            except Exception:  # noqa: BLE001 - the loop must outlive its sink's mistakes
+                _log.exception("the sink failed to take %d outputs", len(outputs))
+
+    def _snapshot(self) -> LoopState:
+        parts = self._counters, self._scheduler, self._memory, self._epilogue, self._passes
+        return snapshot(*parts, draining=self._draining)

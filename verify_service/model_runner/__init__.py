@@ -1,0 +1,1 @@
+"""Rows in, accepted tokens out, for each kind of device."""

@@ -1,0 +1,124 @@
+"""What the verify loop asks of an engine: steps that are launched, then decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from verify_service.core.prompt_scores import PromptScores
+from verify_service.core.request import PositionLogprobs
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision, Launched, Outcome
+from verify_service.hidden_states.device_ring import Span
+from verify_service.model_runner.captured_states import StepStates
+
+if TYPE_CHECKING:
+    import torch
+
+
+L = TypeVar("L", bound=Launched)
+
+
+class StepEngine(Protocol[L]):
+    """Owns the target model, its KV cache and the sampling parameters of running requests.
+
+    Steps are decided in the order they were launched, and work as if each was over before the next began: a step
+    reads the KV, the last tokens and the output counts that the one before it left behind. Used by one thread.
+    """
+
+    @property
+    def lookahead(self) -> int:
+        """How many steps may be launched beyond one that is not decided yet, as long as none of them has a tree.
+
+        0 for an engine that computes within `launch`.
+        """
+        ...
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a step may be launched beyond one that has trees, and is not decided.
+
+        Then its items have `choices`, and all of them decide.
+        """
+        ...
+
+    def begin(self, state: RequestState) -> None:
+        """A request takes line `state.line`, from the next step launched on."""
+        ...
+
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        """Boundaries whose states can be captured; see `slipstream_kernels.models.boundaries`."""
+        ...
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        """Keep the states of these boundaries from the next step launched on, of none if there are none."""
+        ...
+
+    def prepare(self) -> bool:
+        """Do some work ahead that steps would take their time for; whether there may be more of it.
+
+        To be called while no step is under way and no request waits: may take some 0.1 s.
+        """
+        ...
+
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        """Where the next step launched puts states of its items on the device, beside keeping them for `states`.
+
+        Of each item's tokens, then of its accepted nodes.
+        """
+        ...
+
+    def states(self, launched: L) -> StepStates | None:
+        """What a decided step has captured; None where nothing was asked for as it was launched."""
+        ...
+
+    def launch(self, items: Sequence[ScheduledRows]) -> L:
+        """Start a step over all rows of `items`; with a lookahead of 1 or more, without waiting for anything.
+
+        A row whose token is not in `state.tokens` yet takes the one that the step before decides. No request is in
+        `items` twice. The page table is read as it stands now.
+        """
+        ...
+
+    def outcome(self, launched: L) -> Outcome | None:
+        """What a step that was just launched will leave for others to compute with; None where nothing stays there."""
+        ...
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        """The next step overwrites what somebody reads of an outcome until this event comes."""
+        ...
+
+    def decide(self, launched: L) -> list[Decision]:
+        """Wait for a step: the tokens of every request it decides, in the order of `launched.deciding`.
+
+        Then the KV of the step's tokens and of all accepted nodes is in page slots.
+        """
+        ...
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """Count tokens as output of a request that goes on."""
+        ...
+
+    def logprobs(self, launched: L, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        """Logprobs of the first `count` tokens of a decision, from the raw logits; none unless its request wants them.
+
+        To be called before the second launch after that of the decision's step.
+        """
+        ...
+
+    def prompt_scores(self, launched: L, item: ScheduledRows) -> PromptScores:
+        """Logprobs of the tokens that follow the positions `item.scored`, from the raw logits. The step is decided."""
+        ...
+
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        """(requests, rows, seconds) of decode passes; the nodes of their trees are rows, too.
+
+        To be called before any request runs.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Compile or load what requests would wait for otherwise. To be called before any request runs."""
+        ...

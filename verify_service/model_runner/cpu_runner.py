@@ -1,0 +1,205 @@
+"""The engine of a CPU: a step is one forward pass, computed as it is launched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream_kernels.models.boundaries import Capture, boundaries_of
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.ops.logprobs import logprobs
+from slipstream_kernels.ops.sampling import SamplingRows, sample
+from verify_service.core.acceptance import Walk, walk
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.prompt_scores import PromptScores, next_tokens
+from verify_service.core.request import PositionLogprobs
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision, Launched
+from verify_service.hidden_states.device_ring import Span
+from verify_service.kv_cache.page_table import PageTable
+from verify_service.model_runner.captured_states import StepStates, places_of
+from verify_service.model_runner.cpu_batch import RowBuilder, StepRows
+from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
+from verify_service.model_runner.sampling_table import SamplingTable
+
+if TYPE_CHECKING:
+    import torch
+
+FloatArray = NDArray[np.float32]
+
+_MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_SCORED_ROWS = 128
+"""Rows of a prompt whose logits, for logprobs of its tokens, are there at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuStep(Launched):
+    """A step that is over. `logits` float32 [rows of all decisions, vocab]."""
+
+    decisions: list[Decision]
+    logits: FloatArray
+    states: StepStates | None = None
+    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
+
+
+class CpuEngine:
+    """A StepEngine over a model whose passes run in the calling thread and its team."""
+
+    lookahead = 0
+    chooses = False
+
+    def __init__(self, model: CausalLM, config: EngineConfig, page_table: PageTable) -> None:
+        self._model = model
+        scratch_slots = config.max_running * (config.max_nodes - 1)
+        self._cache = model.new_cache(
+            num_pages=config.num_pages, page_size=config.page_size, scratch_slots=max(1, scratch_slots)
+        )
+        self._page_size = config.page_size
+        self._builder = RowBuilder(config, page_table.entries, self._cache.scratch_slot(0))
+        self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
+        self._boundaries: tuple[int, ...] = ()
+
+    def warm_up(self) -> None:
+        """Compile the kernels that follow a forward pass, so that no request waits for that."""
+        logits = np.zeros((1, self._model.config.vocab_size), dtype=np.float32)
+        chosen = sample(logits, SamplingRows.plain([0], temperature=1.0), team=self._model.team)
+        logprobs(logits, chosen, 1)
+        slot = np.zeros(1, dtype=np.int32)
+        self._cache.copy_slots(slot, slot)
+
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        """Of one request and ever more rows, the best of three; overwrites the first pages' KV.
+
+        Here all rows cost the same, whosoever they are. To be called before any request runs.
+        """
+        costs: list[tuple[int, int, float]] = []
+        for rows in _MEASURED_ROWS:
+            if rows > min(self._cache.num_pages * self._page_size, self._model.config.max_context):
+                break
+            batch = RowBatch.chunk([0] * rows, 0, range(-(-rows // self._page_size)), self._page_size)
+            costs.append((1, rows, min(self._timed(batch) for _ in range(3))))
+        return costs if len(costs) > 1 else [(1, 1, 1e-3), (1, 2, 1.1e-3)]
+
+    def begin(self, state: RequestState) -> None:
+        self._sampling.begin(state)
+
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        return boundaries_of(self._model.config.num_layers)
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        self._boundaries = boundaries
+
+    def prepare(self) -> bool:
+        return False
+
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        assert not routes, "there is no device to put states on"
+
+    def states(self, launched: CpuStep) -> StepStates | None:
+        return launched.states
+
+    def outcome(self, launched: CpuStep) -> None:
+        """No device has anything."""
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        """Nothing is read there."""
+
+    def launch(self, items: Sequence[ScheduledRows]) -> CpuStep:
+        """Compute all rows, sample every deciding one, and walk each tree."""
+        rows = self._builder.build(items)
+        capture = self._new_capture(len(rows.batch))
+        logits = self._model.forward(self._cache, rows.batch, capture)
+        scores = self._score(items)
+        if not rows.deciding:
+            return CpuStep((), [], logits, self._states(capture, items, []), scores)
+        gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
+        sampled = sample(logits, gathered, team=self._model.team).tolist()
+        decisions = self._decide(rows, sampled)
+        self._compact(decisions, rows.node_slots)
+        return CpuStep(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
+
+    def decide(self, launched: CpuStep) -> list[Decision]:
+        return launched.decisions
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        self._sampling.commit(state, tokens)
+
+    def logprobs(self, launched: CpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        top = decision.item.state.sampling.logprobs
+        if top is None:
+            return ()
+        chosen = np.array(decision.walk.tokens[:count], dtype=np.int32)
+        rows = launched.logits[chosen_rows(decision, count)]
+        return logprob_entries(chosen, *logprobs(rows, chosen, top))
+
+    def prompt_scores(self, launched: CpuStep, item: ScheduledRows) -> PromptScores:
+        return launched.scores[item]
+
+    def _score(self, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, PromptScores]:
+        """What the rows of the pass that has just run tell of their prompts' tokens."""
+        wanted = [item for item in items if item.scored]
+        places = places_of(items, {}) if wanted else {}
+        return {item: self._scores(item, places[item][0] - item.first) for item in wanted}
+
+    def _scores(self, item: ScheduledRows, offset: int) -> PromptScores:
+        """Of an item's `scored` positions; the row of each is `offset` from it."""
+        chosen, top = next_tokens(item.state.tokens, item.scored), item.state.sampling.prompt_logprobs or 0
+        rows = np.arange(item.scored.start + offset, item.scored.stop + offset, dtype=np.int32)
+        parts = [
+            logprobs(self._model.last_logits(rows[at : at + _SCORED_ROWS]), chosen[at : at + _SCORED_ROWS], top)
+            for at in range(0, len(rows), _SCORED_ROWS)
+        ]
+        return PromptScores(item.scored.start + 1, *map(np.concatenate, zip(*parts, strict=True)))
+
+    def _timed(self, batch: RowBatch) -> float:
+        begun = time.perf_counter()
+        self._model.forward(self._cache, batch)
+        return time.perf_counter() - begun
+
+    def _new_capture(self, rows: int) -> Capture | None:
+        config = self._model.config
+        if not self._boundaries:
+            return None
+        return Capture.of(self._boundaries, rows, num_layers=config.num_layers, hidden_size=config.hidden_size)
+
+    def _states(
+        self, capture: Capture | None, items: Sequence[ScheduledRows], decisions: Sequence[Decision]
+    ) -> StepStates | None:
+        if capture is None:
+            return None
+        places = places_of(items, {decision.item: decision.walk.nodes for decision in decisions})
+        return StepStates(self._boundaries, lambda: capture.rows, capture.rows.shape[1], places)
+
+    def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
+        decisions: list[Decision] = []
+        first = 0
+        for item in rows.deciding:
+            end = first + item.num_rows
+            decided = Walk((), (sampled[first],)) if item.tree is None else walk(item.tree, sampled[first:end])
+            decisions.append(Decision(item, decided, first))
+            first = end
+        return decisions
+
+    def _compact(self, decisions: Sequence[Decision], node_slots: Sequence[int]) -> None:
+        """Copy the KV of accepted nodes from scratch slots to the page slots of their positions."""
+        sources: list[int] = []
+        targets: list[int] = []
+        size = self._page_size
+        for decision, first_slot in zip(decisions, node_slots, strict=True):
+            if decision.walk.nodes:
+                state, base = decision.item.state, decision.item.base
+                sources.extend(first_slot + node for node in decision.walk.nodes)
+                targets.extend(
+                    state.pages[position // size] * size + position % size
+                    for position in range(base, base + len(decision.walk.nodes))
+                )
+        if sources:
+            self._cache.copy_slots(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))

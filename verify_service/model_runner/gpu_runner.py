@@ -1,0 +1,281 @@
+"""The engine of a GPU: steps are queued on the device and run there while the loop goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
+from slipstream_kernels.models.boundaries import Bits, boundaries_of
+from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
+from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
+from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.core.acceptance import Walk
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.prompt_scores import PromptScores
+from verify_service.core.request import PositionLogprobs
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.step_result import Decision, Launched, Outcome
+from verify_service.hidden_states.device_ring import Span
+from verify_service.kv_cache.page_table import PageTable
+from verify_service.model_runner.captured_states import StepStates
+from verify_service.model_runner.device_trees import read, unread
+from verify_service.model_runner.gpu_batch import GpuRows
+from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel, Ticket
+
+_NODES, _TOKENS = 2, 2 + MAX_ROWS
+"""Columns of a ticket's results at which accepted nodes and committed tokens begin."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuStep(Launched):
+    """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the first is asked for.
+
+    So are `scores`, by item.
+    """
+
+    first_rows: list[int]
+    ticket: Ticket
+    items: Sequence[ScheduledRows]
+    boundaries: tuple[int, ...] = ()
+    routes: Mapping[ScheduledRows, tuple[Span, ...]] = field(default_factory=dict)
+    packed: bool = False
+    """Whether states reach the host compacted to what could be accepted."""
+    decisions: list[Decision] = field(default_factory=list)
+    logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
+
+
+class GpuEngine:
+    """A StepEngine over a model that keeps tokens, counts and KV on its device from step to step."""
+
+    lookahead = 1
+
+    def __init__(self, model: GpuModel, config: EngineConfig, page_table: PageTable) -> None:
+        _check_limits(model, config)
+        self._model = model
+        self._page_table = page_table
+        self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
+        self._boundaries: tuple[int, ...] = ()
+        self._routes: Mapping[ScheduledRows, tuple[Span, ...]] = {}
+        self._places: dict[RequestState, int] = {}
+
+    @property
+    def chooses(self) -> bool:
+        """Where states go depends on what was chosen, so that no step which captures any follows its choice."""
+        return not self._boundaries
+
+    def warm_up(self) -> None:
+        self._model.warm_up()
+        self._rows.build([])
+
+    def pass_costs(self) -> list[tuple[int, int, float]]:
+        return self._model.pass_costs()
+
+    def begin(self, state: RequestState) -> None:
+        params = state.sampling
+        line = pack_line(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=state.seed,
+            choice=state.request.choice_index,
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            has_bias=bool(params.logit_bias),
+            min_position=state.prompt_length + params.min_tokens if params.min_tokens else 0,
+        )
+        penalised = bool(line[FLAGS] & HAS_PENALTIES)
+        ends = {*params.stop_token_ids, *self._model.config.eos_token_ids} if params.min_tokens else None
+        self._model.set_line(
+            state.line,
+            line,
+            prompt_ids=state.tokens[: state.prompt_length] if penalised else None,
+            output_ids=state.tokens[state.prompt_length :] if penalised else None,
+            bias=params.logit_bias or None,
+            end_ids=sorted(ends) if ends else None,
+        )
+
+    @property
+    def feature_boundaries(self) -> Sequence[int]:
+        return boundaries_of(self._model.config.num_layers) if self._model.limits.boundaries else ()
+
+    def capture(self, boundaries: tuple[int, ...]) -> None:
+        self._model.capture(boundaries)
+        self._boundaries = boundaries
+
+    def prepare(self) -> bool:
+        return self._model.capture_next()
+
+    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+        # Where a capture failed, the one before it is still in force.
+        captured = set(self._boundaries)
+        self._routes = {
+            item: tuple(span for span in spans if captured.issuperset(span.boundaries))
+            for item, spans in routes.items()
+        }
+
+    def states(self, launched: GpuStep) -> StepStates | None:
+        shape = launched.ticket.states_shape if launched.boundaries else None
+        if shape is None:
+            return None
+        ticket = launched.ticket
+        accepted = {decision.item: decision.walk.nodes for decision in launched.decisions}
+        places_of = self._rows.packed_places if launched.packed else self._rows.places
+        places = places_of(launched.items, accepted)
+        load, copied = partial(_rows_of, ticket), ticket.wait_for_copies
+        return StepStates(launched.boundaries, load, shape[1], places, launched.routes, copied)
+
+    def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
+        for line, start, pages in self._page_table.take_changes():
+            self._model.set_pages(line, start, pages)
+        routes, self._routes = self._routes, {}
+        self._know(items)
+        plan, deciding = self._rows.build(items, self._places)
+        if scored := [item for item in items if item.scored]:
+            plan.scored = self._rows.scored(items, scored)
+        first_rows = plan.deciding[:, 0].tolist()
+        packed = plan.has_trees and not len(plan.prefills)
+        if self._boundaries:
+            ticket = self._model.launch(plan, partial(self._copies, items, deciding, routes, packed=packed))
+        else:
+            ticket = self._model.launch(plan)
+        self._places = {item.state: place for place, item in enumerate(deciding)}
+        return GpuStep(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
+
+    def outcome(self, launched: GpuStep) -> Outcome:
+        ticket = launched.ticket
+        return Outcome(ticket.decided, ticket.left, launched.routes)
+
+    def start_after(self, read: torch.cuda.Event) -> None:
+        self._model.start_after(read)
+
+    def decide(self, launched: GpuStep) -> list[Decision]:
+        results = launched.ticket.results()[: len(launched.deciding)]
+        decisions = launched.decisions
+        heads = results[:, : _TOKENS + 1 : _TOKENS].tolist()  # how many are accepted, and the first token
+        for row, (item, first_row, (accepted, token)) in enumerate(
+            zip(launched.deciding, launched.first_rows, heads, strict=True)
+        ):
+            walk = Walk((), (token,))
+            if accepted:
+                nodes = results[row, _NODES : _NODES + accepted].tolist()
+                walk = Walk(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
+            decisions.append(Decision(item, walk, first_row))
+        return decisions
+
+    def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """The device has counted them already."""
+
+    def logprobs(self, launched: GpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+        if decision.item.state.sampling.logprobs is None:
+            return ()
+        if not launched.logprobs:
+            self._take_logprobs(launched)
+        return launched.logprobs[decision.first_row][:count]
+
+    def prompt_scores(self, launched: GpuStep, item: ScheduledRows) -> PromptScores:
+        if not launched.scores:
+            values, ranks, ids, logs = self._model.scores(launched.ticket)
+            end = 0
+            for each in launched.items:
+                start, end = end, end + len(each.scored)
+                if end > start:
+                    top, part = each.state.sampling.prompt_logprobs or 0, slice(start, end)
+                    launched.scores[each] = PromptScores(
+                        each.scored.start + 1, values[part], ranks[part], ids[part, :top], logs[part, :top]
+                    )
+        return launched.scores[item]
+
+    def _know(self, items: Sequence[ScheduledRows]) -> None:
+        """Wait for the trees that the device has alone where the pass cannot take them from there."""
+        first: DeviceTrees | None = None
+        for item in unread(items):
+            tree = item.tree
+            assert isinstance(tree, DeviceTree)
+            first = first or tree.trees
+            settled = all(item.count == 1 and item.decides for item in items)
+            able = settled and self._model.takes_device_trees
+            if not able or tree.trees is not first or item.state not in self._places:
+                item.tree = read(tree)
+
+    def _copies(
+        self,
+        items: Sequence[ScheduledRows],
+        deciding: Sequence[ScheduledRows],
+        routes: Mapping[ScheduledRows, tuple[Span, ...]],
+        *,
+        packed: bool,
+    ) -> StateCopies:
+        """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
+        rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRows, Span]]] = {}
+        for item, spans in routes.items():
+            for span in spans:
+                rings.setdefault((id(span.target), span.boundaries), []).append((item, span))
+        copies = [
+            StateCopy(
+                routed[0][1].target,
+                boundaries,
+                self._rows.committed(
+                    items, deciding, [(item, span.count, span.place, span.row_bytes // 2) for item, span in routed]
+                ),
+            )
+            for (_, boundaries), routed in rings.items()
+        ]
+        if not packed:
+            return StateCopies(copies)
+        everything = self._rows.committed(items, deciding, [(item, item.count + item.depth, 0, 0) for item in items])
+        return StateCopies(copies, everything[:, :3])
+
+    def _take_logprobs(self, launched: GpuStep) -> None:
+        """All that any request of a step wants, in one call."""
+        wanted = [
+            (decision, top)
+            for decision in launched.decisions
+            if (top := decision.item.state.sampling.logprobs) is not None
+        ]
+        rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.walk.tokens))]
+        tokens = [token for decision, _ in wanted for token in decision.walk.tokens]
+        chosen = np.array(tokens, dtype=np.int32).clip(min=0)  # nobody asks for the logprob of NO_TOKEN
+        most = max(top for _, top in wanted)
+        values, ranks, ids, logs = self._model.logprobs(launched.ticket, np.array(rows, dtype=np.int32), chosen, most)
+        end = 0
+        for decision, top in wanted:
+            start, end = end, end + len(decision.walk.tokens)
+            launched.logprobs[decision.first_row] = logprob_entries(
+                chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
+            )
+
+
+def _rows_of(ticket: Ticket) -> Bits:
+    """The states of a pass on the host; waits for them. LookupError where their memory has been used again."""
+    rows = ticket.states()
+    if rows is None:
+        raise LookupError("the states of a step are gone")
+    return rows
+
+
+def _check_limits(model: GpuModel, config: EngineConfig) -> None:
+    """Raise ValueError for an engine larger than what its model has prepared."""
+    limits = model.limits
+    context = config.max_context or model.config.max_context
+    if context > limits.max_context:
+        raise ValueError(f"max_context is {context}, the model is prepared for {limits.max_context}")
+    if config.page_size != limits.page_size:
+        raise ValueError(f"page_size is {config.page_size}, the model's is {limits.page_size}")
+    for field_name in ("num_pages", "max_running", "max_nodes", "step_nodes", "prefill_chunk"):
+        value, limit = getattr(config, field_name), getattr(limits, field_name)
+        if value > limit:
+            raise ValueError(f"{field_name} is {value}, the model is prepared for {limit}")

@@ -1,0 +1,53 @@
+"""Lays trees that a device chooses from out for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.models.gpu.pass_plan import CHOICE
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRows
+
+
+def choice_tables(items: Sequence[ScheduledRows], before: Mapping[RequestState, int]) -> dict[str, NDArray[np.int32]]:
+    """`choices`, `entries` and `entry_nodes` of a `PassPlan` whose items, all of which decide, are these in order.
+
+    A tree that is on the device alone is a choice of one. `before` has the places of requests among those that the step
+    before decides.
+    """
+    choices: list[int] = []
+    entries: list[int] = []
+    token_ids: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+    row = 0
+    for index, item in enumerate(items):
+        rows = item.room
+        drafted = item.tree
+        if isinstance(drafted, DeviceTree):
+            choices += (index, before[item.state], item.base - 1, row, rows, len(entries) // 4, 1, 0)
+            entries += (0, 0, len(token_ids), -1 - drafted.row)
+            room = [0] * drafted.most_nodes
+            token_ids += room
+            parents += room
+            depths += room
+        elif item.choices is not None:
+            choices += (index, before[item.state], item.first, row, rows, len(entries) // 4, len(item.choices), 0)
+            for node, token, tree in item.choices:
+                entries += (node, token, len(token_ids), len(tree.token_ids))
+                token_ids += tree.token_ids
+                parents += tree.parents
+                depths += tree.depths
+        row += rows
+    nodes = np.zeros((len(token_ids), 4), np.int32)
+    for column, values in enumerate((token_ids, parents, depths)):
+        nodes[:, column] = values
+    return {
+        "choices": np.fromiter(choices, np.int32, len(choices)).reshape(-1, CHOICE),
+        "entries": np.fromiter(entries, np.int32, len(entries)).reshape(-1, 4),
+        "entry_nodes": nodes,
+    }

@@ -1,0 +1,145 @@
+"""Which KV pages each running request holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slipstream_kernels.paged_kv import PagePool
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request_state import RequestState
+from verify_service.hidden_states.store import FeatureStore
+from verify_service.kv_cache.page_table import PageTable
+from verify_service.kv_cache.prefix_cache import PrefixCache
+
+
+class KVMemory:
+    """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
+
+    `features` lie beside the pages, and are dropped with them.
+    Line `state.line` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache, or
+    by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
+    writes it after the step has read it.
+    """
+
+    def __init__(self, config: EngineConfig, max_context: int, hidden_size: int = 0) -> None:
+        self._page_size = config.page_size
+        self._caching = config.prefix_cache
+        self._total = config.num_pages
+        self.features = FeatureStore(
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            hidden_size=hidden_size,
+            limit=config.feature_bytes,
+        )
+        self._pool = PagePool(config.num_pages, self.features.forget)
+        self._cache = PrefixCache(self._pool, config.page_size)
+        self.page_table = PageTable(config.max_running, -(-max_context // config.page_size))
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def free(self) -> int:
+        """Pages held by nobody."""
+        return self._pool.free_count
+
+    @property
+    def cached(self) -> int:
+        """Pages held by the prefix cache alone."""
+        return self._cache.evictable
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had without taking any from a request."""
+        return self._pool.free_count + self._cache.evictable
+
+    def fits(self, state: RequestState) -> bool:
+        """Whether a waiting request's tokens so far could be held without taking pages from another."""
+        return -(-len(state.tokens) // self._page_size) <= self.available
+
+    def would_share(self, running: RequestState, waiting: RequestState) -> bool:
+        """Whether `running`, once its prompt is computed, will spare `waiting` a page that the cache lacks now."""
+        if not self._caching or running.namespace != waiting.namespace:
+            return False
+        tokens, size = waiting.tokens[: waiting.reusable], self._page_size
+        if running.tokens[:size] != tokens[:size]:
+            return False
+        matched = self._cache.match(waiting.namespace, tokens)
+        length = matched + self._page_size
+        return length <= len(tokens) and running.tokens[:length] == tokens[:length]
+
+    def begin(self, state: RequestState) -> None:
+        """Give a request that `fits` and took line `state.line` its cached prefix, and pages for all its tokens.
+
+        What is not `reusable` is never taken from the cache, so that its logits exist.
+        """
+        state.prefilled = False
+        if self._caching:
+            state.lease = self._cache.acquire(state.namespace, state.tokens[: state.reusable])
+            state.pages = list(state.lease.pages)
+            state.computed = state.settled = len(state.pages) * self._page_size
+            self.page_table.write(state.line, 0, state.pages)
+        grown = self.grow(state, len(state.tokens))
+        assert grown
+
+    def grow(self, state: RequestState, length: int) -> bool:
+        """Hold pages for `length` tokens; takes free and evictable ones. False, and nothing changed, if they lack."""
+        held = len(state.pages)
+        if length <= held * self._page_size:
+            return True
+        missing = -(-length // self._page_size) - held
+        short = missing - self._pool.free_count
+        if short > 0:
+            if short > self._cache.evictable:
+                return False
+            self._cache.evict(short)
+        pages = self._pool.allocate(missing)
+        self.page_table.write(state.line, held, pages)
+        state.pages.extend(pages)
+        return True
+
+    def grow_up_to(self, state: RequestState, length: int) -> int:
+        """Hold pages for as many of `length` tokens as can be had; returns how many tokens fit."""
+        if length <= len(state.pages) * self._page_size:
+            return length
+        room = (len(state.pages) + self.available) * self._page_size
+        reachable = min(length, room)
+        self.grow(state, reachable)
+        return reachable
+
+    def reclaim(self, states: Iterable[RequestState]) -> int:
+        """Take back pages held beyond a request's last token, left over from rejected trees; returns how many."""
+        reclaimed = 0
+        for state in states:
+            needed = -(-(state.length + state.spread) // self._page_size)
+            while len(state.pages) > needed:
+                self._pool.release(state.pages.pop())
+                reclaimed += 1
+        return reclaimed
+
+    def share(self, state: RequestState) -> None:
+        """Put the full pages settled so far into the prefix cache; the request goes on using them."""
+        if state.lease is None:
+            return
+        full = state.settled // self._page_size
+        if full > len(state.lease.pages):
+            state.lease = self._cache.extend(
+                state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.lease
+            )
+            state.pages[:full] = state.lease.pages
+            self.page_table.write(state.line, 0, state.lease.pages)
+
+    def end(self, state: RequestState, *, keep: bool) -> None:
+        """Take all pages from a request. Full pages stay in the prefix cache if `keep` is set."""
+        if keep:
+            self.share(state)
+        shared = 0
+        if state.lease is not None:
+            shared = len(state.lease.pages)
+            self._cache.release(state.lease)
+        for page in state.pages[shared:]:
+            self._pool.release(page)
+        state.lease = None
+        state.pages = []
+        state.computed = state.settled = 0

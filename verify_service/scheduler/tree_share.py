@@ -1,0 +1,81 @@
+"""Cuts the trees of a step to what their tenants may add to it, where requests of several tenants are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream_kernels.device_tree import most_rows
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import cut
+from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.scheduler.fair_share import split_whole
+from verify_service.scheduler.pass_share import Load, PassShare
+
+Drafts = Sequence[tuple[ScheduledRows, TokenTree]]
+
+LEAST_ASKED = 4
+"""Rows of a tree that is asked for at least, once one of the request was cut."""
+
+
+def several_tenants(items: Sequence[ScheduledRows]) -> bool:
+    """Whether rows of a step are of more than one."""
+    return any(item.state.tenant != items[0].state.tenant for item in items)
+
+
+def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRows], asking: set[str]) -> None:
+    """A step of these items waited for trees that tenants `asking` want; it counts where others are in it."""
+    if any(item.state.tenant not in asking for item in items):
+        passes.waited(seconds)
+
+
+def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRows], room: int) -> Drafts:
+    """What of drafted trees their tenants may have, beside all that `items` have already; trees stay trees.
+
+    room: nodes of the step that are left over all requests. A request whose tree is cut asks for smaller ones, as its
+    drafter would work, and the step wait, for nothing.
+    """
+    if not drafts:
+        return drafts
+    sizes = [most_rows(tree)[0] for _, tree in drafts]
+    allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
+    fitting: list[tuple[ScheduledRows, TokenTree]] = []
+    for (item, tree), nodes, most in zip(drafts, sizes, allowed, strict=True):
+        item.state.most_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
+        passes.cut_nodes += max(0, nodes - most)
+        part = tree if most >= nodes else cut(tree, max_nodes=1 + most, max_depth=most)
+        if part is not None:
+            fitting.append((item, part))
+    return fitting
+
+
+def allowed_nodes(
+    passes: PassShare,
+    drafting: Sequence[ScheduledRows],
+    sizes: Sequence[int],
+    items: Sequence[ScheduledRows],
+    room: int,
+) -> list[int] | None:
+    """Nodes that each of the items `drafting` may have of trees of these sizes, beside what all `items` have already.
+
+    That is its tenant's share, split among the tenant's requests; None where all may have what they want, or all rows
+    are of one tenant.
+    """
+    if not several_tenants(items):
+        return None
+    present: dict[str, Load] = {}
+    for item in items:
+        load = present.get(item.state.tenant) or Load(item.state.request.weight, 0, 0)
+        rows = item.count - 1 + item.room - 1
+        present[item.state.tenant] = Load(load.weight, load.requests + 1, load.rows + rows)
+    wanted = dict.fromkeys(present, 0)
+    for item, size in zip(drafting, sizes, strict=True):
+        wanted[item.state.tenant] += size
+    shares = passes.nodes(list(present.values()), list(wanted.values()), room)
+    if shares is None:
+        return None
+    allowed = [0] * len(drafting)
+    for tenant, share in zip(present, shares, strict=True):
+        own = [index for index, item in enumerate(drafting) if item.state.tenant == tenant]
+        for index, part in zip(own, split_whole(share, [sizes[i] for i in own], [1.0] * len(own)), strict=True):
+            allowed[index] = part
+    return allowed

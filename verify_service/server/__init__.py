@@ -1,0 +1,1 @@
+"""Process life, and the gRPC edge for gateways."""

@@ -1,0 +1,241 @@
+"""Protobuf messages of VerifyService to and from this service's own types. No message object leaves this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from google.protobuf.message import DecodeError
+
+from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
+from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.core.prompt_scores import PromptScores
+from verify_service.core.request import (
+    GenerationRequest,
+    PositionLogprobs,
+    RequestKey,
+    SourceCount,
+    SpeculationParams,
+    StepOutput,
+    TokenLogprob,
+    Usage,
+)
+from verify_service.core.sampling_codec import FINISH_REASONS, decode_sampling
+from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
+from verify_service.draft_link.refusals import Refusal
+from verify_service.engine.loop_stats import LoopState
+from verify_service.server.server_info import VerifyFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A client takes back a request."""
+
+    key: RequestKey
+
+
+def decode_session_request(data: bytes, session_id: int, arrival: float) -> GenerationRequest | CancelRequest:
+    """What a client sent on its session; ranges are checked at admission.
+
+    InvalidArgumentError, which is the end of the session, if the bytes are no SessionRequest.
+    """
+    try:
+        message = verify_pb2.SessionRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not a SessionRequest: {error}") from error
+    match message.WhichOneof("kind"):
+        case "submit":
+            return _generation_request(message.submit, session_id, arrival)
+        case "cancel":
+            return CancelRequest(RequestKey(session_id, message.cancel.request_id))
+        case _:
+            raise InvalidArgumentError("a SessionRequest must hold submit or cancel", field="kind")
+
+
+def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: float) -> GenerationRequest:
+    return GenerationRequest(
+        key=RequestKey(session_id, submit.request_id),
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        output_token_ids=tuple(submit.output_token_ids),
+        sampling=decode_sampling(submit.sampling),
+        speculation=decode_speculation(submit.speculation),
+        tenant=submit.tenant,
+        adapter_id=submit.adapter_id,
+        choice_index=submit.choice_index,
+        weight=submit.weight if submit.HasField("weight") else 1.0,
+        arrival=arrival,
+    )
+
+
+def decode_speculation(message: sampling_pb2.Speculation) -> SpeculationParams:
+    """Unset fields become None, which takes the operator's default."""
+    return SpeculationParams(
+        enabled=message.enabled if message.HasField("enabled") else None,
+        proposer=message.proposer,
+        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
+        max_depth=message.max_depth if message.HasField("max_depth") else None,
+    )
+
+
+def encode_outputs(outputs: Sequence[StepOutput], started: Sequence[int] = ()) -> bytes:
+    """A SessionResponse; `started` are ids of requests."""
+    return verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started).SerializeToString()
+
+
+def _output(output: StepOutput) -> verify_pb2.RequestOutput:
+    message = verify_pb2.RequestOutput(request_id=output.key.request_id, token_ids=output.token_ids, seed=output.seed)
+    if output.logprobs:
+        message.logprobs.extend(map(_position, output.logprobs))
+    if output.prompt_scores is not None:
+        message.prompt_logprobs.CopyFrom(_prompt_logprobs(output.prompt_scores))
+    if output.step is not None:
+        step = output.step
+        message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
+        message.step.sources.extend(map(_source, step.sources))
+    if output.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[output.finish_reason]
+    if output.usage is not None:
+        message.usage.CopyFrom(_usage(output.usage))
+    if output.timings is not None:
+        times = output.timings
+        message.timings.queued, message.timings.total = times.queued, times.total
+        message.timings.first_token = times.first_token
+    if output.error is not None:
+        message.error.CopyFrom(_error(output.error))
+    return message
+
+
+def _prompt_logprobs(scores: PromptScores) -> sampling_pb2.PromptLogprobs:
+    return sampling_pb2.PromptLogprobs(
+        first_position=scores.first,
+        logprobs=scores.logprobs.tolist(),
+        ranks=scores.ranks.tolist(),
+        top=scores.top_ids.shape[1],
+        top_ids=scores.top_ids.ravel().tolist(),
+        top_logprobs=scores.top_logprobs.ravel().tolist(),
+    )
+
+
+def _source(count: SourceCount) -> sampling_pb2.SourceCount:
+    return sampling_pb2.SourceCount(proposer=count.proposer, drafted=count.drafted, accepted=count.accepted)
+
+
+def _usage(usage: Usage) -> sampling_pb2.Usage:
+    return sampling_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        verify_steps=usage.verify_steps,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
+
+
+def _error(error: SlipstreamError) -> sampling_pb2.Error:
+    code: int = codes_of(error).status.value[0]
+    return sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after)
+
+
+def _position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
+    return sampling_pb2.PositionLogprobs(chosen=_logprob(position.chosen), top=map(_logprob, position.top))
+
+
+def _logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
+    return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
+
+
+def encode_info(
+    facts: VerifyFacts, proposers: Sequence[ProposerStatus], default: str | None, refusals: Sequence[Refusal] = ()
+) -> bytes:
+    """A GetInfoResponse."""
+    return verify_pb2.GetInfoResponse(
+        model_name=facts.model_name,
+        model_path=facts.model_path,
+        model_fingerprint=facts.model_fingerprint,
+        tokenizer_fingerprint=facts.tokenizer_fingerprint,
+        vocab_size=facts.vocab_size,
+        max_context=facts.max_context,
+        max_running=facts.max_running,
+        max_queued=facts.max_queued,
+        eos_token_ids=facts.eos_token_ids,
+        mode=facts.mode,
+        device=facts.device,
+        page_size=facts.page_size,
+        num_pages=facts.num_pages,
+        proposers=map(_proposer, proposers),
+        default_proposer=default or "",
+        max_nodes=facts.max_nodes,
+        process_id=facts.process_id,
+        version=facts.version,
+        attention=facts.attention,
+        tensor_parallel_size=facts.tensor_parallel_size,
+        gpu_uuid=facts.gpu_uuid,
+        refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
+    ).SerializeToString()
+
+
+def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
+    message = verify_pb2.ProposerStatus(name=status.name, configured=status.configured)
+    if status.attachment is not None:
+        message.attached = True
+        message.process_id = status.attachment.request.process_id
+        message.address = status.attachment.request.address
+        message.epoch = status.attachment.epoch
+        message.transport = status.attachment.transport.name if status.attachment.transport else ""
+        message.transport_reason = status.attachment.transport_reason
+        message.device, message.gpu_uuid = status.attachment.place_of(status.name)
+    return message
+
+
+def encode_state(loop: LoopState, link: LinkState) -> bytes:
+    """A GetStateResponse."""
+    return verify_pb2.GetStateResponse(
+        running=loop.running,
+        queued=loop.queued,
+        pages_total=loop.pages_total,
+        pages_free=loop.pages_free,
+        pages_cached=loop.pages_cached,
+        steps=loop.steps,
+        committed_tokens=loop.committed_tokens,
+        drafted_tokens=loop.drafted_tokens,
+        accepted_tokens=loop.accepted_tokens,
+        preemptions=loop.preemptions,
+        prefix_hit_tokens=loop.prefix_hit_tokens,
+        draft_waits=link.waits,
+        draft_misses=link.misses,
+        stale_records=link.stale,
+        malformed_records=link.malformed,
+        attachments=link.attachments,
+        draining=loop.draining,
+        draft_deadline_us=round(1e6 * link.deadline),
+        drafters=map(_drafter, link.drafters),
+    ).SerializeToString()
+
+
+def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
+    return verify_pb2.DrafterState(
+        epoch=state.epoch,
+        name=state.name,
+        address=state.address,
+        process_id=state.process_id,
+        transport=state.transport,
+        proposer=state.proposer,
+        requests=state.requests,
+        share=state.share,
+        catching_up=state.catching_up,
+        hits=state.tally.hits,
+        misses=state.tally.misses,
+        late=state.tally.late,
+        drafted_tokens=state.tally.drafted,
+        accepted_tokens=state.tally.accepted,
+        ahead_hits=state.tally.ahead_hits,
+        ahead_misses=state.tally.ahead_misses,
+        ahead_late=state.tally.ahead_late,
+        ahead_stale=state.tally.ahead_stale,
+        sources=map(_source, state.tally.sources.values()),
+        mode=state.mode.value,
+        waits=state.tally.waits,
+        stale_records=state.stale,
+        answer_us=round(1e6 * (state.answer or 0.0)),
+        deadline_us=round(1e6 * state.deadline),
+    )

@@ -1,0 +1,32 @@
+"""The verify service's life: load the model, serve it, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+
+from slipstream.rpc.descriptors import raise_limit
+from slipstream.rpc.errors import SlipstreamError
+from slipstream.rpc.logs import set_up_logging
+from slipstream.settings import load
+from verify_service.config import VerifySettings
+
+_log = logging.getLogger(__name__)
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
+    settings = load(VerifySettings, "verify_service", argv)
+    set_up_logging("verify", settings.log_level)
+    raise_limit()
+    # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
+    from slipstream_kernels.models.config import CheckpointError
+    from verify_service.server.server import serve
+
+    try:
+        uvloop.run(serve(settings))
+    except (SlipstreamError, CheckpointError, OSError) as error:
+        _log.error("%s", error)
+        sys.exit(1)

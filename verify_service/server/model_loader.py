@@ -1,0 +1,160 @@
+"""From settings to a model that is ready to serve, or the reason why there is none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from slipstream.model_folder import no_such_folder
+from slipstream.rpc.errors import FailedPreconditionError
+from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
+from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.invariance import probe_row_invariance
+from verify_service.config import VerifySettings
+from verify_service.model_runner.factory import TargetModel
+from verify_service.server.memory_plan import check_feature_memory, plan_memory
+from verify_service.server.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+    from slipstream_kernels.models.gpu.limits import GpuLimits
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, compiled and probed, with the sizes that were settled on the way."""
+
+    model: TargetModel
+    fingerprint: Fingerprint
+    num_pages: int
+    max_context: int
+
+
+def load(settings: VerifySettings) -> Loaded:
+    """Read the weights, settle the memory, compile every kernel, and see that rows keep their bits; takes seconds.
+
+    Raises FailedPreconditionError where device, libraries or memory will not do, CheckpointError for the folder.
+    """
+    if not settings.model.is_dir():
+        raise FailedPreconditionError(f"--model: {no_such_folder(settings.model)}")
+    _log.info("loading %s", settings.model)
+    max_context = _checked_context(settings)
+    alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
+    model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context)
+    warm_up(model, settings.engine_config(num_pages))
+    if settings.mode == "exact" and not _keeps_bits(model):
+        raise FailedPreconditionError(
+            f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
+        )
+    return Loaded(model, fingerprint(settings.model), num_pages, max_context)
+
+
+def _checked_context(settings: VerifySettings) -> int:
+    """The longest context, once the model is known to have what is asked of it."""
+    config = ModelConfig.from_folder(settings.model)
+    known = boundaries_of(config.num_layers)
+    if not set(settings.feature_boundaries) <= set(known):
+        raise FailedPreconditionError(
+            f"--feature-boundaries are {list(settings.feature_boundaries)}, the model has 0 to {known[-1]}"
+        )
+    longest = config.max_context
+    if settings.max_context > longest:
+        raise FailedPreconditionError(f"--max-context is {settings.max_context}, the model's context is {longest}")
+    return settings.max_context or longest
+
+
+def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int]:
+    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads)
+    plan = plan_memory(
+        num_pages=settings.num_pages,
+        page_size=settings.page_size,
+        kv_bytes_per_token=model.kv_bytes_per_token(),
+        max_context=max_context,
+        max_running=settings.max_running,
+        max_nodes=settings.max_nodes,
+        feature_bytes=settings.feature_bytes,
+    )
+    _log.info("memory: %s", plan)
+    return model, plan.num_pages
+
+
+def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
+    """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
+    _check_triton(settings)
+    if not settings.on_cpu:
+        _check_cuda(settings)
+    from slipstream_kernels.models.gpu.flashinfer_attention import FlashInferError
+    from slipstream_kernels.models.gpu.limits import GpuLimits
+    from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
+    from slipstream_kernels.models.rank_error import RankError
+
+    limits = GpuLimits(
+        max_running=settings.max_running,
+        max_nodes=settings.max_nodes,
+        step_nodes=settings.step_nodes,
+        prefill_chunk=settings.chunk,
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        max_context=max_context,
+        memory_utilization=settings.gpu_memory_utilization,
+        boundaries=settings.max_boundaries,
+    )
+    try:
+        model = _load_ranks(settings, limits)
+    except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
+        raise FailedPreconditionError(str(error)) from error
+    _log.info("memory: %s; %s", model.memory, check_feature_memory(settings.feature_bytes))
+    return model, model.limits.num_pages
+
+
+def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
+    """The model, or rank 0's part of it; the other ranks' processes live as long as this one."""
+    from slipstream_kernels.models.gpu.flashinfer_attention import settled_attention
+    from slipstream_kernels.models.gpu.follower_process import load_shared
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel
+
+    size = settings.tensor_parallel_size
+    if size == 1:
+        attention = settled_attention(settings.attention, mode=settings.mode)
+        return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode, attention=attention)
+    model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
+    return model
+
+
+def _check_triton(settings: VerifySettings) -> None:
+    if find_spec("triton") is None:
+        flag = f"--tensor-parallel-size {settings.tensor_parallel_size}"
+        wanted = flag if settings.on_cpu else f"--device {settings.device}"
+        raise FailedPreconditionError(f"{wanted} needs the package triton: install 'slipstream-server[gpu]'")
+
+
+def _check_cuda(settings: VerifySettings) -> None:
+    """Raise FailedPreconditionError unless there are the GPUs that were asked for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"PyTorch {torch.__version__} finds no GPU" if built else f"PyTorch {torch.__version__} has no CUDA"
+        raise FailedPreconditionError(f"--device {settings.device} is not available: {reason}")
+    index, count = torch.device(settings.device).index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise FailedPreconditionError(f"--device {settings.device} is not available: there are {count} GPUs")
+    if index + settings.tensor_parallel_size > count:
+        raise FailedPreconditionError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size} from --device {settings.device} on needs "
+            f"{index + settings.tensor_parallel_size} GPUs, there are {count}"
+        )
+
+
+def _keeps_bits(model: TargetModel) -> bool:
+    if isinstance(model, CausalLM):
+        return probe_row_invariance(model)
+    from verify_service.server.row_invariance import probe_pass_invariance
+
+    return probe_pass_invariance(model)

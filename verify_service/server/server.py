@@ -1,0 +1,190 @@
+"""The life of the verify service: listen, load the model, serve it, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from slipstream import __version__
+from slipstream.rpc.lifecycle import run_until_terminated
+from slipstream.rpc.metrics import serve_metrics
+from slipstream.rpc.server import GrpcServer
+from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemoryError
+from slipstream_kernels.exchange.in_process import ProposerHost
+from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.models.causal_lm import CausalLM
+from verify_service.config import VerifySettings
+from verify_service.draft_link import draft_servicer
+from verify_service.draft_link.attachment import CUDA_IPC
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.draft_link.draft_servicer import DraftLinkServicer
+from verify_service.draft_link.held_back import HeldBack
+from verify_service.draft_link.records import LinkFacts
+from verify_service.draft_link.transports.in_process import attach_host, load_host
+from verify_service.engine.loop_stats import LoopState
+from verify_service.engine.verify_loop import THREAD_NAME, VerifyLoop
+from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.server import verify_servicer as service
+from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.model_loader import Loaded, load
+from verify_service.server.server_info import VerifyFacts
+from verify_service.server.stats_log import StatsLog
+from verify_service.server.thread_guard import end_with_thread
+from verify_service.server.verify_servicer import Backend, VerifyServicer
+from verify_service.server.watchdog import Watchdog
+
+_log = logging.getLogger(__name__)
+
+SWITCH_SECONDS = 5e-4
+"""How long the loop's thread may have to wait for another thread of Python as a step's results arrive."""
+STOP_SECONDS = 1.0
+"""How long streams may take to end once every request is answered, and proposers to shut down."""
+
+
+async def serve(settings: VerifySettings) -> None:
+    """Listen at once, so that health can be asked; serve when the model is ready, until terminated.
+
+    Raises SlipstreamError, CheckpointError or OSError for an address, model or memory that will not do.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    registry = CollectorRegistry()
+    metrics = VerifyMetrics(registry)
+    verify, draft = VerifyServicer(metrics), DraftLinkServicer()
+
+    def register(server: grpc.aio.Server) -> None:
+        verify.register(server)
+        draft.register(server)
+
+    server = GrpcServer(
+        host=settings.host,
+        port=settings.port,
+        services=(service.SERVICE, draft_servicer.SERVICE),
+        register=register,
+        credentials=settings.tls.server_credentials() if settings.tls else None,
+        unix_socket=settings.unix_socket,
+    )
+    port = await server.start()
+    endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
+
+    hosts: list[ProposerHost] = []
+    background: list[asyncio.Task[None]] = []
+
+    async def prepare() -> None:
+        if settings.inproc:
+            hosts.append(await asyncio.to_thread(load_host, settings.inproc, settings.host_limits))
+        loaded = await asyncio.to_thread(load, settings)
+        backend = _start(settings, loaded, verify, metrics, hosts)
+        gc.collect()
+        gc.freeze()  # what lives as long as the process is not looked through while requests run
+        gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
+        verify.backend = backend
+        draft.link = backend.link
+        if settings.stats_seconds:
+            background.append(asyncio.create_task(StatsLog(backend.loop.state).run(settings.stats_seconds)))
+        await server.set_serving(True)
+        _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
+
+    async def drain() -> None:
+        await server.begin_drain()
+        await verify.drain(settings.drain_seconds)
+        for host in hosts:
+            await asyncio.to_thread(host.stop, STOP_SECONDS)
+        await server.drain(STOP_SECONDS)
+
+    preparing = asyncio.create_task(prepare())
+    terminated = asyncio.create_task(run_until_terminated(drain))
+    await asyncio.wait((preparing, terminated), return_when=asyncio.FIRST_COMPLETED)
+    if not preparing.done():
+        # The loading thread cannot be interrupted and owns nothing that needs an orderly end.
+        os._exit(0)
+    try:
+        await preparing
+        await terminated
+    finally:
+        for task in (terminated, *background):
+            task.cancel()
+        await server.drain(0)
+        if endpoint is not None:
+            endpoint.close()
+
+
+def _start(
+    settings: VerifySettings,
+    loaded: Loaded,
+    verify: VerifyServicer,
+    metrics: VerifyMetrics,
+    hosts: Sequence[ProposerHost],
+) -> Backend:
+    """Attach the proposers of this process, take the KV memory and start the engine's thread."""
+    config = loaded.model.config
+    facts = LinkFacts(
+        model_fingerprint=loaded.fingerprint.model,
+        tokenizer_fingerprint=loaded.fingerprint.tokenizer,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        max_context=loaded.max_context,
+        max_nodes=settings.max_nodes,
+        feature_boundaries=tuple(boundaries_of(config.num_layers)) if settings.max_boundaries else (),
+        most_boundaries=settings.max_boundaries,
+    )
+    rings = _device_rings(settings, config.hidden_size)
+    link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
+    for host in hosts:
+        attach_host(link, host, device=settings.numbered_device, step_rows=settings.step_rows)
+    trees, engine = HeldBack(link), settings.engine_config(loaded.num_pages)
+    loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link, verify.tell_started)
+    metrics.watch(loop.state, link.state)
+    end_with_thread(THREAD_NAME)
+    loop.start()
+    if settings.hang_seconds:
+        Watchdog(settings.hang_seconds, lambda: loop.wait_idle(0), lambda: _progress(loop.state())).start()
+    return Backend(_facts(settings, loaded), loop, link)
+
+
+def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | None:
+    """Rings of the model's GPU; None where there is none, nobody wants them, or its memory cannot be shared."""
+    if settings.on_cpu or CUDA_IPC not in settings.transports or not settings.max_boundaries:
+        return None
+    try:
+        memory = CudaMemory(int(settings.numbered_device.partition(":")[2]))
+    except DeviceMemoryError as error:
+        _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
+        return None
+    return DeviceRings(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
+
+
+def _progress(state: LoopState) -> tuple[int, int, int]:
+    return state.steps, state.committed_tokens, state.prepared
+
+
+def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
+    config = loaded.model.config
+    return VerifyFacts(
+        model_name=settings.served_name,
+        model_path=str(settings.model),
+        model_fingerprint=loaded.fingerprint.model,
+        tokenizer_fingerprint=loaded.fingerprint.tokenizer,
+        vocab_size=config.vocab_size,
+        max_context=loaded.max_context,
+        max_running=settings.max_running,
+        max_queued=settings.max_queued,
+        eos_token_ids=tuple(config.eos_token_ids),
+        mode=settings.mode,
+        device=settings.device,
+        page_size=settings.page_size,
+        num_pages=loaded.num_pages,
+        max_nodes=settings.max_nodes,
+        process_id=os.getpid(),
+        version=__version__,
+        attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_uuid=settings.gpu_uuid,
+    )

@@ -1,0 +1,201 @@
+"""VerifyService: what gateways call. Bytes come in and go out; codec gives them meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from slipstream.rpc.server import abort
+from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
+from verify_service.draft_link.draft_link import DraftLink
+from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
+from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.server_info import VerifyFacts
+from verify_service.server.session import Session
+
+_log = logging.getLogger(__name__)
+
+SERVICE = "slipstream.v1.VerifyService"
+FLUSH_SECONDS = 2.0
+"""How long a session's stream may take to carry the last outputs when the service stops."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What stands behind the service once the model is ready."""
+
+    facts: VerifyFacts
+    loop: VerifyLoop
+    link: DraftLink
+
+
+class VerifyServicer:
+    """Belongs to the event loop it is made in, except for `sink` and `tell_started`.
+
+    Answers UNAVAILABLE until `backend` is set.
+    """
+
+    def __init__(self, metrics: VerifyMetrics) -> None:
+        self.backend: Backend | None = None
+        self._metrics = metrics
+        self._events = asyncio.get_running_loop()
+        self._sessions: dict[int, Session] = {}
+        self._session_ids = itertools.count(1)
+        self._draining = False
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server. Messages are handed over as bytes."""
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self.get_info),
+            "GetState": grpc.unary_unary_rpc_method_handler(self.get_state),
+            "Session": grpc.stream_stream_rpc_method_handler(self.session),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def sink(self, outputs: list[StepOutput]) -> None:
+        """Take one step's outputs on the verify loop's thread."""
+        self._events.call_soon_threadsafe(self._deliver, outputs)
+
+    def tell_started(self, keys: list[RequestKey]) -> None:
+        """Take requests that the next step begins on the verify loop's thread."""
+        self._events.call_soon_threadsafe(self._start, keys)
+
+    async def get_info(self, _request: bytes, context: Context) -> bytes:
+        """Facts and limits; UNAVAILABLE while loading or draining."""
+        try:
+            backend = self._ready()
+            if self._draining:
+                raise UnavailableError("the verify service drains")
+            link = backend.link
+            return encode_info(backend.facts, link.proposers(), link.default(), link.refusals())
+        except SlipstreamError as error:
+            await abort(context, error)
+
+    async def get_state(self, _request: bytes, context: Context) -> bytes:
+        """Counters of the moment."""
+        try:
+            backend = self._ready()
+            return encode_state(backend.loop.state(), backend.link.state())
+        except SlipstreamError as error:
+            await abort(context, error)
+
+    async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Carry requests up and outputs down; whatever ends the stream cancels the requests that still run."""
+        try:
+            backend = self._ready()
+        except SlipstreamError as error:
+            await abort(context, error)
+        session = Session(next(self._session_ids))
+        self._sessions[session.session_id] = session
+        try:
+            await context.send_initial_metadata(())
+            await self._carry(backend, session, requests, context)
+        except SlipstreamError as error:
+            await abort(context, error)
+        finally:
+            del self._sessions[session.session_id]
+            if session.active:
+                backend.loop.cancel_session(session.session_id)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, let the others finish for `seconds`, then end every session and the engine."""
+        self._draining = True
+        if self.backend is None:
+            return
+        loop, link = self.backend.loop, self.backend.link
+        link.refuse_attachments()
+        loop.drain()
+        if not await asyncio.to_thread(loop.wait_idle, seconds):
+            _log.warning("requests still run after %g s and are ended", seconds)
+        await asyncio.to_thread(loop.stop)
+        # The engine's last outputs were scheduled before stop() returned, hence before this line runs on.
+        await asyncio.sleep(0)
+        for session in self._sessions.values():
+            session.end(UnavailableError("the verify service stops"))
+        flushed = [asyncio.ensure_future(session.sent.wait()) for session in self._sessions.values()]
+        if flushed:
+            await asyncio.wait(flushed, timeout=FLUSH_SECONDS)
+        for future in flushed:
+            future.cancel()
+        link.close()
+
+    async def _carry(
+        self, backend: Backend, session: Session, requests: AsyncIterator[bytes], context: Context
+    ) -> None:
+        """Run both directions until the client has half-closed and all its requests are answered."""
+
+        async def receive() -> None:
+            async for data in requests:
+                request = decode_session_request(data, session.session_id, time.monotonic())
+                if isinstance(request, CancelRequest):
+                    backend.loop.cancel(request.key)
+                else:
+                    session.begin(request.key.request_id)
+                    _tell_submitted(request)
+                    backend.loop.submit(request)
+            session.half_close()
+
+        async def send() -> None:
+            while any(taken := await session.take()):
+                await context.write(encode_outputs(*taken))
+
+        tasks = (asyncio.create_task(receive()), asyncio.create_task(send()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, SlipstreamError, grpc.aio.BaseError):
+                    await task
+
+    def _start(self, keys: list[RequestKey]) -> None:
+        """Sort requests that begin by session."""
+        for key in keys:
+            session = self._sessions.get(key.session_id)
+            if session is not None:
+                session.start((key.request_id,))
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        """Sort one step's outputs by session; those of a session that has gone are dropped."""
+        by_session: defaultdict[int, list[StepOutput]] = defaultdict(list)
+        for output in outputs:
+            by_session[output.key.session_id].append(output)
+        for session_id, own in by_session.items():
+            session = self._sessions.get(session_id)
+            if session is not None:
+                session.put(own)
+        self._metrics.step(outputs)
+        if _log.isEnabledFor(logging.DEBUG):
+            _tell_finished(outputs)
+
+    def _ready(self) -> Backend:
+        if self.backend is None:
+            raise UnavailableError("the model is loading")
+        return self.backend
+
+
+def _tell_submitted(request: GenerationRequest) -> None:
+    key, count = request.key, len(request.prompt_token_ids)
+    _log.debug("session %d request %d: submitted with %d prompt tokens", key.session_id, key.request_id, count)
+
+
+def _tell_finished(outputs: list[StepOutput]) -> None:
+    for output in outputs:
+        if output.finish_reason is not None:
+            key, reason, usage = output.key, output.finish_reason.value, output.usage
+            _log.debug("session %d request %d: ended, %s, %s", key.session_id, key.request_id, reason, usage)

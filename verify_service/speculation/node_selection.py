@@ -1,0 +1,80 @@
+"""Which drafted nodes are worth their rows: the likeliest of all requests in a step, as many as pay."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.step_time_model import PassCosts
+from verify_service.speculation.acceptance_model import Drafted, PathChances
+
+EXPLORE_EVERY = 64
+"""One step in so many takes all nodes, so that those which are never chosen are still judged."""
+
+_NEARLY_FREE = 1.02
+"""Where all nodes together raise a pass's time by less, there is nothing to choose."""
+
+
+class NodeChoice:
+    """Keeps, of what arrived for a step, the nodes that make tokens per second highest.
+
+    Nodes of all trees compete by the chance that they are output, the likeliest first, so that a parent always comes
+    before its children; of the sums of the first n, the one that yields most tokens per second of the pass wins.
+    """
+
+    def __init__(self, costs: PassCosts) -> None:
+        self._costs = costs
+        self._chances = PathChances()
+        self._steps = 0
+
+    def choose(
+        self, trees: Sequence[Drafted], *, requests: int, rows: int, tokens: float, waited: float
+    ) -> list[TokenTree | None]:
+        """What of each tree the step takes; None where nothing.
+
+        requests, rows, tokens: what the step has and yields without these trees. waited: seconds it has cost already.
+        """
+        nodes = sum(len(drafted.tree) for drafted in trees)
+        self._steps += 1
+        if not nodes or self._steps % EXPLORE_EVERY == 0:
+            return [drafted.tree for drafted in trees]
+        seconds = self._costs.up_from(requests, rows - requests, nodes + 1)
+        if seconds[nodes] < _NEARLY_FREE * seconds[0]:
+            return [drafted.tree for drafted in trees]
+        chances = self._chances.paths(trees)
+        order = np.argsort(-chances, kind="stable")
+        yields = np.empty(nodes + 1)
+        yields[0] = 0.0
+        np.cumsum(chances[order], out=yields[1:])
+        yields += tokens
+        yields /= waited + seconds
+        best = int(yields.argmax())
+        if best == nodes:
+            return [drafted.tree for drafted in trees]
+        return _parts(trees, sorted(order[:best].tolist()))
+
+    def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
+        """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
+        self._chances.observe(drafted, matched)
+
+    def prepare(self) -> None:
+        """Do ahead of the next `choose` what need not wait for its trees."""
+        self._chances.prepare()
+
+
+def _parts(trees: Sequence[Drafted], kept: Sequence[int]) -> list[TokenTree | None]:
+    """The trees of the nodes `kept`, ascending indices into the nodes of all trees side by side."""
+    parts: list[TokenTree | None] = []
+    first = begin = 0
+    for drafted in trees:
+        tree = drafted.tree
+        end = bisect_left(kept, first + len(tree), begin)
+        if end - begin == len(tree):
+            parts.append(tree)
+        else:
+            parts.append(tree.part([node - first for node in kept[begin:end]]) if end > begin else None)
+        first, begin = first + len(tree), end
+    return parts

@@ -1,0 +1,36 @@
+"""What of trees prepared for the ends of a step under way may be chosen by the step after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import cut, matched
+from verify_service.core.draft_source import Prepared
+from verify_service.core.scheduled_request import Choice, ScheduledRows
+from verify_service.scheduler.kv_cache_manager import KVMemory
+
+
+def fitting(memory: KVMemory, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:
+    """What of prepared trees fits the request, the pages, and `room` nodes, by the end that each supposes."""
+    state, rows = before.state, min(before.state.max_nodes, 1 + room)
+    nodes: dict[tuple[int, ...], int | None] = {(): -1}
+    choices: list[Choice] = []
+    for path, token, tree in prepared:
+        if path not in nodes:
+            nodes[path] = _end_of(path, before.tree)
+        node, base = nodes[path], before.base + len(path) + 1
+        depth = min(tree.depth, state.max_depth, state.limit - base - 1)
+        if node is None or depth < 1:
+            continue
+        depth = memory.grow_up_to(state, base + depth) - base
+        part = tree if depth == tree.depth and len(tree) < rows else cut(tree, max_nodes=rows, max_depth=depth)
+        if part is not None:
+            choices.append(Choice(node, token, part))
+    return tuple(choices)
+
+
+def _end_of(path: tuple[int, ...], tree: TokenTree | None) -> int | None:
+    """The node of a tree at which these tokens below the root end; None where they leave it."""
+    node, count = (-1, 0) if tree is None else matched(tree, path)
+    return node if count == len(path) else None
