@@ -58,7 +58,10 @@ class Capacity(NamedTuple):
 async def measure_capacity(
     server: Server, asked: Sequence[Question], proposers: Sequence[str], *, clients: int, seconds: float, seed: int
 ) -> Capacity:
-    """A closed loop for so long, after a time to warm up. RuntimeError if a request fails."""
+    """A closed loop for so long, after a time to warm up. RuntimeError if a request fails.
+
+    What has begun in time counts up to its end, so that a server which is slow has a capacity, too.
+    """
     ended: list[Request] = []
     begin = time.perf_counter() + WARM_UP * seconds
     end = begin + seconds
@@ -74,8 +77,9 @@ async def measure_capacity(
             group.create_task(work(client, Random(f"capacity {seed} {number}")))
     if failed := [each.failure for each in ended if each.failure is not None]:
         raise RuntimeError(f"{len(failed)} requests failed while capacity was measured: {failed[0]}")
-    counted = [each for each in ended if begin <= each.ended <= end]
-    return Capacity(len(counted) / seconds, sum(each.tokens for each in counted) / seconds)
+    counted = [each for each in ended if each.ended >= begin]
+    took = max(each.ended for each in counted) - begin
+    return Capacity(len(counted) / took, sum(each.tokens for each in counted) / took)
 
 
 @dataclass(slots=True)

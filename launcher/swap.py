@@ -14,7 +14,7 @@ from slipstream.rpc.channel import from_rpc_error, open_sync_channel
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
-CALL_SECONDS = 5.0
+CALL_SECONDS = 20.0
 POLL_SECONDS = 0.05
 SHARE_ERROR = 1e-6  # of a float32
 

@@ -101,7 +101,7 @@ def serving(cluster, proposer, log):
     """The same, with all requests for its proposer, as nobody else drafts for them."""
     with started(cluster, proposer, log) as (address, process):
         alone = connected(address, PLAN, process)
-        assert (alone.verdict, alone.loser) == ("took over", "")
+        assert (alone.verdict, alone.loser) == ("took over", ""), alone.reason
         assert "requests for draft-model, ngram stay where they are" in alone.reason
         assert [drafter.share for drafter in drafters_at(cluster, address)] == [1.0]
         yield address, process
@@ -117,10 +117,10 @@ def connected(address, plan, process, tries=5):
 
 
 def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(patient_cluster, tmp_path):
-    arguments = ["--verify", patient_cluster.verify_address, "--shares", "0.5", "--tokens", "300", "--margin", "0.05"]
+    arguments = ["--verify", patient_cluster.verify_address, "--shares", "0.5", "--margin", "0.05"]
 
-    def command(proposer, port, name):
-        more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name)]
+    def command(proposer, port, name, tokens):
+        more = ["--draft", proposer, "--port", str(port), "--log", str(tmp_path / name), "--tokens", str(tokens)]
         return CliRunner().invoke(app, ["deploy", *arguments, *more])
 
     ports = free_ports(2)
@@ -130,13 +130,13 @@ def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(patient_cluste
         ending(better),
         traffic(patient_cluster),
     ):
-        result = command(GOOD, ports[0], "better")
+        result = command(GOOD, ports[0], "better", 300)
         assert result.exit_code == 0, result.output
         assert f"{better} took over" in result.output
         assert f"{old} is stopped" in result.output
         assert not process.running
         assert drafters_at(patient_cluster, better)[0].share == 1.0
-        result = command(BAD, ports[1], "worse")
+        result = command(BAD, ports[1], "worse", 1000)
         assert result.exit_code == 1, result.output
         assert f"{worse} returned: share 0.5" in result.output
         assert f"{worse} is stopped" in result.output

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import free_ports as module
-from launcher.free_ports import LOWEST, free_ports
+from launcher.free_ports import LOWEST, MOST_CLAIMS, free_ports
 
 
 def test_free_ports_differ_and_can_be_bound():
@@ -29,3 +31,15 @@ def test_where_all_are_for_connections_the_system_chooses(text: str, tmp_path: P
     (tmp_path / "range").write_text(text)
     monkeypatch.setattr(module, "_RANGE", tmp_path / "range")
     assert len(set(free_ports(4))) == 4
+
+
+def test_no_other_process_gets_one_before_it_is_used() -> None:
+    (port,) = free_ports(1)
+    code = f"from launcher.free_ports import _claim; print(_claim({port}), _claim({port + 1}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_claims_do_not_pile_up() -> None:
+    free_ports(MOST_CLAIMS + 8)
+    assert len(module._claims()) == MOST_CLAIMS
