@@ -5,6 +5,7 @@ SLIPSTREAM_TEST_DOCKER=1 asks for it; base image and package index are taken fro
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ pytestmark = [
 
 PROMPTS = ("The harbour was quiet", "def add(a, b):", "Once upon a time", "The list of countries is")
 ASKED = {"model": "slipstream-demo", "max_tokens": 300, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none", "--volume", "/cache")
 LOOK_OUTSIDE = """
 import socket
 try:
@@ -44,6 +46,12 @@ with tempfile.TemporaryDirectory() as folder:
     cache = get_cache_manager(hashlib.sha256(source.encode()).hexdigest())
     kept = cache.put(built.read_bytes(), "answer.so", binary=True)
 print(kept, ctypes.CDLL(kept).answer())
+"""
+
+IMPORT_FLASHINFER = """
+from slipstream_kernels.models.gpu.flashinfer_attention import load_flashinfer
+library = load_flashinfer()
+print(library.BatchDecodeWithPagedKVCacheWrapper.__name__, library.decode.fast_decode_plan.__name__)
 """
 
 
@@ -84,6 +92,14 @@ def said_under(stack: Containers, disturb) -> list[str]:
         return [stream.result() for stream in streams]
 
 
+def killed_and_started_again(stack: Containers, container: str, module: str, calm: list[str]) -> None:
+    """The engine starts a container whose service is killed under streams, which say the same."""
+    before = stack.restarts(container)
+    assert said_under(stack, lambda: stack.signal(container, module, signal.SIGKILL)) == calm
+    stack.wait_for(lambda: stack.restarts(container) > before, f"{container} was not restarted")
+    stack.wait_for(stack.all_attached, "not attached again")
+
+
 def test_a_completion_is_answered_with_drafts(stack):
     answer = stack.ask(**ASKED, prompt=PROMPTS[0], speculation={"enabled": True}).json()
     assert answer["usage"]["completion_tokens"] == ASKED["max_tokens"]
@@ -91,18 +107,28 @@ def test_a_completion_is_answered_with_drafts(stack):
     assert {each["transport"] for each in stack.attachments()} == {"grpc"}
 
 
+@pytest.mark.parametrize("beside", ["gateway", "verify", "draft"])
+def test_info_beside_any_service_finds_all_of_them(stack, beside):
+    facts = json.loads(stack.run_in(beside, "slipstream", "info", "--json"))
+    assert [(facts[name]["address"], facts[name]["status"]) for name in ("gateway", "verify")] == [
+        ("gateway:8000", "ok"),
+        ("verify:50052", "serving"),
+    ]
+    assert [(draft["status"], draft["proposers"]) for draft in facts["drafts"]] == [
+        ("serving", ["draft-model", "ngram"])
+    ]
+
+
 def test_a_service_that_dies_is_started_again_and_no_stream_notices(stack, calm):
     for service, module in (("draft", "draft_service"), ("verify", "verify_service")):
-        before = stack.inspect(service)["RestartCount"]
-        assert said_under(stack, lambda s=service, m=module: stack.signal(s, m, signal.SIGKILL)) == calm
-        stack.wait_for(lambda s=service, b=before: stack.inspect(s)["RestartCount"] > b, f"{service} was not restarted")
-        stack.wait_for(stack.all_attached, "not attached again")
+        killed_and_started_again(stack, stack.container(service), module, calm)
 
 
 def test_a_service_that_hangs_is_started_again(stack, calm):
-    before = stack.inspect("verify")["RestartCount"]
-    assert said_under(stack, lambda: stack.signal("verify", "verify_service", signal.SIGSTOP)) == calm
-    assert stack.inspect("verify")["RestartCount"] > before
+    verify = stack.container("verify")
+    before = stack.restarts(verify)
+    assert said_under(stack, lambda: stack.signal(verify, "verify_service", signal.SIGSTOP)) == calm
+    assert stack.restarts(verify) > before
     assert "verify does not answer at 127.0.0.1:50052 and is killed" in stack.compose("logs", "verify")
     stack.wait_for(stack.all_attached, "not attached again", 10 * HANG_SECONDS)
 
@@ -121,9 +147,10 @@ def test_a_second_draft_service_takes_over(stack, calm):
 
     try:
         stack.compose("run", "-d", "--no-deps", "--name", second, "draft", "--host=0.0.0.0", *arguments)
+        stack.docker("update", "--restart", "unless-stopped", second)
         stack.wait_for(lambda: stack.verify_facts()["state"]["attachments"] == 2, "the second one is not attached")
         assert said_under(stack, take_over) == calm
-        assert said_under(stack, lambda: None) == calm
+        killed_and_started_again(stack, second, "draft_service", calm)
         assert stack.verify_facts()["state"]["attachments"] == 1
     finally:
         stack.docker("rm", "-f", second)
@@ -144,7 +171,7 @@ def test_what_a_drafter_writes_is_not_in_the_verify_service(stack):
 
 def test_streams_finish_before_anything_stops_and_the_drafter_stops_last(stack, calm):
     assert said_under(stack, lambda: stack.compose("stop")) == calm
-    states = {service: stack.inspect(service)["State"] for service in ("gateway", "verify", "draft")}
+    states = {service: stack.inspect(stack.container(service))["State"] for service in ("gateway", "verify", "draft")}
     assert {service: state["ExitCode"] for service, state in states.items()} == dict.fromkeys(states, 0)
     ends = [datetime.fromisoformat(f"{state['FinishedAt'][:26]}+00:00") for state in states.values()]
     assert ends == sorted(ends)
@@ -157,7 +184,9 @@ def test_containers_that_share_processes_share_memory(stack, calm):
         stack.up()
         assert {each["transport"] for each in stack.attachments()} == {"shm"}
         for service, module in (("draft", "draft_service"), ("verify", "verify_service")):
-            disturbed = said_under(stack, lambda s=service, m=module: stack.signal(s, m, signal.SIGKILL))
+            disturbed = said_under(
+                stack, lambda s=service, m=module: stack.signal(stack.container(s), m, signal.SIGKILL)
+            )
             assert disturbed == calm
             stack.wait_for(stack.all_attached, "not attached again")
         assert {each["transport"] for each in stack.attachments()} == {"shm"}
@@ -186,16 +215,17 @@ def test_a_folder_that_is_not_there_is_an_error_and_is_not_made(stack, tmp_path)
     assert not missing.exists()
 
 
-def test_gpu_images_hold_what_triton_needs():
+def test_gpu_images_hold_what_triton_and_flashinfer_need():
     containers = Containers("gpu")
     containers.build("verify-gpu", "draft-gpu")
-    hardened = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none", "--volume", "/cache")
     for image, module in (("verify-gpu", "verify_service"), ("draft-gpu", "draft_service")):
-        built = containers.docker(
-            "run", "--rm", *hardened, "--entrypoint", "python", f"slipstream-test-{image}", "-c", BUILD_WITH_TRITON
-        )
-        folder, answer = built.split()[-2:]
+        folder, answer = run_hardened(containers, image, BUILD_WITH_TRITON).split()[-2:]
         assert folder.startswith("/cache/")
         assert answer == "42"
-        usage = containers.docker("run", "--rm", *hardened, f"slipstream-test-{image}", "--help")
+        usage = containers.docker("run", "--rm", *HARDENED, f"slipstream-test-{image}", "--help")
         assert f"usage: {module}" in usage
+    assert "fast_decode_plan" in run_hardened(containers, "verify-gpu", IMPORT_FLASHINFER)
+
+
+def run_hardened(containers: Containers, image: str, code: str) -> str:
+    return containers.docker("run", "--rm", *HARDENED, "--entrypoint", "python", f"slipstream-test-{image}", "-c", code)

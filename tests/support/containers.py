@@ -92,9 +92,17 @@ class Containers:
     def python(self, service: str, code: str) -> str:
         return self.run_in(service, "python", "-c", code)
 
-    def inspect(self, service: str) -> dict[str, Any]:
-        (container,) = json.loads(self.docker("inspect", f"{self.name}-{service}-1"))
-        return container
+    def container(self, service: str) -> str:
+        """The name of the container that `up` makes of a service."""
+        return f"{self.name}-{service}-1"
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        (found,) = json.loads(self.docker("inspect", container))
+        return found
+
+    def restarts(self, container: str) -> int:
+        """How often the engine has started a container again."""
+        return self.inspect(container)["RestartCount"]
 
     def verify_facts(self) -> dict[str, Any]:
         """What `slipstream info` says of the verify service; without proposers if that does not answer."""
@@ -109,10 +117,13 @@ class Containers:
     def all_attached(self) -> bool:
         return len(self.attachments()) == 2
 
-    def signal(self, service: str, module: str, number: int) -> None:
-        """Send the process of a service a signal behind the back of the engine, which would not restart it else."""
-        self.python(
-            service,
+    def signal(self, container: str, module: str, number: int) -> None:
+        """Send a service's process a signal behind the back of the engine, which would not restart it else."""
+        self.docker(
+            "exec",
+            container,
+            "python",
+            "-c",
             "import os, pathlib\n"
             "for folder in pathlib.Path('/proc').iterdir():\n"
             "    if folder.name.isdecimal():\n"
