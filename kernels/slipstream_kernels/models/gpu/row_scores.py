@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,19 +11,10 @@ from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.ops_namespace import Ops
 from slipstream_kernels.models.gpu.pass_plan import Int32
 from slipstream_kernels.models.gpu.shard import Shard
+from slipstream_kernels.models.gpu.ticket import RowScores
 
 SLICE_ROWS = 128
 """Rows whose logits are there at a time, which bounds their memory whatever the vocabulary."""
-
-
-class RowScores(NamedTuple):
-    """What a pass says of tokens, on its device once `ready` comes; None where it is there. Else as of `logprobs`."""
-
-    logprobs: torch.Tensor
-    ranks: torch.Tensor
-    top_ids: torch.Tensor
-    top_logprobs: torch.Tensor
-    ready: torch.cuda.Event | None
 
 
 class RowScorer:

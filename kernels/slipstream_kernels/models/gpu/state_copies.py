@@ -11,6 +11,7 @@ import torch
 
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer
 from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.ticket import KeptStates
 from slipstream_kernels.ops.gpu.state_rows import ENTRY
 
 Int64 = npt.NDArray[np.int64]
@@ -52,15 +53,6 @@ def no_copies() -> StateCopies:
 def _most_rows(limits: GpuLimits) -> int:
     """Rows of all tables of a pass: a request's go to its drafter, one that takes it over, and, packed, to the host."""
     return 3 * limits.max_rows if limits.boundaries else 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptStates:
-    """A pass's states: on the host once `event` has come, copied on the device once `copied` has; None: already."""
-
-    rows: torch.Tensor
-    event: torch.cuda.Event | None
-    copied: torch.cuda.Event | None
 
 
 class StateSender:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from slipstream_kernels.models.boundaries import Bits
 from slipstream_kernels.models.gpu.pass_plan import Int32
 
-if TYPE_CHECKING:
-    from slipstream_kernels.models.gpu.row_scores import RowScores
-    from slipstream_kernels.models.gpu.state_copies import KeptStates
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptStates:
+    """A pass's states: on the host once `event` has come, copied on the device once `copied` has; None: already."""
+
+    rows: torch.Tensor
+    event: torch.cuda.Event | None
+    copied: torch.cuda.Event | None
+
+
+class RowScores(NamedTuple):
+    """What a pass says of tokens, on its device once `ready` comes; None where it is there. Else as of `logprobs`."""
+
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+    ready: torch.cuda.Event | None
 
 
 class Ticket:
