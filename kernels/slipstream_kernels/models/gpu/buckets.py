@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
+from slipstream_kernels.models.gpu.attention_tiles import fits_tiles, tiled_rows
 from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.shard import Shard
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LEAST_PREFILL = 64
@@ -88,6 +91,24 @@ class Buckets:
 
     def _prefills(self, drafted: bool) -> list[int]:
         return self._plain_prefills if self._plain_prefill and not drafted else self._prefill
+
+
+def buckets_of(shard: Shard, limits: GpuLimits, *, plain: bool) -> Buckets:
+    """A model's buckets. `plain`: attention of passes without trees is `PlainAttention`'s, which knows no tiles."""
+    if plain:
+        return Buckets(limits, plain_prefill=True)
+    return Buckets(limits, tiled_rows=tiled_rows(shard.kv_heads))
+
+
+def bucket_of(buckets: Buckets, plan: PassPlan, shard: Shard) -> Bucket:
+    """The bucket of a plan in order where no states are kept. Raises ValueError for a plan that fits none."""
+    return buckets.find(
+        plan.rows,
+        len(plan.logit_rows),
+        has_trees=plan.has_trees,
+        has_prefill=len(plan.prefills) > 0,
+        fits_tiles=fits_tiles(plan, shard.kv_heads),
+    )
 
 
 def _prefill_sizes(chunk: int, beside: int) -> list[int]:

@@ -7,15 +7,14 @@ from math import prod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_kernels.models.gpu.attention_tiles import fit_a_tile, most_tiles, tiled_rows, tiles_of
 from slipstream_kernels.models.gpu.buckets import Bucket
 from slipstream_kernels.models.gpu.choice_plan import ChoiceLayout, may_choose
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plan_kernels import pack_pass, pad
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
-from slipstream_kernels.ops.gpu.prefill_attention import PROGRAMS
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
@@ -70,7 +69,7 @@ class PlanLayout:
         blocks = limits.max_context // BLOCK + 1
         self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
         decode_rows = min(bucket.rows, limits.max_decode_rows)
-        tiles = _most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
+        tiles = most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
         self._kv_heads = kv_heads
         self._has_tiles = bucket.has_prefill or (not bucket.has_trees and bucket.rows >= tiled_rows(kv_heads))
         if self._has_tiles:
@@ -114,8 +113,8 @@ class PlanLayout:
         """
         decodes = plan.decodes
         if self._has_tiles:
-            tiles = _tiles(plan.prefills, self._tile_rows)
-            alone = _fit_a_tile(decodes, tiles, self._kv_heads)
+            tiles = tiles_of(plan.prefills, self._tile_rows)
+            alone = fit_a_tile(decodes, tiles, self._kv_heads)
             own = decodes[alone]
             own[:, 3] -= 1  # a tile's first position, of a span's prefix length
             tiles = np.concatenate([tiles, own])
@@ -141,57 +140,3 @@ class PlanLayout:
             self._places,
             words,
         )
-
-
-def tiled_rows(kv_heads: int) -> int:
-    """Rows, of a pass without trees and prefill, that as tiles fill the device."""
-    return -(-PROGRAMS // kv_heads)
-
-
-def fits_tiles(plan: PassPlan, kv_heads: int) -> bool:
-    """Whether a pass has no trees and no prefill, and all its rows are best served as tiles."""
-    if plan.rows < tiled_rows(kv_heads) or plan.has_trees or len(plan.prefills):
-        return False
-    return bool(_fit_a_tile(plan.decodes, plan.prefills, kv_heads).all())
-
-
-def _fit_a_tile(decodes: Int32, tiles: Int32, kv_heads: int) -> npt.NDArray[np.bool_]:
-    """Which spans (first row, rows, line, prefix length) are one row that is best served as a tile beside `tiles`.
-
-    A program then reads all its blocks, so that these must be no more than its share of all blocks.
-    """
-    blocks = decodes[:, 3] // BLOCK
-    total = int(blocks.sum()) + int((tiles[:, 3] // BLOCK).sum())
-    fit: npt.NDArray[np.bool_] = (decodes[:, 1] == 1) & (blocks * PROGRAMS <= total * kv_heads)
-    return fit
-
-
-def _most_tiles(rows: int, spans: int, tile_rows: int) -> int:
-    """Tiles of `rows` rows in `spans` spans at most: one more for each piece that ends or bounds cut short."""
-    bounds = rows // BLOCK + 2 * spans
-    return min(rows, rows // tile_rows + bounds)
-
-
-def _cut(spans: Int32, rows: int) -> tuple[Int32, Int32]:
-    """Spans (first row, rows, ...) in parts of at most `rows` rows, and how many rows of its span lie before a part."""
-    if not len(spans) or spans[:, 1].max() <= rows:
-        return spans, np.zeros(len(spans), np.int32)
-    parts = -(-spans[:, 1] // rows)
-    before = (np.arange(parts.sum(), dtype=np.int32) - np.repeat(np.cumsum(parts) - parts, parts)) * rows
-    cut = np.repeat(spans, parts, axis=0)
-    cut[:, 0] += before
-    cut[:, 1] = np.minimum(cut[:, 1] - before, rows)
-    return cut, before
-
-
-def _tiles(spans: Int32, rows: int) -> Int32:
-    """Spans (first row, rows, line, first position) in parts of at most `rows` rows, none across a bound of BLOCK."""
-    # A span is widened to begin at a bound, cut at bounds, and its first block is narrowed again.
-    lead = spans[:, 3] % BLOCK
-    blocks, before = _cut(spans + np.stack([-lead, lead, 0 * lead, -lead], axis=1), BLOCK)
-    blocks[:, 3] += before
-    first = before == 0
-    blocks[first] += np.stack([lead, -lead, 0 * lead, lead], axis=1)
-    tiles, before = _cut(blocks, rows)
-    tiles[:, 3] += before
-    return tiles

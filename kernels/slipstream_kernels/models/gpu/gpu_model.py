@@ -14,7 +14,7 @@ import torch
 
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.gpu.buckets import Bucket
+from slipstream_kernels.models.gpu.buckets import Bucket, bucket_of, buckets_of
 from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
 from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
@@ -29,7 +29,6 @@ from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.pass_costs import measure_pass_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
-from slipstream_kernels.models.gpu.plan_buckets import bucket_of, buckets_of
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.resolved_limits import resolved_limits, shard_of
 from slipstream_kernels.models.gpu.row_scores import RowScorer, read_scores
@@ -81,7 +80,7 @@ class GpuModel:
             self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
             self._on_own_stream = OnStream(self._stream)
-        self._buckets = buckets_of(weights.shard, limits, attention)
+        self._buckets = buckets_of(weights.shard, limits, plain=attention == FLASHINFER)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
             self._tables = DeviceTables(limits, self.config.vocab_size, device)

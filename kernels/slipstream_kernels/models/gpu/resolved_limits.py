@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.gpu.buckets import buckets_of
 from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER
 from slipstream_kernels.models.gpu.graphs import LATE_GRAPHS
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, available_bytes, plan_memory
-from slipstream_kernels.models.gpu.plan_buckets import buckets_of
 from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.shard import Shard
 
@@ -43,7 +43,7 @@ def resolved_limits(
     limits = replace(limits, max_context=limits.max_context or longest)
     cuda = device.type == "cuda"
     plain = attention == FLASHINFER
-    graphs = len(buckets_of(shard, limits, attention).all()) if capture and cuda else 0
+    graphs = len(buckets_of(shard, limits, plain=plain).all()) if capture and cuda else 0
     if limits.boundaries and graphs:
         graphs += LATE_GRAPHS  # of passes that keep states
     available = available_bytes(device, limits.memory_utilization) + held

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from slipstream_kernels.models.gpu.attention_tiles import fits_tiles
 from slipstream_kernels.models.gpu.buckets import Bucket, Buckets
-from slipstream_kernels.models.gpu.device_plan import PlanLayout, fits_tiles
+from slipstream_kernels.models.gpu.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
