@@ -22,7 +22,7 @@ from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
 from slipstream_kernels.models.gpu.graphs import PassGraphs
 from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
 from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, kv_bytes_per_token
+from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, kv_bytes_per_token, resolved_limits
 from slipstream_kernels.models.gpu.on_stream import OnStream
 from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
@@ -30,8 +30,8 @@ from slipstream_kernels.models.gpu.pass_costs import measure_pass_costs
 from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.rank_group import RankGroup
-from slipstream_kernels.models.gpu.resolved_limits import resolved_limits, shard_of
 from slipstream_kernels.models.gpu.row_scores import RowScorer, read_scores
+from slipstream_kernels.models.gpu.shard import shard_of
 from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
 from slipstream_kernels.models.gpu.ticket import Ticket
 from slipstream_kernels.models.gpu.tree_chooser import TreeChooser

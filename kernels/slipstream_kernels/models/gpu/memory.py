@@ -1,16 +1,21 @@
-"""How the device's memory is shared out, decided once at start-up."""
+"""How the device's memory is shared out, and the limits that follow from it, decided once at start-up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from slipstream_kernels.models.gpu.buckets import buckets_of
 from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER
+from slipstream_kernels.models.gpu.graphs import LATE_GRAPHS
 from slipstream_kernels.models.gpu.limits import GpuLimits
 from slipstream_kernels.models.gpu.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.rank_group import RankGroup
 from slipstream_kernels.models.gpu.row_scores import RowScorer
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.state_copies import StateSender
@@ -62,6 +67,42 @@ class GpuMemoryPlan:
             f"activations {_gib(self.activations)}, tables {_gib(self.tables)}, "
             f"graphs and kernels {_gib(self.reserve)}: {_gib(self.needed)} of {_gib(self.available)} available"
         )
+
+
+def resolved_limits(
+    shard: Shard,
+    limits: GpuLimits,
+    device: torch.device,
+    mode: str,
+    attention: str,
+    group: RankGroup | None,
+    *,
+    held: int,
+    capture: bool,
+) -> tuple[GpuLimits, GpuMemoryPlan]:
+    """Limits and memory with everything settled; `held` bytes of what is needed are taken already.
+
+    Raises ValueError for limits that do not fit the model, OutOfDeviceMemoryError.
+    """
+    longest = shard.config.max_context
+    if limits.max_context > longest:
+        raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
+    limits = replace(limits, max_context=limits.max_context or longest)
+    cuda = device.type == "cuda"
+    plain = attention == FLASHINFER
+    graphs = len(buckets_of(shard, limits, plain=plain).all()) if capture and cuda else 0
+    if limits.boundaries and graphs:
+        graphs += LATE_GRAPHS  # of passes that keep states
+    available = available_bytes(device, limits.memory_utilization) + held
+    plan = partial(plan_memory, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=not cuda)
+    memory = plan(limits)
+    if group is not None:
+        # All ranks share one page table: the one with the least room decides.
+        pages = torch.empty(group.size, 1, dtype=torch.int32, device=device)
+        group.all_gather(pages, torch.tensor([memory.num_pages], dtype=torch.int32, device=device))
+        limits = replace(limits, num_pages=int(pages.min()))
+        memory = plan(limits)
+    return replace(limits, num_pages=memory.num_pages), memory
 
 
 def plan_memory(

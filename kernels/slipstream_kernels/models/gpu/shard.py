@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from slipstream_kernels.models.gpu.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,8 @@ class Shard:
     def vocab_size(self) -> int:
         """Rows of the head."""
         return self.config.vocab_size // self.size
+
+
+def shard_of(config: ModelConfig, group: RankGroup | None) -> Shard:
+    """What of a model this rank holds."""
+    return Shard(config) if group is None else Shard(config, group.rank, group.size)
