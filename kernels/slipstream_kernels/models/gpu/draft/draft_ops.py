@@ -13,8 +13,9 @@ from slipstream_kernels.ops.gpu import (
     gather_norm,
     join_rows,
     residual_silu,
+    settle_text,
     speculator_state,
-    text_rows,
+    take_states,
 )
 
 
@@ -44,9 +45,9 @@ def kernels() -> DraftOps:
         gather_norm=gather_norm.gather_norm,
         join_rows=join_rows.join_rows,
         residual_silu=residual_silu.residual_silu,
-        settle_text=text_rows.settle_text,
+        settle_text=settle_text.settle_text,
         speculator_state=speculator_state.speculator_state,
-        take_states=text_rows.take_states,
+        take_states=take_states.take_states,
     )
 
 
@@ -60,7 +61,7 @@ def twins() -> DraftOps:
         gather_norm=gather_norm.gather_norm_reference,
         join_rows=join_rows.join_rows_reference,
         residual_silu=residual_silu.residual_silu_reference,
-        settle_text=text_rows.settle_text_reference,
+        settle_text=settle_text.settle_text_reference,
         speculator_state=speculator_state.speculator_state_reference,
-        take_states=text_rows.take_states_reference,
+        take_states=take_states.take_states_reference,
     )

@@ -17,7 +17,7 @@ from slipstream_kernels.models.gpu.draft.round_bucket import RoundBucket
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
-from slipstream_kernels.ops.gpu.text_rows import FOLLOW
+from slipstream_kernels.ops.gpu.settle_text import FOLLOW
 
 Int32 = npt.NDArray[np.int32]
 A = TypeVar("A")

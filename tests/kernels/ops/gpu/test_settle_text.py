@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream_kernels.ops.gpu.text_rows import (
-    FOLLOW,
-    settle_text,
-    settle_text_reference,
-    take_states,
-    take_states_reference,
-)
+from slipstream_kernels.ops.gpu.settle_text import FOLLOW, settle_text, settle_text_reference
+from slipstream_kernels.ops.gpu.take_states import take_states, take_states_reference
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

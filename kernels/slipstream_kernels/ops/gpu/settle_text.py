@@ -18,12 +18,8 @@ from slipstream_kernels.token_tree import MAX_ROWS
 
 FOLLOW = 8
 """Columns of `follows`."""
-_LISTED = 64
-"""Sessions of a round, usually at most: kernels are compiled for so many at least."""
 _NODES = 128
 """Positions of nodes taken at a time."""
-_BLOCK = 1024
-"""Numbers of a state that a program copies."""
 
 
 @triton.jit(do_not_specialize=["levels", "nodes"], do_not_specialize_on_alignment=["results"])
@@ -181,7 +177,7 @@ def settle_text_reference(
     for session, (at, first, rows, _, segment, *_) in enumerate(follows.tolist()):
         if not rows:
             continue
-        left = _rows_left(results, at, rows)
+        left = rows_left(results, at, rows)
         live, idle = slice(first, first + left), slice(first + left, first + rows)
         token_ids[live], token_ids[idle] = results[at, 2 + MAX_ROWS : 2 + MAX_ROWS + left], 0
         write_slots[idle], prefix_lengths[idle], parents[idle], decode_rows[idle] = -1, 0, -2, -1
@@ -198,77 +194,6 @@ def settle_text_reference(
             node_segments[session * parts : (session + 1) * parts, 3] += left - rows
 
 
-@triton.jit(do_not_specialize=["sessions"], do_not_specialize_on_alignment=["results", "source"])
-def _take_states(
-    follows: tl.tensor,
-    results: tl.tensor,
-    source: tl.tensor,
-    features: tl.tensor,
-    sessions: int,
-    SESSIONS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    RESULT: tl.constexpr,
-    FOLLOW: tl.constexpr,
-) -> None:
-    """A block of numbers of one row of text a program. It releases as little as `_settle_text`."""
-    wait_for_previous()
-    row = tl.program_id(0)
-    listed = tl.arange(0, SESSIONS)
-    held = listed < sessions
-    begins = tl.load(follows + listed * FOLLOW + 1, mask=held, other=0)
-    rows = tl.load(follows + listed * FOLLOW + 2, mask=held, other=0)
-    session = tl.min(tl.where((row >= begins) & (row - begins < rows), listed, SESSIONS))
-    if session < SESSIONS:
-        follow = follows + session * FOLLOW
-        index = row - tl.load(follow + 1)
-        accepted = tl.load(results + tl.load(follow).to(tl.int64) * RESULT)
-        if index <= tl.maximum(accepted, 0):
-            column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-            inside = column < WIDTH
-            state = source + tl.load(follow + 3).to(tl.int64) + index.to(tl.int64) * WIDTH
-            moved = tl.load(state + column, mask=inside)
-            tl.store(features + row.to(tl.int64) * WIDTH + column, moved, mask=inside)
-
-
-def take_states(follows: torch.Tensor, results: torch.Tensor, source: torch.Tensor, features: torch.Tensor) -> None:
-    """Copy the target's states of the rows of text that stay.
-
-    int32 follows, results as for `settle_text`; bfloat16 source [any], a session's states end to end from its place on;
-    bfloat16 features [text rows, F], of which rows that do not stay are left as they are.
-    """
-    assert results.shape[1] == RESULT_WIDTH
-    assert results.is_contiguous()
-    assert source.is_contiguous()
-    assert features.is_contiguous()
-    width = features.shape[1]
-    block = min(_BLOCK, triton.next_power_of_2(width))
-    launch(
-        _take_states,
-        (len(features), triton.cdiv(width, block)),
-        follows,
-        results,
-        source,
-        features,
-        len(follows),
-        SESSIONS=max(_LISTED, triton.next_power_of_2(len(follows))),
-        WIDTH=width,
-        BLOCK=block,
-        RESULT=RESULT_WIDTH,
-        FOLLOW=FOLLOW,
-    )
-
-
-def take_states_reference(
-    follows: torch.Tensor, results: torch.Tensor, source: torch.Tensor, features: torch.Tensor
-) -> None:
-    """The same in torch."""
-    width = features.shape[1]
-    for at, first, rows, place, *_ in follows.tolist():
-        if rows:
-            left = _rows_left(results, at, rows)
-            features[first : first + left] = source[place : place + left * width].view(left, width)
-
-
-def _rows_left(results: torch.Tensor, at: int, rows: int) -> int:
+def rows_left(results: torch.Tensor, at: int, rows: int) -> int:
+    """How many of `rows` rows laid out stay, by row `at` of the results."""
     return min(max(int(results[at, 0]), 0) + 1, rows)
