@@ -31,7 +31,7 @@ from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
 from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
 from slipstream_kernels.models.gpu.shard import Shard
 from slipstream_kernels.models.gpu.weights import GpuWeights, weight_bytes
-from slipstream_kernels.paged_kv import PagePool
+from slipstream_kernels.page_pool import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

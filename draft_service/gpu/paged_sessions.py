@@ -12,7 +12,7 @@ from draft_service.proposers.base import Sampling, SessionRefusedError
 from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
-from slipstream_kernels.paged_kv import OutOfPagesError, PagePool
+from slipstream_kernels.page_pool import OutOfPagesError, PagePool
 
 
 @dataclass(slots=True, eq=False)

@@ -35,7 +35,7 @@ from slipstream_kernels.models.causal_lm import CausalLM
 from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from slipstream_kernels.models.row_batch import RowBatch
-from slipstream_kernels.paged_kv import PagePool
+from slipstream_kernels.page_pool import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
