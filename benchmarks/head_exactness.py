@@ -26,7 +26,7 @@ from benchmarks.prompts import load_prompts
 from benchmarks.report import gpu_machine, markdown_table, write_json
 from benchmarks.speculation_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.exchange.in_process import IN_PROCESS
-from slipstream_kernels.models.checkpoint import fingerprint
+from slipstream_kernels.models.fingerprint import fingerprint
 
 SEED = 100
 TEMPERATURES = (0.0, 0.8)

@@ -23,8 +23,9 @@ from draft_service.heads.layer import DecoderLayer, HeadCache, Segment, rms_norm
 from draft_service.proposers.base import Target
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import Bits, boundaries_of
-from slipstream_kernels.models.checkpoint import expected_shapes, fingerprint, weight_files
+from slipstream_kernels.models.checkpoint import expected_shapes, weight_files
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from slipstream_kernels.models.fingerprint import fingerprint
 
 TEXTS = (
     (

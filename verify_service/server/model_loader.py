@@ -11,8 +11,8 @@ from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.boundaries import boundaries_of
 from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.checkpoint import Fingerprint, fingerprint
 from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.fingerprint import Fingerprint, fingerprint
 from slipstream_kernels.models.invariance import probe_row_invariance
 from verify_service.config import VerifySettings
 from verify_service.model_runner.factory import TargetModel

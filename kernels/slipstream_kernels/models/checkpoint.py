@@ -1,31 +1,21 @@
-"""Tensors and identity of a Hugging Face folder with safetensors."""
+"""Tensors of a Hugging Face folder with safetensors."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 
 from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.fields import (
-    MOST_JSON_BYTES,
-    CheckpointError,
-    read_bounded,
-    regular_size,
-    shown,
-)
+from slipstream_kernels.models.fields import CheckpointError, regular_size, shown
 from slipstream_kernels.models.tied_head import EMBEDDING, HEAD
-from slipstream_kernels.models.weight_file import FLOATS, WeightFile, header_size, open_weights, weight_files
+from slipstream_kernels.models.weight_file import FLOATS, WeightFile, open_weights, weight_files
 
 __all__ = [
-    "Fingerprint",
     "expected_shapes",
-    "fingerprint",
     "iterate_tensors",
     "load_tensors",
     "mtp_prefixes",
@@ -34,37 +24,8 @@ __all__ = [
     "weight_files",
 ]
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-_MOST_TOKENIZER_BYTES = 1 << 28
-
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Buffers that some files hold and that the config determines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """sha256 digests in hexadecimal. Equal `tokenizer` digests mean equal token ids."""
-
-    model: str
-    tokenizer: str
-
-
-def fingerprint(folder: Path) -> Fingerprint:
-    """Identity of a model: its config, tokenizer and the headers (names, types, shapes) of its weights."""
-    tokenizer = hashlib.sha256()
-    for path in (folder / name for name in _TOKENIZER_FILES):
-        if path.exists():
-            tokenizer.update(path.name.encode() + b"\0" + read_bounded(path, _MOST_TOKENIZER_BYTES))
-    model = hashlib.sha256(tokenizer.digest())
-    model.update(read_bounded(folder / "config.json", MOST_JSON_BYTES))
-    for path in weight_files(folder):
-        size = 8 + header_size(path)
-        try:
-            with path.open("rb") as file:
-                model.update(path.name.encode() + b"\0" + file.read(size))
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    return Fingerprint(model=model.hexdigest(), tokenizer=tokenizer.hexdigest())
 
 
 def weight_bytes(folder: Path, config: ModelConfig) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream_kernels.models.checkpoint import fingerprint, load_tensors, weight_files
+from slipstream_kernels.models.checkpoint import load_tensors, weight_files
 from slipstream_kernels.models.config import CheckpointError, ModelConfig
 from support.models import make_tiny_model
 
@@ -105,28 +105,3 @@ def test_broken_index(folder: Path, index: dict[str, object], message: str) -> N
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=message):
         load(folder)
-
-
-def test_fingerprint_covers_config_tokenizer_and_headers(folder: Path) -> None:
-    first = fingerprint(folder)
-    assert len(first.model) == len(first.tokenizer) == 64
-    assert fingerprint(folder) == first
-
-    config = folder / "config.json"
-    config.write_text(config.read_text().replace("10000.0", "20000.0"))
-    second = fingerprint(folder)
-    assert second.tokenizer == first.tokenizer and second.model != first.model
-
-    tokenizer = folder / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text() + " ")
-    third = fingerprint(folder)
-    assert third.tokenizer != second.tokenizer and third.model != second.model
-
-    rewrite(folder, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].float()}))
-    fourth = fingerprint(folder)
-    assert fourth.tokenizer == third.tokenizer and fourth.model != third.model
-
-
-def test_fingerprint_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError):
-        fingerprint(tmp_path)

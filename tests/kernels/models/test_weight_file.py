@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slipstream_kernels.models.checkpoint import fingerprint
 from slipstream_kernels.models.fields import CheckpointError
+from slipstream_kernels.models.fingerprint import fingerprint
 from slipstream_kernels.models.weight_file import header_size, open_weights
 
 
