@@ -30,7 +30,7 @@ from benchmarks.report import machine, markdown_table
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.tuning import table_name
 
-TABLES = Path(__file__).resolve().parents[1] / "kernels" / "slipstream_kernels" / "ops" / "gpu" / "tuning"
+TABLES = Path(__file__).resolve().parents[1] / "kernels" / "slipstream_kernels" / "ops" / "gpu" / "tuned_tiles"
 FEW_ROWS = 256
 """Rows up to which the weights' way to the multiprocessors counts, and with it what runs before and after a kernel."""
 

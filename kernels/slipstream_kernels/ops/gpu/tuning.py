@@ -1,7 +1,7 @@
 """Which tile a linear layer is cut by: measured ahead for known devices and shapes, else by a rule.
 
-A table is `tuning/<device>.json`, written by benchmarks/tune_linear.py. Nothing is measured while requests run, and no
-choice changes a result's bits.
+A table is `tuned_tiles/<device>.json`, written by benchmarks/tune_linear.py. Nothing is measured while requests run,
+and no choice changes a result's bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_table(text: str) -> dict[Shape, dict[int, Tile]]:
 def _table(device: torch.device) -> dict[Shape, dict[int, Tile]]:
     if INTERPRETED:
         return {}
-    path = files("slipstream_kernels.ops.gpu") / "tuning" / table_name(torch.cuda.get_device_name(device))
+    path = files("slipstream_kernels.ops.gpu") / "tuned_tiles" / table_name(torch.cuda.get_device_name(device))
     return read_table(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
