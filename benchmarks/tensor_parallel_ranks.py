@@ -2,7 +2,7 @@
 
     python -m benchmarks.tensor_parallel_ranks
 
-is ranks 1 and up; they are started by rank 0, as slipstream_kernels/models/gpu/follower_process.py says.
+is ranks 1 and up; they are started by rank 0, as slipstream_kernels.models.gpu.follower_process says.
 """
 
 from __future__ import annotations
