@@ -1,4 +1,4 @@
-"""One forward pass on the CPU: every layer's phases, run by a team of threads (see `slipstream_kernels.threads`)."""
+"""One forward pass on the CPU: every layer's phases, run by a team (see `slipstream_kernels.threads`)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ _FEW_LOGITS, _SOME_LOGITS = 16, 128
 class Bucket(NamedTuple):
     """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode.
 
-    Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.boundaries`). Where
-    `tiles_only`, every row that decodes has a tile of `prefill_attention`, and attention is that kernel alone.
+    Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.boundaries`).
+    Where `tiles_only`, every row that decodes has a tile of `prefill_attention`, and attention is that kernel alone.
     """
 
     rows: int
