@@ -16,16 +16,16 @@ limit = int(sys.argv[1])
 if limit >= 0:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import numpy as np
-from slipstream_kernels import jit
+from slipstream_kernels.jit import cache_folder
 if len(sys.argv) > 2:
-    jit.cache_folder()
+    cache_folder()
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 from slipstream_kernels.ops.rms_norm import rms_norm
 from slipstream_kernels.threads import Job
 out = rms_norm(np.ones((1, 16), np.float32), np.ones(16, np.float32), 1e-5)
 assert np.allclose(out, 1, atol=1e-4)
 assert Job(lambda args: None).address
-print(jit.cache_folder())
+print(cache_folder())
 """
 
 
