@@ -36,7 +36,7 @@ from benchmarks.boundary_tables import rows_of, text_of
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.mps import mps_server
 from benchmarks.report import write_json
-from slipstream_kernels.exchange.cuda_driver import gpu_uuids
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 
 ROOT = Path(__file__).resolve().parents[1]
 Content = dict[str, Any]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from benchmarks.engine_loop import EngineConfig
 from benchmarks.engine_target import MeasuredModel
-from slipstream_kernels.exchange.device_memory import CudaMemory
-from slipstream_kernels.exchange.in_process import HostLimits
-from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.draft_protocol.proposer_host import HostLimits
+from slipstream_kernels.ipc.device_memory import CudaMemory
+from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.config import GPU_SPIN_SECONDS, SPIN_SECONDS
 from verify_service.core.draft_source import Committed

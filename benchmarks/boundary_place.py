@@ -25,7 +25,7 @@ from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import MeasuredModel, PassTimes, make_weights, start_model
 from benchmarks.prompts import Prompt
 from benchmarks.report import gpu_machine, write_json
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 QUESTIONS = (
     "Why does a cyclist who rides close behind another one need less strength?",

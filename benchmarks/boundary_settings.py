@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inflate_shape import Shape
-from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 
 PLAIN = "plain"
 """Mode of the rows without a drafter."""

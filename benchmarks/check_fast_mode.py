@@ -24,13 +24,13 @@ import torch
 from benchmarks.attention_scenes import Pass, relative_error
 from benchmarks.attention_speed import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, graph_time, random_passes
 from benchmarks.report import machine, markdown_table, write_json
-from slipstream_kernels.models.gpu.flashinfer_attention import (
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import (
     DecodeAttention,
     FlashInferWorkspace,
     PagedShape,
     PrefillAttention,
 )
-from slipstream_kernels.models.gpu.flashinfer_sizes import PlainRows, float_bytes
+from slipstream_kernels.models.gpu.forward.flashinfer_sizes import PlainRows, float_bytes
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention

@@ -21,10 +21,10 @@ from benchmarks.engine_prompts import random_token_ids
 from benchmarks.engine_target import make_weights
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.report import gpu_machine, markdown_table, write_json
-from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
+from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, PassPlan
-from slipstream_kernels.models.gpu.pass_plan import Int32
-from slipstream_kernels.models.gpu.weights import GpuWeights
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 PAGE_SIZE = 16

@@ -41,8 +41,8 @@ from benchmarks.engine_trees import SizedTrees
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
 from benchmarks.inflate_tensors import source_of
 from benchmarks.report import gpu_machine, markdown_table, write_json
-from slipstream_kernels.models.config import read_json
-from slipstream_kernels.models.gpu.flashinfer_attention import TRITON
+from slipstream_kernels.models.checkpoint.model_config import read_json
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
 
 TRANSFORMERS = "transformers"
 MODES = ("exact", "fast", "fast+flashinfer")

@@ -9,8 +9,8 @@ from itertools import pairwise
 from math import prod
 
 from benchmarks.engine_loop import Arrival
-from slipstream_kernels.models.checkpoint import expected_shapes
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes
 
 Figures = dict[str, float | int | str | None]
 """One row: column name to value. Rows of one table have the same columns."""

@@ -12,14 +12,14 @@ import torch
 from benchmarks.engine_loop import EngineConfig
 from benchmarks.inflate_shape import Shape
 from benchmarks.inflate_tensors import source_of
-from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.gpu.buckets import Bucket, bucket_of
-from slipstream_kernels.models.gpu.flashinfer_attention import TRITON
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of
+from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
+from slipstream_kernels.models.gpu.forward.ops_namespace import twins
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel, PassPlan, Ticket
-from slipstream_kernels.models.gpu.host_buffers import HostBuffer
-from slipstream_kernels.models.gpu.ops_namespace import twins
-from slipstream_kernels.models.gpu.pass_plan import Int32
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
 
 KINDS = ("folder", "inflated", "random")
 

@@ -22,9 +22,9 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.link_server import link_servers
-from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
-from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS, HostLimits
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink

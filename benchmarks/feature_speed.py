@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.engine_loop import EngineConfig, Job, local_loop
 from benchmarks.report import gpu_machine, markdown_table, write_json
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from training.answering.dataset import write_set
 from training.features.run import Plan, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine

@@ -25,8 +25,8 @@ from benchmarks.inflate_shape import Shape
 from benchmarks.prompts import load_prompts
 from benchmarks.report import gpu_machine, markdown_table, write_json
 from benchmarks.speculation_loop import Drafters, plain_loop, speculative_loop
-from slipstream_kernels.exchange.in_process import IN_PROCESS
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 
 SEED = 100
 TEMPERATURES = (0.0, 0.8)

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from benchmarks.inflate_head import DRAFT_VOCAB, HeadInflation, HeadSource, RandomHead
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError
 from benchmarks.inflate_tensors import TensorSource, source_of
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_MODEL = ROOT / "demo_models" / "slipstream-demo"

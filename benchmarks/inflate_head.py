@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from benchmarks.inflate_shape import Shape, ShapeError, check
 from benchmarks.inflate_widening import Widening, normal
-from slipstream_kernels.models.checkpoint import iterate_tensors, weight_files
-from slipstream_kernels.models.config import CheckpointError, ModelConfig, read_json
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig, read_json
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors, weight_files
 
 DRAFT_VOCAB = 32_000
 _IDS = "eagle_aux_hidden_state_layer_ids"

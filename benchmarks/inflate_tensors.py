@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.inflate_shape import Shape, check
 from benchmarks.inflate_widening import Widening, normal
-from slipstream_kernels.models.checkpoint import expected_shapes, load_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
 
 
 class Inflation:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.inflate_shape import Shape, Stream
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 FILL = 0.02
 """Standard deviation of weights that fill what the source does not: those that nothing reads."""

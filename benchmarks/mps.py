@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream_kernels.exchange.cuda_driver import gpu_uuids
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 
 CONTROL = "nvidia-cuda-mps-control"
 CALL_SECONDS = 20.0

@@ -44,8 +44,8 @@ from benchmarks.report import gpu_machine, write_json
 from benchmarks.speculation_loop import PLACES, Drafters
 from benchmarks.speculation_rounds import Rounds, RoundSizes, TreeShape
 from benchmarks.speculation_text import Categories, Text, TextSizes, drafters_of
-from slipstream_kernels.models.config import CheckpointError
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 
 PARTS = ("rounds", "text")
 KINDS = {"rounds": "random", "text": "inflated"}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from benchmarks.engine_loop import LocalLoop, local_loop
 from benchmarks.engine_target import MeasuredModel
 from benchmarks.link_server import link_servers
-from slipstream_kernels.exchange.in_process import IN_PROCESS, HostLimits
-from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS, HostLimits
+from slipstream_kernels.models.capture_layers import boundaries_of
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.draft_link import DraftLink

@@ -34,7 +34,7 @@ from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.exchange.in_process import PassOutcome
+    from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
 
 
 @dataclass(slots=True)

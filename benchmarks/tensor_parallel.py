@@ -30,7 +30,7 @@ from benchmarks.engine_figures import Figures, side_by_side
 from benchmarks.inflate import DEMO_MODEL, add_shape_arguments
 from benchmarks.inflate_shape import ShapeError
 from benchmarks.report import gpu_machine, markdown_table, write_json
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 READY, RESULT = "ready", "result "
 LAST = "failures"
@@ -85,7 +85,7 @@ def measure_here(options: argparse.Namespace) -> None:
     """One size in this process, in step with `SizeProcess.measure`."""
     from benchmarks.tensor_parallel_ranks import Target
     from benchmarks.tensor_parallel_size import config_of, measure_size
-    from slipstream_kernels.models.rank_error import RankError
+    from slipstream_kernels.models.gpu.ranks.rank_error import RankError
 
     def report(name: str, content: Any) -> None:
         print(RESULT + json.dumps((name, content)), flush=True)

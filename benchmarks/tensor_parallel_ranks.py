@@ -2,7 +2,7 @@
 
     python -m benchmarks.tensor_parallel_ranks
 
-is ranks 1 and up; they are started by rank 0, as slipstream_kernels.models.gpu.follower_process says.
+is ranks 1 and up; they are started by rank 0, as slipstream_kernels.models.gpu.parallel.tp_worker_process says.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from benchmarks.engine_target import HashedModel, limits_of, start_model
 from benchmarks.inflate import shape_of
 from benchmarks.inflate_shape import Shape
 from benchmarks.inflate_tensors import source_of
-from slipstream_kernels.models.gpu.follower_process import FollowerProcesses, FollowerTask, run_follower, start_ranks
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.leading_model import LeadingGpuModel, follow
-from slipstream_kernels.models.gpu.rank_group import RankGroup
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.gpu.parallel.tp_driver import LeadingGpuModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
+    FollowerProcesses,
+    FollowerTask,
+    run_follower,
+    start_ranks,
+)
+from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 
 KINDS = ("random", "inflated")
 """Weights in the order in which they are served, each overwriting those before it."""

@@ -16,7 +16,7 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, load
 from slipstream.speculation.reading import json_text, parse
 from slipstream.transport_settings import TransportSettings
-from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB
+from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB
 
 GPU_SPIN_MS = 10.0
 """Longer than most rounds take."""

@@ -11,8 +11,8 @@ from draft_service.codec import DeviceRingAddress
 from draft_service.proposers.base import CPU
 from draft_service.records import Commit, DeviceRows, Extend, Record
 from slipstream.rpc.errors import UnavailableError
-from slipstream_kernels.exchange.byte_ring import NONCE_BYTES
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET, DeviceBlock, DeviceMemory, DeviceMemoryError
+from slipstream_kernels.ipc.byte_ring import NONCE_BYTES
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET, DeviceBlock, DeviceMemory, DeviceMemoryError
 
 if TYPE_CHECKING:
     import torch

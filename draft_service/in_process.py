@@ -26,9 +26,7 @@ from draft_service.tensors import bfloat16_copy, bfloat16_view
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.bell import Bell
-from slipstream_kernels.exchange.device_memory import DeviceBlock
-from slipstream_kernels.exchange.in_process import (
+from slipstream_kernels.draft_protocol.proposer_host import (
     IN_PROCESS,
     Answer,
     Commands,
@@ -40,6 +38,8 @@ from slipstream_kernels.exchange.in_process import (
     Replies,
     TreeValue,
 )
+from slipstream_kernels.ipc.device_memory import DeviceBlock
+from slipstream_kernels.sync.spin_event import Bell
 
 if TYPE_CHECKING:
     import torch

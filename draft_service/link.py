@@ -28,7 +28,7 @@ from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import DeadlineExceededError, FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2_grpc
-from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
+from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
 _log = logging.getLogger(__name__)
 

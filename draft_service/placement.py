@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.exchange.cuda_driver import gpu_uuids
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from draft_service.records import (
     TreeReply,
 )
 from draft_service.tensors import placed
-from slipstream_kernels.exchange.in_process import FollowValue
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from draft_service.device_states import DeviceStates
 from draft_service.outbox import Outbox
 from draft_service.records import Record, Reply
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
-from slipstream_kernels.exchange.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
-from slipstream_kernels.exchange.device_memory import DeviceMemoryError
-from slipstream_kernels.exchange.segment import SegmentError
+from slipstream_kernels.ipc.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
+from slipstream_kernels.ipc.device_memory import DeviceMemoryError
+from slipstream_kernels.ipc.segment import SegmentError
 
 _log = logging.getLogger(__name__)
 

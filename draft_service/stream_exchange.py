@@ -13,8 +13,8 @@ from time import perf_counter
 
 from draft_service.outbox import Outbox
 from draft_service.records import Commit, Record
-from slipstream_kernels.exchange.alarm import Alarm
-from slipstream_kernels.exchange.bell import Bell
+from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.spin_event import Bell
 
 ANSWER_SECONDS = 0.002
 """How long the event loop rests for the worker's answer to a step, at most."""

@@ -22,10 +22,10 @@ from draft_service.heads.files import read_tensors
 from draft_service.heads.layer import DecoderLayer, HeadCache, Segment, rms_norm, rotary_rows
 from draft_service.proposers.base import Target
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.boundaries import Bits, boundaries_of
-from slipstream_kernels.models.checkpoint import expected_shapes, weight_files
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.capture_layers import Bits, boundaries_of
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, weight_files
 
 TEXTS = (
     (

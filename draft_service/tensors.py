@@ -11,7 +11,7 @@ from slipstream.rpc.errors import UnavailableError
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.models.boundaries import Bits
+    from slipstream_kernels.models.capture_layers import Bits
 
 
 def bfloat16_rows(shape: Sequence[int], data: bytes) -> torch.Tensor:

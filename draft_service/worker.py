@@ -30,7 +30,7 @@ from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, 
 from draft_service.sessions import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker_items import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
 from slipstream_kernels.device_tree import DeviceTree, most_rows
-from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def test_transformers_works_beside_our_kernels_folder():
         ("draft_service.__main__", {"grpc"}),
         ("launcher.cli", {"torch", "numba", "slipstream_kernels", "gateway", "verify_service", "draft_service"}),
         ("slipstream", {"torch", "numba", "slipstream_kernels"}),
-        ("slipstream_kernels.models.causal_lm", {"grpc", "google.protobuf", "slipstream"}),
+        ("slipstream_kernels.models.cpu.causal_lm", {"grpc", "google.protobuf", "slipstream"}),
     ],
 )
 def test_no_service_loads_what_is_not_its_own(module, forbidden):

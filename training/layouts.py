@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.durable import write_whole
 from training.fit.card import CARD
 from training.fit.export import write_head

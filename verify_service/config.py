@@ -10,8 +10,8 @@ from pydantic_settings import SettingsConfigDict
 
 from slipstream.settings import Names, Numbers
 from slipstream.transport_settings import TransportSettings
-from slipstream_kernels.exchange.cuda_driver import gpu_uuids
-from slipstream_kernels.exchange.in_process import BOUNDARY_CHECK_MIB, HostLimits
+from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB, HostLimits
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.engine_config import MAX_PAGE_SIZE, EngineConfig
 from verify_service.draft_link.attachment import TRANSPORTS

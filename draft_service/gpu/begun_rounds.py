@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from draft_service.proposers.base import DraftRequest
-from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
 from slipstream_kernels.token_tree import TokenTree
 
 S = TypeVar("S")

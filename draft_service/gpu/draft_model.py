@@ -22,16 +22,16 @@ from draft_service.gpu.supported_shapes import check_room, check_shapes
 from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
 from draft_service.proposers.draft_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
-from slipstream_kernels.models.gpu.draft import draft_ops
-from slipstream_kernels.models.gpu.draft.causal_forward import CausalForward
-from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
-from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
-from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
-from slipstream_kernels.models.gpu.shard import Shard
-from slipstream_kernels.models.gpu.weights import GpuWeights, weight_bytes
-from slipstream_kernels.page_pool import PagePool
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.gpu.draft.networks import draft_ops
+from slipstream_kernels.models.gpu.draft.networks.causal_forward import CausalForward
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.models.page_pool import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

@@ -22,16 +22,16 @@ from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, 
 from draft_service.heads.eagle import EagleHead
 from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening, SessionRefusedError
 from draft_service.proposers.eagle_base import EagleBase, EagleConfig
-from slipstream_kernels.exchange.in_process import PassOutcome
-from slipstream_kernels.models.config import CheckpointError
-from slipstream_kernels.models.gpu.draft import draft_ops
-from slipstream_kernels.models.gpu.draft.draft_limits import DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
-from slipstream_kernels.models.gpu.draft.eagle_forward import EagleForward
-from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights
-from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
-from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
-from slipstream_kernels.models.gpu.draft.scored_rows import limited_rows
+from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.gpu.draft.networks import draft_ops
+from slipstream_kernels.models.gpu.draft.networks.eagle_forward import EagleForward
+from slipstream_kernels.models.gpu.draft.networks.eagle_weights import EagleWeights
+from slipstream_kernels.models.gpu.draft.networks.scored_rows import limited_rows
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
+from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

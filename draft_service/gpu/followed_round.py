@@ -9,7 +9,7 @@ from typing import NamedTuple
 from draft_service.gpu.paged_sessions import PagedSession
 from draft_service.proposers.base import Begun, DraftRequest
 from slipstream_kernels.device_tree import DeviceTree
-from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
 from slipstream_kernels.token_tree import TokenTree
 
 

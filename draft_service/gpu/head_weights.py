@@ -11,7 +11,7 @@ from draft_service.gpu.supported_shapes import NoGpuFormError, check_room, check
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.eagle import Eagle3, EagleHead
 from draft_service.heads.mtp import MtpHead
-from slipstream_kernels.models.gpu.draft.eagle_weights import EagleWeights, HeadLayerWeights, gate_up_of
+from slipstream_kernels.models.gpu.draft.networks.eagle_weights import EagleWeights, HeadLayerWeights, gate_up_of
 
 _JOINED_NORMS = {
     "eagle": ("enorm.weight", "hnorm.weight"),

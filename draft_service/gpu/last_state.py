@@ -19,11 +19,11 @@ from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, 
 from draft_service.gpu.state_weights import StateWeights, state_weights
 from draft_service.proposers.base import DraftRequest, Opening, Sampling, SessionRefusedError
 from draft_service.proposers.last_state_base import Head, LastStateBase, LastStateConfig
-from slipstream_kernels.models.config import CheckpointError
-from slipstream_kernels.models.gpu.draft import draft_ops
-from slipstream_kernels.models.gpu.draft.round_ticket import RoundTicket
-from slipstream_kernels.models.gpu.draft.state_plan import StateItem, StateLimits
-from slipstream_kernels.models.gpu.draft.state_round import StateRound
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.gpu.draft.networks import draft_ops
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import StateItem, StateLimits
+from slipstream_kernels.models.gpu.draft.round.hidden_state_round import StateRound
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from draft_service.proposers.base import Sampling, SessionRefusedError
-from slipstream_kernels.models.gpu.draft.draft_limits import PAGE_SIZE, DraftLimits
-from slipstream_kernels.models.gpu.draft.draft_round import DraftRound
-from slipstream_kernels.models.gpu.draft.round_plan import RoundItem
-from slipstream_kernels.page_pool import OutOfPagesError, PagePool
+from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
+from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
+from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
+from slipstream_kernels.models.page_pool import OutOfPagesError, PagePool
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from draft_service.proposers.base import Sampling
-from slipstream_kernels.models.gpu.device_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 

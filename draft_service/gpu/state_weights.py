@@ -11,10 +11,10 @@ from draft_service.gpu.rounding import tell_rounding
 from draft_service.gpu.supported_shapes import NoGpuFormError, check_room, check_sizes
 from draft_service.heads.medusa import MedusaHeads
 from draft_service.heads.mlp_speculator import EPS, MlpSpeculator
-from slipstream_kernels.models.gpu.draft.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.medusa_forward import MedusaWeights
-from slipstream_kernels.models.gpu.draft.speculator_forward import SpeculatorStage, SpeculatorWeights
-from slipstream_kernels.models.gpu.draft.state_forward import StateForward
+from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
+from slipstream_kernels.models.gpu.draft.networks.hidden_state_forward import StateForward
+from slipstream_kernels.models.gpu.draft.networks.medusa_forward import MedusaWeights
+from slipstream_kernels.models.gpu.draft.networks.mlp_speculator_forward import SpeculatorStage, SpeculatorWeights
 from slipstream_kernels.ops.gpu.draft_combine import MOST_LEVELS
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 _HEAD_DIMS = (64, 128)
 _MULTIPLE = 16

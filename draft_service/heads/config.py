@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream_kernels.models.fields import (
+from slipstream_kernels.models.checkpoint.config_fields import (
     CheckpointError,
     count,
     flag,
@@ -35,7 +35,7 @@ class HeadConfig:
 
     vocab_size: the target's; draft_vocab_size: tokens that are scored; num_aux_hidden_states: boundaries that are read;
     0 where the file does not say. target_hidden_size: width of the target's states.
-    boundaries: those the file names, in our numbering (`slipstream_kernels.models.boundaries`); empty: it has none.
+    boundaries: those the file names, in our numbering (`slipstream_kernels.models.capture_layers`); empty: it has none.
     norm_before_residual: the first layer's residual is the normalised state.
     norm_before_fc, fc_norm: one norm before fc, or one for each boundary. norm_output: as the file has it; what it
     means depends on the producer (`loading`). speculators: the file has that project's form.

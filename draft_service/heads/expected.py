@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from slipstream_kernels.models.fields import CheckpointError, shown
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, shown
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names and shapes; -1 stands for any size above 0."""

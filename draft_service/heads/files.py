@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from draft_service.heads.pickled import load_pickled
-from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.fields import CheckpointError
-from slipstream_kernels.models.weight_file import open_weights
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
+from slipstream_kernels.models.checkpoint.weight_file import open_weights
+from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 
 _SAFETENSORS = ".safetensors"
 USUAL_FILES = ("model.safetensors", "pytorch_model.bin")

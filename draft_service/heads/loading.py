@@ -17,8 +17,8 @@ from draft_service.heads.eagle import Eagle1, Eagle3, EagleHead, Vocabulary
 from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
-from slipstream_kernels.models.fields import CheckpointError, flag, read_json
-from slipstream_kernels.models.tied_head import has_own_head
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, read_json
+from slipstream_kernels.models.checkpoint.tied_head import has_own_head
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,13 @@ from draft_service.heads.medusa import MedusaHead, MedusaHeads
 from draft_service.heads.medusa_names import SHARED_ROWS, MedusaNames
 from draft_service.heads.names import require
 from draft_service.heads.vocabulary import indices, token_map
-from slipstream_kernels.models.fields import CheckpointError, number, read_json, refuse_quantisation, size
+from slipstream_kernels.models.checkpoint.config_fields import (
+    CheckpointError,
+    number,
+    read_json,
+    refuse_quantisation,
+    size,
+)
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *USUAL_FILES)
 _PREFIX = re.compile(r"medusa_heads?\.")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from draft_service.heads.expected import check_tensors
-from slipstream_kernels.models.fields import CheckpointError, flag, size
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, size
 
 SHARED_ROWS = "lm_head.weight"
 """Scoring rows of all heads that have none of their own."""

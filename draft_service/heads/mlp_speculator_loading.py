@@ -20,7 +20,13 @@ from draft_service.heads.files import read_tensors
 from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
 from draft_service.heads.names import require
 from draft_service.heads.vocabulary import token_map
-from slipstream_kernels.models.fields import CheckpointError, flag, read_json, refuse_quantisation, size
+from slipstream_kernels.models.checkpoint.config_fields import (
+    CheckpointError,
+    flag,
+    read_json,
+    refuse_quantisation,
+    size,
+)
 
 _PREFIX = re.compile(r"speculator\.")
 

@@ -10,7 +10,7 @@ from draft_service.heads.files import read_tensors, tensor_names
 from draft_service.heads.loading import shared_rows, whole_vocabulary
 from draft_service.heads.mtp import MtpHead
 from draft_service.heads.mtp_names import check, embedding_first, find
-from slipstream_kernels.models.fields import CheckpointError, count, read_json
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, count, read_json
 
 _NUMBER = "num_nextn_predict_layers"
 

@@ -15,7 +15,7 @@ import torch
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.expected import check_tensors
 from draft_service.heads.names import check_groups, layer_shapes, optional_layer_shapes, require
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 Layout = Literal["mimo", "nextn"]
 

@@ -10,7 +10,7 @@ import torch
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.expected import check_tensors
 from slipstream.speculation.checkpoint_names import OTHER_FAMILIES
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 _RENAMED = (
     (r"model\.", ""),

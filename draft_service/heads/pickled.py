@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from slipstream_kernels.models.fields import LFS_POINTER, CheckpointError, refuse_pointer, regular_size, shown
+from slipstream_kernels.models.checkpoint.config_fields import (
+    LFS_POINTER,
+    CheckpointError,
+    refuse_pointer,
+    regular_size,
+    shown,
+)
 
 
 def load_pickled(path: Path) -> Any:

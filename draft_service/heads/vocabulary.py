@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draft_service.heads.pickled import load_pickled
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 
 def target_ids(

@@ -14,8 +14,8 @@ from draft_service.proposers.arguments import Config, configured, expanded
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Sampling, Target
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 
 
 def folder_and_config(options: ProposerOptions, default: Config) -> tuple[Path, Config]:

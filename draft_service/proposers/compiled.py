@@ -1,4 +1,4 @@
-"""How this folder's structures are compiled: numba, with the disk cache of `slipstream_kernels.jit`.
+"""How this folder's structures are compiled: numba, with the disk cache of `slipstream_kernels.jit.compiler`.
 
 Functions inline one another across files, and numba notices changes of one file only; so the cache folder carries a
 digest of all files that hold compiled code.
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from slipstream_kernels.jit import keep_on_disk
+from slipstream_kernels.jit.compiler import keep_on_disk
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,6 +32,6 @@ def _source_digest() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         source = path.read_bytes()
-        if b"slipstream_kernels.intrinsics" in source:
+        if b"slipstream_kernels.jit.intrinsics" in source:
             digest.update(source)
     return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_service.proposers.base import Sampling
-from slipstream_kernels.page_pool import OutOfPagesError, PagePool
+from slipstream_kernels.models.page_pool import OutOfPagesError, PagePool
 
 
 @dataclass(slots=True)

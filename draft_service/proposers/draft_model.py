@@ -30,12 +30,12 @@ from draft_service.proposers.draft_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
 from draft_service.proposers.draft_rows import Branch, committed_rows, node_rows
 from draft_service.proposers.expansion import Expansion
-from slipstream_kernels.host_memory import available_bytes
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
-from slipstream_kernels.models.fingerprint import fingerprint
-from slipstream_kernels.models.row_batch import RowBatch
-from slipstream_kernels.page_pool import PagePool
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.host_memory import available_bytes
+from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.page_pool import PagePool
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

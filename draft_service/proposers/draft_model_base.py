@@ -12,7 +12,7 @@ import torch
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling, SessionRefusedError, Target
 from draft_service.proposers.checkpoint_folder import check_tokenizer
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from draft_service.proposers.draft_cache import DraftSession
 from draft_service.proposers.expansion import Expansion
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 
 
 @dataclass(slots=True)

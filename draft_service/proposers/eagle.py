@@ -28,7 +28,7 @@ from draft_service.proposers.draft_rows import Branch
 from draft_service.proposers.eagle_base import EagleBase, EagleConfig
 from draft_service.proposers.eagle_rows import EagleSession, GrowingTree, compute_nodes, compute_text
 from draft_service.proposers.expansion import Expansion
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from draft_service.proposers.base import Proposer, Target
 from draft_service.proposers.checkpoint_folder import check_states, check_tokenizer, warm_up_with_states
 from draft_service.proposers.expansion import usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.boundaries import boundaries_of
+from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_service.proposers.compiled import compiled
-from slipstream_kernels.intrinsics import pointer_i32, record_at
+from slipstream_kernels.jit.intrinsics import pointer_i32, record_at
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 _INDEX = np.dtype(

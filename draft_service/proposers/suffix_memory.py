@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_kernels.intrinsics import record_at
+from slipstream_kernels.jit.intrinsics import record_at
 
 FIELDS = 12
 COUNT, PARENT, START, DEPTH, TOKEN, CHAIN, GROUP, PREV, NEXT, FIRST, LAST = range(11)

@@ -31,7 +31,7 @@ from draft_service.proposers.suffix_memory import (
     TOKEN,
     tree_at,
 )
-from slipstream_kernels.intrinsics import pointer_i32
+from slipstream_kernels.jit.intrinsics import pointer_i32
 
 ROOT = 0
 

@@ -33,7 +33,7 @@ from draft_service.proposers.suffix_memory import (
     tree_at,
 )
 from draft_service.proposers.suffix_nodes import ROOT, child_of
-from slipstream_kernels.intrinsics import pointer_f64, pointer_i32, record_at
+from slipstream_kernels.jit.intrinsics import pointer_f64, pointer_i32, record_at
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 _INTEGERS = ("as_tree", "tokens", "parents", "probs", "bank", "queue", "shares", "length", "found", "winner")

@@ -50,7 +50,7 @@ from draft_service.proposers.suffix_nodes import (
     remove_only_child,
     replace_child,
 )
-from slipstream_kernels.intrinsics import pointer_i32
+from slipstream_kernels.jit.intrinsics import pointer_i32
 
 
 class SuffixTree:

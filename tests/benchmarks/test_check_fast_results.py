@@ -9,7 +9,7 @@ from benchmarks.check_fast_results import Requests, compare, likeliest, measure,
 from benchmarks.engine_prompts import random_token_ids
 from benchmarks.engine_target import make_weights
 from benchmarks.inflate_shape import Shape
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 
 SHAPE = Shape(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=160, vocab_size=512,

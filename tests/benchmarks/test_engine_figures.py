@@ -4,7 +4,7 @@ from benchmarks.engine_figures import Bytes, drafted_figures, side_by_side, step
 from benchmarks.engine_loop import Arrival
 from benchmarks.inflate import DEMO_MODEL
 from benchmarks.inflate_shape import LLAMA_8B
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 
 def test_times_are_between_arrivals_and_the_bandwidth_is_the_median_steps():

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.engine_loop import EngineConfig, Job, LoopFailedError, local_loop
 from benchmarks.engine_trees import SizedTrees
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.ask import wait_until
 
 CONFIG = EngineConfig(num_pages=128, max_running=4)

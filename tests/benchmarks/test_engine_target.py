@@ -6,8 +6,8 @@ from benchmarks.engine_loop import EngineConfig
 from benchmarks.engine_target import HashedModel, PassTimes, make_weights, start_model
 from benchmarks.inflate_shape import Shape
 from benchmarks.inflate_tensors import RandomModel
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import PassPlan
-from slipstream_kernels.models.gpu.weights import GpuWeights
 
 SHAPE = Shape(256, 2, 4, 2, 64, 256, 600, 512)
 CONFIG = EngineConfig(num_pages=8, max_running=2, max_nodes=2, step_nodes=1, prefill_chunk=16, max_context=64)

@@ -4,8 +4,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engine_transformers import TransformersModel
-from slipstream_kernels.models.checkpoint import load_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from support.models import make_tiny_model
 
 

@@ -7,10 +7,10 @@ import torch
 from benchmarks.inflate import main, write_folder
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError, Stream, check
 from benchmarks.inflate_tensors import Inflation, RandomModel
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.checkpoint import expected_shapes, load_tensors
-from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.questions import question_ids
 
 SIZES = {"hidden": 1952, "layers": 9, "heads": 8, "kv-heads": 2, "intermediate": 1088, "vocab": 8208, "context": 8192}

@@ -11,9 +11,9 @@ from draft_service.heads.loading import load_eagle
 from draft_service.proposers.base import DraftRequest, Opening, Sampling, Target
 from draft_service.proposers.eagle import EagleConfig, EagleProposer
 from draft_service.tensors import bfloat16_copy
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.checkpoint import iterate_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support import eagle_heads
 from support.features import states_of
 from support.questions import question_ids

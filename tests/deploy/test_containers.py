@@ -34,7 +34,7 @@ except OSError as error:
 BUILD_WITH_TRITON = """
 import ctypes, hashlib, pathlib, tempfile
 import cuda.bindings, torch, triton
-from slipstream_kernels.cache_folders import settle_triton_cache
+from slipstream_kernels.jit.cache_folders import settle_triton_cache
 from triton.runtime.build import _build
 from triton.runtime.cache import get_cache_manager
 settle_triton_cache()
@@ -49,7 +49,7 @@ print(kept, ctypes.CDLL(kept).answer())
 """
 
 IMPORT_FLASHINFER = """
-from slipstream_kernels.models.gpu.flashinfer_attention import load_flashinfer
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import load_flashinfer
 library = load_flashinfer()
 print(library.BatchDecodeWithPagedKVCacheWrapper.__name__, library.decode.fast_decode_plan.__name__)
 """

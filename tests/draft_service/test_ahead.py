@@ -15,7 +15,7 @@ from draft_service.proposers.ngram import NgramConfig, NgramProposer
 from draft_service.proposers.suffix import SuffixProposer
 from draft_service.records import Close, Commit, Open, Stamp, TreeReply
 from draft_service.sessions import SessionTable
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.models import make_tiny_model
 

@@ -21,7 +21,7 @@ from draft_service.placement import Placement
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from draft_service.shm_exchange import ShmExchange
 from draft_service.worker import Worker
-from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
+from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 from slipstream_kernels.token_tree import TokenTree
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
 from support.played_link import KEY, opening, run, served, until

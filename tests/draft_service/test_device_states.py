@@ -10,7 +10,7 @@ from draft_service.device_states import DeviceStates
 from draft_service.records import Close, Commit, DeviceRows, Extend, Stamp
 from draft_service.tensors import placed
 from slipstream.rpc.errors import UnavailableError
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
 from tests.draft_service.test_states import Taker
 

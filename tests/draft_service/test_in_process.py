@@ -27,7 +27,7 @@ from draft_service.proposers.ngram import create as create_ngram
 from draft_service.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.exchange.in_process import CommitValue, HostLimits, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import CommitValue, HostLimits, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(

@@ -13,7 +13,7 @@ from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
 from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.exchange.in_process import CommitValue, FollowValue, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import CommitValue, FollowValue, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()

@@ -19,8 +19,8 @@ from draft_service.shm_exchange import MAX_UNSENT, ShmExchange
 from draft_service.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.byte_ring import DATA_OFFSET, create_ring, reader, writer
-from slipstream_kernels.exchange.segment import Segment, SegmentError
+from slipstream_kernels.ipc.byte_ring import DATA_OFFSET, create_ring, reader, writer
+from slipstream_kernels.ipc.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, committed, opening, served, until
 from tests.draft_service.test_link import REPEATING, Slow, ngram

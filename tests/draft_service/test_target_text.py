@@ -10,9 +10,9 @@ import torch
 
 from draft_service.target_text import LENGTH, TEXTS, facts_of, read_texts
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.boundaries import Capture, boundaries_of
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.capture_layers import Capture, boundaries_of
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.models import make_tiny_model
 
 LARGE, PATIENCE = 1 << 30, 600.0

@@ -13,7 +13,7 @@ import pytest
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.exchange.in_process import Replies
+from slipstream_kernels.draft_protocol.proposer_host import Replies
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()

@@ -15,7 +15,7 @@ from benchmarks.exact_law import (
     reference_logits,
     write_tiny_vocabulary_model,
 )
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, SpeculationParams

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support import lying_files
 from support.lying_files import KINDS, MEMORY, Child, Tally, outcome, run, write_folders
 

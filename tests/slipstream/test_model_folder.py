@@ -10,9 +10,9 @@ from slipstream.lfs_pointer import BEGINNING
 from slipstream.model_folder import has_chat_template, no_such_folder, refuse_pointers
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.speculation.checkpoint_names import method_of
-from slipstream_kernels.models.fields import CheckpointError
-from slipstream_kernels.models.fields import refuse_pointer as refuse_on_device
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
+from slipstream_kernels.models.checkpoint.config_fields import refuse_pointer as refuse_on_device
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 1503300328\n"
 WORDS = "a git-lfs pointer stands here, not the file itself; run `git lfs pull` in"

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engine_target import limits_of
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.ops_namespace import Ops, twins
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from support.request_mix import Expected
 from verify_service.core.engine_config import EngineConfig

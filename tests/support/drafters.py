@@ -12,7 +12,7 @@ import grpc
 
 from slipstream.rpc.channel import open_channel
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
-from slipstream_kernels.exchange.byte_ring import RingReader, RingWriter, open_ring, reader, writer
+from slipstream_kernels.ipc.byte_ring import RingReader, RingWriter, open_ring, reader, writer
 
 Answer = Callable[["WireDrafter", str, Any], Sequence[draft_pb2.DraftReply]]
 """Given the drafter, a record's kind and the record, the replies to send."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.models.boundaries import Bits, Capture
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.capture_layers import Bits, Capture
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from training.answering.dataset import write_set
 
 

@@ -24,7 +24,7 @@ from slipstream.rpc.experiments import leave_out_event_engine
 NEEDED = (
     "draft_service.proposers.draft_model",
     "draft_service.serving",
-    "slipstream_kernels.models.gpu.rank_group",
+    "slipstream_kernels.models.gpu.ranks.rank_group",
     "verify_service.server.model_loader",
     "verify_service.server.server",
 )

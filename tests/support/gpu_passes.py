@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.token_tree import TokenTree
 
 EMPTY_TREE = TokenTree((), ())

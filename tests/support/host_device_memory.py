@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET, DeviceMemoryError
-from slipstream_kernels.exchange.segment import Segment, SegmentError
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET, DeviceMemoryError
+from slipstream_kernels.ipc.segment import Segment, SegmentError
 
 GPU_UUID = "GPU-of-the-host"
 

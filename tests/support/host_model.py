@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample

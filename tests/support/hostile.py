@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
-from slipstream_kernels.exchange.byte_ring import NONCE_BYTES, RingError
-from slipstream_kernels.exchange.cuda_driver import gpu_uuids
-from slipstream_kernels.exchange.device_memory import CudaMemory
+from slipstream_kernels.ipc.byte_ring import NONCE_BYTES, RingError
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids
+from slipstream_kernels.ipc.device_memory import CudaMemory
 from support.drafters import shake_hands
 
 

@@ -141,7 +141,7 @@ def _rendered(template: object) -> None:
 def outcome(name: str, seed: int, root: Path, *, show: bool = False) -> str:
     """`loads`, `refused: ...`, or `failed: ...` of one mutation."""
     from slipstream.rpc.errors import SlipstreamError
-    from slipstream_kernels.models.config import CheckpointError
+    from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
     kind = KINDS[name]
     content = (root / kind.folder / kind.file).read_bytes()

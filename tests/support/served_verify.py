@@ -14,7 +14,7 @@ from slipstream.rpc.channel import from_rpc_error
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.core.engine_config import EngineConfig
 from verify_service.draft_link import draft_servicer
 from verify_service.draft_link.draft_link import DraftLink

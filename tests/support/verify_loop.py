@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
     Committed,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.host_model import HostModel
 from support.verify_loop import Target
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import PlainDecoder, kept_ids, processed
 from support.verify_loop import ScriptedTrees, running_loop

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
 from support.plain_reference import plain_generate
 from support.request_mix import TOKENS, Expected, assert_equal, drafter, some_requests

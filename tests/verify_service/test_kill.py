@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from slipstream.rpc.errors import UnavailableError
-from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import FACTS, committed, opening
 from verify_service.core.request import FinishReason, RequestKey

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
 from support.foresight import ForeseeingTrees
 from support.host_model import HostModel
@@ -90,7 +90,7 @@ def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
 def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of one model, each of which chooses for itself out of the tables that it is sent."""
     from benchmarks.engine_target import limits_of  # as late as `twins`
-    from slipstream_kernels.models.gpu.follower_process import load_shared
+    from slipstream_kernels.models.gpu.parallel.tp_worker_process import load_shared
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = replace(WIDE, step_nodes=16, max_nodes=8, prefix_cache=False)

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from slipstream.rpc.errors import InternalError
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.token_tree import TokenTree
 from support.host_model import HostModel, HostTicket
 from support.plain_reference import plain_generate

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from slipstream_kernels.exchange.in_process import CommitValue, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import CommitValue, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from tests.verify_service.draft_link.transports.test_in_process import FACTS, KEY, LateHost
 from verify_service.core.draft_source import Committed, Haste, Opening

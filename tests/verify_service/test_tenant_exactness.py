@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.plain_reference import plain_generate
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig

@@ -32,7 +32,7 @@ def export(
     `fit` leaves heads as they are published, which this project loads, and vLLM and SGLang in most cases too; what
     they want otherwise (numbers of layers, names, a bias) is done here.
     """
-    from slipstream_kernels.models.config import CheckpointError
+    from slipstream_kernels.models.checkpoint.model_config import CheckpointError
     from training.layouts import FORMATS, export_head
 
     if layout not in FORMATS:

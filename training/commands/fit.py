@@ -202,7 +202,7 @@ def fit(
 
 def _opened(folders: list[Path], online: bool, model: Path | None, settings: FitSettings, device: str) -> FeatureSource:
     """Features on disk, or computed from answers as they are needed."""
-    from slipstream_kernels.models.config import ModelConfig
+    from slipstream_kernels.models.checkpoint.model_config import ModelConfig
     from training.features.dataset import FeatureSet
     from training.features.joined import JoinedFeatures
     from training.fit.family import family_of

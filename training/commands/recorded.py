@@ -48,7 +48,7 @@ def recorded(
     index.json, which `features` and `fit` take like those of `answers`, alone or beside them. Equal runs give equal
     files, whatever --workers is; an interrupted one begins anew. Exit status 1 if there was nothing to learn from.
     """
-    from slipstream_kernels.models.config import ModelConfig
+    from slipstream_kernels.models.checkpoint.model_config import ModelConfig
     from training.prompts.records import input_files
     from training.recording.rendering import Rendering
     from training.recording.run import remove_run, write_recordings

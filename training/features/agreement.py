@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from slipstream_kernels.models.checkpoint import iterate_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from training.answering.dataset import AnswerSet
 from training.durable import MismatchError

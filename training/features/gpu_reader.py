@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.models.capture_layers import Bits
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.plan_kernels import lay_rows
-from slipstream_kernels.models.gpu.ticket import Ticket
+from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
 from training.features.packing import Int32, Piece, Places, num_pages, packed
 from training.features.settings import Machine
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.durable import sha256_of
 from training.features.settings import Machine
 from training.features.texts import Texts

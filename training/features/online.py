@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.features.agreement import check_agreement
 from training.features.identity import facts_of, fingerprint_of
 from training.features.reader import open_reader

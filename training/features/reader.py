@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from slipstream_kernels.models.boundaries import Bits, Capture
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.capture_layers import Bits, Capture
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from training.features.packing import Int32, Piece, Places, num_pages, packed
 from training.features.settings import Machine
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.progress import ProgressBar
 from training.durable import check_task, sole_user, write_whole
 from training.features.agreement import check_agreement

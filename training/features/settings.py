@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 CUT, DROP = "cut", "drop"
 CPU_ROWS, CUDA_ROWS = 256, 2048

@@ -56,7 +56,7 @@ class FeatureSource(Protocol):
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Numbered as `slipstream_kernels.models.boundaries` does; layers + 1 is what the target's head reads."""
+        """Numbered as `slipstream_kernels.models.capture_layers` does; layers + 1 is what the target's head reads."""
         ...
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.answering.dataset import AnswerSequence, AnswerSet
 from training.durable import MismatchError
 from training.features.settings import DROP, FeatureSettings

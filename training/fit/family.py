@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, cast
 
 from torch import Tensor, nn
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.fit.batch import Batch
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings

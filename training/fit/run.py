@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.durable import check_task, sole_user, write_whole
 from training.features.source import FeatureSource
 from training.fit.batch import Frame

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.durable import described
 from training.fit.family import Head
 from training.fit.target import SCORES, Target, read_named

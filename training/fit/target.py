@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from slipstream_kernels.models.checkpoint import weight_files
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 
 SCORES: Final = "lm_head.weight"
 """Rows that score tokens, of a target as of an EAGLE-3 head."""

@@ -15,7 +15,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
-from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import Patience
 from verify_service.draft_link.draft_stats import Tally

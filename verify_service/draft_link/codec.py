@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
-from slipstream_kernels.exchange.tree_message import TreeReader
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.draft_protocol.tree_wire import TreeReader
+from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.request import FinishReason
 from verify_service.core.sampling_codec import FINISH_REASONS, encode_sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.models.capture_layers import Bits
 from verify_service.core.draft_source import Committed
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES, bytes_of

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
-from slipstream_kernels.exchange.in_process import IN_PROCESS
+from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Extended, FollowedRows, Opening, Prepared, Reads, Wanted
 from verify_service.core.request import FinishReason, RequestKey

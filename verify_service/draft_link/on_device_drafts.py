@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slipstream_kernels.exchange.in_process import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
 from verify_service.core.draft_source import FollowedRows
 from verify_service.core.step_result import Outcome
 from verify_service.draft_link.attachment import Attachment

@@ -7,13 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from slipstream_kernels.exchange.byte_ring import RingError
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET
+from slipstream_kernels.ipc.byte_ring import RingError
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.exchange.device_memory import DeviceBlock
+    from slipstream_kernels.ipc.device_memory import DeviceBlock
 
 _ALIGNMENT = 256
 

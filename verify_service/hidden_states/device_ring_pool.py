@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 
 from slipstream.rpc.errors import ResourceExhaustedError
-from slipstream_kernels.exchange.byte_ring import NONCE_BYTES
-from slipstream_kernels.exchange.device_memory import (
+from slipstream_kernels.ipc.byte_ring import NONCE_BYTES
+from slipstream_kernels.ipc.device_memory import (
     DATA_OFFSET,
     DeviceBlock,
     DeviceMemory,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.models.capture_layers import Bits
 
 if TYPE_CHECKING:
     from verify_service.hidden_states.device_ring import SlotKey, Span

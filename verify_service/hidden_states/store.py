@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.models.boundaries import Bits
-from slipstream_kernels.row_copies import copy_rows
+from slipstream_kernels.jit.row_copies import copy_rows
+from slipstream_kernels.models.capture_layers import Bits
 from verify_service.hidden_states.rows import FeatureRows
 
 _NONE = np.empty(0, np.int64)

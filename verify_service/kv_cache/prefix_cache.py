@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream_kernels.page_pool import PagePool
+from slipstream_kernels.models.page_pool import PagePool
 
 Namespace = tuple[str, str]
 """Tenant and adapter: what one of them cached is never seen by another."""

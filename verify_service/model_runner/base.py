@@ -49,7 +49,7 @@ class StepEngine(Protocol[L]):
 
     @property
     def feature_boundaries(self) -> Sequence[int]:
-        """Boundaries whose states can be captured; see `slipstream_kernels.models.boundaries`."""
+        """Boundaries whose states can be captured; see `slipstream_kernels.models.capture_layers`."""
         ...
 
     def capture(self, boundaries: tuple[int, ...]) -> None:

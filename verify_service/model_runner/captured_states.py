@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.models.capture_layers import Bits
 from verify_service.core.scheduled_request import ScheduledRows
 from verify_service.hidden_states.rows import FeatureRows, LateRows
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.scheduled_request import ScheduledRows

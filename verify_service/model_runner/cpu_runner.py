@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.models.boundaries import Capture, boundaries_of
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.capture_layers import Capture, boundaries_of
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.core.acceptance import Walk, walk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.core.engine_config import EngineConfig
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.base import StepEngine

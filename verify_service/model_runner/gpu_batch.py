@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.device_tree import DeviceTree
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.plan_kernels import lay_rows
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState

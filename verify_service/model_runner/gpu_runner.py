@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
-from slipstream_kernels.models.boundaries import Bits, boundaries_of
-from slipstream_kernels.models.gpu.state_copies import StateCopies, StateCopy
+from slipstream_kernels.models.capture_layers import Bits, boundaries_of
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.acceptance import Walk

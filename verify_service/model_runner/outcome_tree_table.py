@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.device_tree import DeviceTree
-from slipstream_kernels.models.gpu.pass_plan import CHOICE
+from slipstream_kernels.models.gpu.batch.pass_plan import CHOICE
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRows
 

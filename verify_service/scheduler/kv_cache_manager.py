@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slipstream_kernels.page_pool import PagePool
+from slipstream_kernels.models.page_pool import PagePool
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
 from verify_service.hidden_states.store import FeatureStore

@@ -22,7 +22,7 @@ def run(argv: list[str] | None = None) -> None:
     set_up_logging("verify", settings.log_level)
     raise_limit()
     # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
-    from slipstream_kernels.models.config import CheckpointError
+    from slipstream_kernels.models.checkpoint.model_config import CheckpointError
     from verify_service.server.server import serve
 
     try:

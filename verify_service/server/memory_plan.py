@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.host_memory import available_bytes
+from slipstream_kernels.models.cpu.host_memory import available_bytes
 
 MAX_AUTO_BYTES = 1 << 30
 """KV pages that are taken at most where the operator names no number."""

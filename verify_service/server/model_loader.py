@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.fingerprint import Fingerprint, fingerprint
-from slipstream_kernels.models.invariance import probe_row_invariance
+from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.invariance import probe_row_invariance
 from verify_service.config import VerifySettings
 from verify_service.model_runner.factory import TargetModel
 from verify_service.server.memory_plan import check_feature_memory, plan_memory
 from verify_service.server.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.batch.limits import GpuLimits
     from slipstream_kernels.models.gpu.gpu_model import GpuModel
-    from slipstream_kernels.models.gpu.limits import GpuLimits
 
 _log = logging.getLogger(__name__)
 
@@ -89,10 +89,10 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
     _check_triton(settings)
     if not settings.on_cpu:
         _check_cuda(settings)
-    from slipstream_kernels.models.gpu.flashinfer_attention import FlashInferError
-    from slipstream_kernels.models.gpu.limits import GpuLimits
-    from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
-    from slipstream_kernels.models.rank_error import RankError
+    from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+    from slipstream_kernels.models.gpu.forward.flashinfer_attention import FlashInferError
+    from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
+    from slipstream_kernels.models.gpu.ranks.rank_error import RankError
 
     limits = GpuLimits(
         max_running=settings.max_running,
@@ -115,9 +115,9 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
 
 def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
     """The model, or rank 0's part of it; the other ranks' processes live as long as this one."""
-    from slipstream_kernels.models.gpu.flashinfer_attention import settled_attention
-    from slipstream_kernels.models.gpu.follower_process import load_shared
+    from slipstream_kernels.models.gpu.forward.flashinfer_attention import settled_attention
     from slipstream_kernels.models.gpu.gpu_model import GpuModel
+    from slipstream_kernels.models.gpu.parallel.tp_worker_process import load_shared
 
     size = settings.tensor_parallel_size
     if size == 1:

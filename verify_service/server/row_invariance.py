@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from slipstream import __version__
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
-from slipstream_kernels.exchange.device_memory import CudaMemory, DeviceMemoryError
-from slipstream_kernels.exchange.in_process import ProposerHost
-from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.draft_protocol.proposer_host import ProposerHost
+from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemoryError
+from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.config import VerifySettings
 from verify_service.draft_link import draft_servicer
 from verify_service.draft_link.attachment import CUDA_IPC

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil
 
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.engine_config import EngineConfig

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_kernels.intrinsics import (
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import (
     address_i32,
     address_rows_f32,
     address_u8,
@@ -18,7 +19,7 @@ from slipstream_kernels.intrinsics import (
     pointer_u64,
     record_at,
 )
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.threads import COUNTER_BYTES
 from slipstream_kernels.ops.filters import BUCKETS, filter_row
 from slipstream_kernels.ops.logits import (
     PARAMETERS,
@@ -31,7 +32,6 @@ from slipstream_kernels.ops.logits import (
     row_arrays,
 )
 from slipstream_kernels.ops.philox import gumbel_row
-from slipstream_kernels.threads import COUNTER_BYTES
 
 _FIELDS = ("board", "rows", "vocab_size", "logits", "stride", "scratch", "scratch_bytes", "ids")
 _ARGS = np.dtype([(name, np.int64) for name in (*_FIELDS, *PARAMETERS)])

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.intrinsics import address_i32, address_rows_f32, pointer_f32, pointer_i32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import address_i32, address_rows_f32, pointer_f32, pointer_i32
 from slipstream_kernels.ops.bound_rows import bind_sampling, sampling_args, score_row
 from slipstream_kernels.ops.logits import Float32, Int32, SamplingRows, process_row
 from slipstream_kernels.ops.logprobs import best, log_normaliser

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from slipstream_kernels import intrinsics as llvm
+from slipstream_kernels.jit import intrinsics as llvm
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4

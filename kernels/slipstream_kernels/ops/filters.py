@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_kernels.intrinsics import pointer_f32, pointer_f64, pointer_i32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_f64, pointer_i32
 from slipstream_kernels.ops.elementary import exp
 
 BUCKETS = 1024

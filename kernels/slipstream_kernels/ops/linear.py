@@ -20,9 +20,9 @@ import torch
 from llvmlite import ir
 from numba import types
 
-from slipstream_kernels import intrinsics as llvm
-from slipstream_kernels.arrays import aligned
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit import intrinsics as llvm
+from slipstream_kernels.jit.arrays import aligned
+from slipstream_kernels.jit.compiler import kernel
 
 BLOCK = 64
 """Output columns of a packed block."""

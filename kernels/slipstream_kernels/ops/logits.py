@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_kernels.intrinsics import (
+from slipstream_kernels.jit.compiler import kernel, tuple_type
+from slipstream_kernels.jit.intrinsics import (
     address_f32,
     address_i32,
     address_u8,
@@ -20,7 +21,6 @@ from slipstream_kernels.intrinsics import (
     pointer_i32,
     pointer_u8,
 )
-from slipstream_kernels.jit import kernel, tuple_type
 
 _ZERO = np.float32(0)
 Float32 = npt.NDArray[np.float32]

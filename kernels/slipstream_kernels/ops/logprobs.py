@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.intrinsics import address_i32, address_rows_f32, pointer_f32, pointer_i32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import address_i32, address_rows_f32, pointer_f32, pointer_i32
 from slipstream_kernels.ops.elementary import exp, exp_total, log
 from slipstream_kernels.ops.logits import Float32, Int32, argmax_row
 

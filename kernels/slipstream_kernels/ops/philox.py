@@ -19,8 +19,8 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from slipstream_kernels import intrinsics as llvm
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit import intrinsics as llvm
+from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.ops.elementary import emit_log
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.intrinsics import dot, pointer_f32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import dot, pointer_f32
 
 
 @kernel

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.intrinsics import pointer_f32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import pointer_f32
 
 _TABLE_ROWS = 4096
 """Positions whose angles are in memory at once."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_kernels.intrinsics import address_f32, pointer_f32, pointer_i32
-from slipstream_kernels.jit import Job, kernel
+from slipstream_kernels.jit.compiler import Job, kernel
+from slipstream_kernels.jit.intrinsics import address_f32, pointer_f32, pointer_i32
+from slipstream_kernels.jit.threads import Team, claim, complete, finish, run_job
 from slipstream_kernels.ops.bound_rows import bind_sampling, sampling_args, score_row
 from slipstream_kernels.ops.candidates import top_candidates
 from slipstream_kernels.ops.filters import filter_reference
@@ -24,7 +25,6 @@ from slipstream_kernels.ops.logits import (
     process_row,
 )
 from slipstream_kernels.ops.philox import gumbel, gumbel_reference
-from slipstream_kernels.threads import Team, claim, complete, finish, run_job
 
 __all__ = ["SamplingRows", "argmax", "gumbel", "sample", "sample_reference", "top_candidates"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.intrinsics import pointer_f32
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import pointer_f32
 from slipstream_kernels.ops.elementary import exp
 
 _ONE = np.float32(1)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from numba import types
 
-from slipstream_kernels import intrinsics as llvm
-from slipstream_kernels.intrinsics import largest, pointer_f32, pointer_i32, total
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit import intrinsics as llvm
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import largest, pointer_f32, pointer_i32, total
 from slipstream_kernels.ops.elementary import exp
 
 _TOGETHER = 8

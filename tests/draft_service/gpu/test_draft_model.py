@@ -14,8 +14,8 @@ from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions,
 from draft_service.proposers.draft_model import DraftModelProposer, create
 from draft_service.proposers.draft_model_base import DraftModelBase, DraftModelConfig
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.models import make_tiny_model
 from support.recurrent_target import paths

@@ -5,8 +5,8 @@ import torch
 
 from draft_service.gpu.sampling_lines import Places, count_output, is_filtered, is_penalised, set_rules
 from draft_service.proposers.base import Sampling
-from slipstream_kernels.models.gpu.device_tables import DeviceTables
-from slipstream_kernels.models.gpu.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
 from slipstream_kernels.ops.gpu import sampling_table as table
 
 IDS = torch.tensor([3, 5, 9, 40])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from draft_service.heads.config import HeadConfig
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 96}
 IDS = "eagle_aux_hidden_state_layer_ids"

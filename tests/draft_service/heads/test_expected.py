@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from draft_service.heads.expected import check_tensors
-from slipstream_kernels.models.fields import CheckpointError
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.heads.loading import load_eagle, target_rows
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from draft_service.heads.medusa_loading import load_medusa
 from slipstream.speculation.checkpoint_names import method_of
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.eagle_heads import EAGLE1, write_head, write_target
 from support.medusa_heads import LAYOUTS, write_medusa
 from support.mlp_speculators import Layout as Speculator

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from draft_service.heads.loading import load_eagle
 from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from slipstream.speculation.checkpoint_names import method_of
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.eagle_heads import EAGLE1, write_head, write_target
 from support.medusa_heads import LAYOUTS as MEDUSA
 from support.medusa_heads import write_medusa

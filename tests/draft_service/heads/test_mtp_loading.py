@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.heads.mtp_loading import holds_a_model, load_mtp
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.eagle_heads import EAGLE1, write_head, write_target
 from support.mtp_heads import LAYOUTS, write_mtp
 

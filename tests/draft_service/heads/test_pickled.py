@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draft_service.heads.pickled import load_pickled
-from slipstream_kernels.models.fields import CheckpointError
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 
 
 def test_what_torch_saves_is_read(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from draft_service.heads.vocabulary import target_ids
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 IDS = [1, 4, 5, 9]
 OFFSETS = torch.tensor([1, 3, 3, 6])

@@ -17,7 +17,7 @@ from draft_service.proposers.checkpoint_folder import (
     target_facts,
 )
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 
 @dataclass(frozen=True)

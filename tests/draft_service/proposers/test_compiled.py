@@ -3,14 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from draft_service.proposers import compiled, ngram_index, suffix_nodes, suffix_search, suffix_tree
-from slipstream_kernels.jit import cache_folder, numba_config
+from slipstream_kernels.jit.compiler import cache_folder, numba_config
 
 
 def test_every_file_with_compiled_code_is_in_the_digest() -> None:
     folder = Path(compiled.__file__).parent
     with_code = [path for path in folder.glob("*.py") if "@compiled" in path.read_text()]
     assert len(with_code) >= 4
-    assert all("slipstream_kernels.intrinsics" in path.read_text() for path in with_code)
+    assert all("slipstream_kernels.jit.intrinsics" in path.read_text() for path in with_code)
 
 
 def test_code_is_cached_below_the_projects_folder() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
 from draft_service.proposers.draft_model import DraftModelConfig, DraftModelProposer, create
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logits import SamplingRows
 from slipstream_kernels.ops.sampling import sample
 from slipstream_kernels.token_tree import TokenTree

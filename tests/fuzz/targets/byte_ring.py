@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from fuzz.raw_bytes import NUMBERS, joined, parted
 from fuzz.target import BrokenError, Target
-from slipstream_kernels.exchange.byte_ring import (
+from slipstream_kernels.ipc.byte_ring import (
     DATA_OFFSET,
     MIN_CAPACITY,
     NONCE_BYTES,
@@ -20,7 +20,7 @@ from slipstream_kernels.exchange.byte_ring import (
     create_ring,
     writer,
 )
-from slipstream_kernels.exchange.segment import Segment
+from slipstream_kernels.ipc.segment import Segment
 
 _WRITTEN, _READ, _MARK = 64, 128, 192
 _FRAME = struct.Struct("<II")

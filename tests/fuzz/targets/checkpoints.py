@@ -19,9 +19,9 @@ from fuzz.target import BrokenError, Target
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from slipstream.rpc.errors import SlipstreamError
-from slipstream_kernels.models.checkpoint import load_tensors
-from slipstream_kernels.models.config import CheckpointError, ModelConfig
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from support import eagle_heads, medusa_heads, mlp_speculators
 from support.models import make_tiny_model
 

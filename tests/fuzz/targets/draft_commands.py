@@ -18,7 +18,7 @@ from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target
 from slipstream.rpc.errors import UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from support.models import make_tiny_model
 from verify_service.draft_link.codec import decode_replies
 

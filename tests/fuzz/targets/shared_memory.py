@@ -12,8 +12,8 @@ from fuzz.raw_bytes import NUMBERS, joined, parted
 from fuzz.target import BrokenError, Target
 from fuzz.targets.draft_link import ATTACH, RECEIVE, TAKE, play, steps
 from slipstream.rpc.errors import SlipstreamError
-from slipstream_kernels.exchange.byte_ring import NONCE_BYTES, RingError, RingWriter, writer
-from slipstream_kernels.exchange.segment import Segment
+from slipstream_kernels.ipc.byte_ring import NONCE_BYTES, RingError, RingWriter, writer
+from slipstream_kernels.ipc.segment import Segment
 from support.shared_memory import rings_of
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import decode_attach

@@ -15,7 +15,7 @@ from fuzz.raw_bytes import joined, parted
 from fuzz.rpc_context import Aborted, CallContext, check_code
 from fuzz.target import BrokenError, Target
 from slipstream.v1 import sampling_pb2, verify_pb2
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.models import make_tiny_model
 from support.served_verify import Served
 from verify_service.core.engine_config import EngineConfig

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.ops import elementary
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.ops.filters import BUCKETS, filter_reference, filter_row
 from slipstream_kernels.ops.logits import argmax_row
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_kernels.jit import kernel
+from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.ops.logits import argmax_row, process_reference
 from slipstream_kernels.ops.sampling import SamplingRows, argmax
 from support.sampling_rows import random_rows

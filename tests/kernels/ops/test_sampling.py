@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numba import TypingError
 
+from slipstream_kernels.jit.threads import Team
 from slipstream_kernels.ops.philox import gumbel
 from slipstream_kernels.ops.sampling import SamplingRows, sample, sample_reference
-from slipstream_kernels.threads import Team
 from support.sampling_rows import random_rows
 
 VOCAB = 300

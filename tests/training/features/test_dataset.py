@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.features import conversation, states_of, write_answers
 from training.answering.dataset import AnswerSet, write_set
 from training.durable import DamagedError

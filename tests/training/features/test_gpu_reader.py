@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream_kernels.models.boundaries import Bits
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.capture_layers import Bits
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.gpu.forward.ops_namespace import twins
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.ops_namespace import twins
 from support.features import states_of
 from training.features.gpu_reader import GpuReader, gpu_limits
 from training.features.reader import open_reader

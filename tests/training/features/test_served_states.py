@@ -13,7 +13,7 @@ import torch
 
 from slipstream.rpc.channel import open_channel
 from slipstream.v1 import tensor_pb2
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.drafters import WireDrafter, offer, tree_reply, wire_drafter
 from support.features import conversation
 from support.models import make_tiny_model

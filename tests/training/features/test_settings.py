@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.features.settings import FeatureSettings, Machine, default_boundaries
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from support.features import conversation
 from training.answering.dataset import write_set
 from training.durable import DamagedError, MismatchError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.fit_sources import InMemory, answered, small_target
 from training.durable import MismatchError
 from training.fit.family import FAMILIES

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from support.host_model import HostModel
 from support.verify_loop import Target, running_loop

@@ -21,7 +21,7 @@ from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Ope
 from draft_service.proposers.eagle_base import EagleConfig
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.device_tree import DeviceTree, known
-from slipstream_kernels.exchange.in_process import PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests

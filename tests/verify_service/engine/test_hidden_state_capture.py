@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream_kernels.exchange.device_memory import DATA_OFFSET
-from slipstream_kernels.models.boundaries import Bits, Capture
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET
+from slipstream_kernels.models.capture_layers import Bits, Capture
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.host_device_memory import HostMemory
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.core.draft_source import Committed, Extended, Opening, Wanted

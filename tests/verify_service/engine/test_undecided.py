@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.host_model import HostModel
 from support.models import make_tiny_model

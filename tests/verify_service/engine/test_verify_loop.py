@@ -18,10 +18,10 @@ from slipstream.rpc.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from slipstream_kernels.models.boundaries import Capture
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
-from slipstream_kernels.paged_kv import PagedKV
+from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.paged_kv import PagedKV
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import plain_generate
 from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError
-from slipstream_kernels.exchange.byte_ring import RingError
+from slipstream_kernels.ipc.byte_ring import RingError
 from support.host_device_memory import HostMemory
 from verify_service.draft_link.slot import Slot
 from verify_service.hidden_states import device_ring_pool as device_rings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.boundaries import Bits
+from slipstream_kernels.models.capture_layers import Bits
 from verify_service.hidden_states.rows import FeatureRows, LateRows
 from verify_service.hidden_states.store import FeatureStore
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream_kernels.page_pool import PagePool
+from slipstream_kernels.models.page_pool import PagePool
 from verify_service.kv_cache.prefix_cache import Lease, Namespace, PrefixCache
 
 PAGES = 40

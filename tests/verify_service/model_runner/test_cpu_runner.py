@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import PlainDecoder
 from support.verify_loop import admitted

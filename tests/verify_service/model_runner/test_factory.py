@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.verify_loop import Target
 from verify_service.core.engine_config import EngineConfig
 from verify_service.model_runner.cpu_runner import CpuEngine

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig

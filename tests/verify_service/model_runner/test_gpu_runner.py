@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.host_model import HostModel
 from support.plain_reference import PlainDecoder

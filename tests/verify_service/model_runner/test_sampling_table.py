@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import choose, processed

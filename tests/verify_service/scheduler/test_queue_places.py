@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.rpc.errors import ResourceExhaustedError
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.verify_loop import LoopRunner, admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.boundaries import Capture
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.row_batch import RowBatch
-from slipstream_kernels.paged_kv import PagedKV
+from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.paged_kv import PagedKV
+from slipstream_kernels.models.cpu.row_batch import RowBatch
 from verify_service.config import VerifySettings
 from verify_service.server import model_loader as loading
 

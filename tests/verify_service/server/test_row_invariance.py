@@ -40,7 +40,7 @@ Op = Callable[..., Any]
 
 
 def disturbed(folder: Path, name: str, disturb: Callable[[Op], Op]) -> Any:
-    from slipstream_kernels.models.gpu.ops_namespace import twins as twin_ops
+    from slipstream_kernels.models.gpu.forward.ops_namespace import twins as twin_ops
     from support.device_reference import twin_target
 
     def ops() -> Any:

@@ -15,7 +15,7 @@ from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2, sampling_pb2, verify_pb2
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.served_verify import PROMPT, Client, Served, served
 from verify_service.draft_link.link_config import LinkConfig

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.causal_lm import CausalLM
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from support.host_model import HostModel, HostTicket
 from support.verify_loop import Target, running_loop
 from verify_service.core.engine_config import EngineConfig

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from slipstream_kernels.models.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.request_mix import some_requests
 from support.verify_loop import RandomTrees, admitted, running_loop
 from verify_service.core.draft_source import Committed, Haste

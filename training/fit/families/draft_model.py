@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream_kernels.models.checkpoint import load_tensors
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from training.data import block_mask, dense_mask
 from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy

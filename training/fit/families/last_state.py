@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from slipstream_kernels.models.config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.fit.family import Head
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from slipstream_kernels.exchange.alarm import Alarm
-from slipstream_kernels.exchange.bell import Bell
+from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.spin_event import Bell
 from verify_service.draft_link.records import Reply
 from verify_service.draft_link.send_queue import Outbox
 

@@ -13,8 +13,7 @@ from slipstream.rpc.errors import (
     ResourceExhaustedError,
     SlipstreamError,
 )
-from slipstream_kernels.exchange.alarm import Alarm
-from slipstream_kernels.exchange.in_process import (
+from slipstream_kernels.draft_protocol.proposer_host import (
     HOST_ENTRY_POINTS,
     IN_PROCESS,
     CommitValue,
@@ -25,7 +24,8 @@ from slipstream_kernels.exchange.in_process import (
     Replies,
     TreeValue,
 )
-from slipstream_kernels.models.config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.sync.hybrid_event import Alarm
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import (
     decode_attach,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
-from slipstream_kernels.exchange.alarm import Alarm
-from slipstream_kernels.exchange.segment import SegmentError
-from slipstream_kernels.exchange.tree_message import TreeReader
+from slipstream_kernels.draft_protocol.tree_wire import TreeReader
+from slipstream_kernels.ipc.segment import SegmentError
+from slipstream_kernels.sync.hybrid_event import Alarm
 from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.link_config import LinkConfig

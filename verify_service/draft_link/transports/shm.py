@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from slipstream_kernels.exchange.byte_ring import (
+from slipstream_kernels.draft_protocol.tree_wire import TreeReader
+from slipstream_kernels.ipc.byte_ring import (
     NONCE_BYTES,
     RingError,
     RingReader,
@@ -17,8 +18,7 @@ from slipstream_kernels.exchange.byte_ring import (
     reader,
     writer,
 )
-from slipstream_kernels.exchange.segment import Segment
-from slipstream_kernels.exchange.tree_message import TreeReader
+from slipstream_kernels.ipc.segment import Segment
 from verify_service.draft_link.attachment import CUDA_IPC, SHM
 from verify_service.draft_link.codec import decode_replies, encode_commands, message_limit
 from verify_service.draft_link.records import Command, Commit, Extend, Reply, RingAddress, SharedMemoryAddress

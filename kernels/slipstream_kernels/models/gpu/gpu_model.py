@@ -12,30 +12,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.models.boundaries import boundaries_of
-from slipstream_kernels.models.config import ModelConfig
-from slipstream_kernels.models.gpu.buckets import Bucket, bucket_of, buckets_of
-from slipstream_kernels.models.gpu.device_plan import PlanLayout
-from slipstream_kernels.models.gpu.device_tables import DeviceTables
-from slipstream_kernels.models.gpu.flashinfer_attention import FLASHINFER, TRITON
-from slipstream_kernels.models.gpu.forward import GpuForward, KVStore
-from slipstream_kernels.models.gpu.graphs import PassGraphs
-from slipstream_kernels.models.gpu.host_buffers import HostBuffer, HostBuffers
-from slipstream_kernels.models.gpu.limits import GpuLimits
-from slipstream_kernels.models.gpu.memory import GpuMemoryPlan, kv_bytes_per_token, resolved_limits
-from slipstream_kernels.models.gpu.on_stream import OnStream
-from slipstream_kernels.models.gpu.ops_namespace import Ops, ops_of_mode
-from slipstream_kernels.models.gpu.pass_buffers import BufferPool
-from slipstream_kernels.models.gpu.pass_costs import measure_pass_costs
-from slipstream_kernels.models.gpu.pass_plan import Int32, PassPlan
-from slipstream_kernels.models.gpu.plain_attention import PlainAttention
-from slipstream_kernels.models.gpu.rank_group import RankGroup
-from slipstream_kernels.models.gpu.row_scores import RowScorer, read_scores
-from slipstream_kernels.models.gpu.shard import shard_of
-from slipstream_kernels.models.gpu.state_copies import CopyPlan, StateSender, no_copies
-from slipstream_kernels.models.gpu.ticket import Ticket
-from slipstream_kernels.models.gpu.tree_chooser import TreeChooser
-from slipstream_kernels.models.gpu.weights import GpuWeights
+from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, buckets_of
+from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
+from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, KVStore
+from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
+from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, read_scores
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, StateSender, no_copies
+from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
+from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
+from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer, HostBuffers
+from slipstream_kernels.models.gpu.graph.stream_context import OnStream
+from slipstream_kernels.models.gpu.memory_plan import GpuMemoryPlan, kv_bytes_per_token, resolved_limits
+from slipstream_kernels.models.gpu.outcome_selector import TreeChooser
+from slipstream_kernels.models.gpu.profile_passes import measure_pass_costs
+from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
+from slipstream_kernels.models.gpu.ranks.shard import shard_of
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slipstream_kernels.cache_folders import settle_triton_cache
+from slipstream_kernels.jit.cache_folders import settle_triton_cache
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Whether kernels run in Triton's interpreter, on the CPU."""

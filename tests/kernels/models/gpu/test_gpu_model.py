@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, Ticket
-from slipstream_kernels.models.gpu.memory import OutOfDeviceMemoryError
-from slipstream_kernels.models.gpu.ops_namespace import kernels
+from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.logprobs import logprobs_reference
 from slipstream_kernels.token_tree import TokenTree

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.forward.ops_namespace import twins
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
-from slipstream_kernels.models.gpu.ops_namespace import twins
-from slipstream_kernels.models.gpu.pass_plan import PassPlan
 
 LIMITS = GpuLimits(
     max_running=2, max_nodes=8, step_nodes=8, prefill_chunk=64, num_pages=16, max_context=128, boundaries=3

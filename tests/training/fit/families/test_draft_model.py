@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream_kernels.models.fingerprint import fingerprint
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from support.fit_sources import InMemory, answered, small_target
 from training.fit.batch import Batch, collate
 from training.fit.families.draft_model import DraftModelHead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_kernels.exchange.alarm import Alarm
-from slipstream_kernels.exchange.bell import Bell
+from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.spin_event import Bell
 from verify_service.draft_link.send_queue import Outbox
 from verify_service.draft_link.transports.base import StreamTransport
 

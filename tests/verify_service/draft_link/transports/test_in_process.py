@@ -9,8 +9,15 @@ import pytest
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.exchange.device_memory import DeviceBlock
-from slipstream_kernels.exchange.in_process import Answer, Commands, CommitValue, HostLimits, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import (
+    Answer,
+    Commands,
+    CommitValue,
+    HostLimits,
+    Replies,
+    TreeValue,
+)
+from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import FinishReason, RequestKey, SamplingParams

@@ -16,9 +16,9 @@ import pytest
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
-from slipstream_kernels.exchange.byte_ring import DATA_OFFSET, open_ring, writer
-from slipstream_kernels.exchange.segment import Segment, SegmentError
-from slipstream_kernels.exchange.tree_message import TreeReader
+from slipstream_kernels.draft_protocol.tree_wire import TreeReader
+from slipstream_kernels.ipc.byte_ring import DATA_OFFSET, open_ring, writer
+from slipstream_kernels.ipc.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, shake_hands, tree_reply, wire_drafter

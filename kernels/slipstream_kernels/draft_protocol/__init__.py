@@ -1,0 +1,1 @@
+"""What the verify and the draft service say to one another, apart from the wire."""

@@ -1,0 +1,201 @@
+"""The exchange within one process: how the verify service holds proposers that run beside it.
+
+The two know each other by this interface alone: verify finds the host by its entry point. Records are those of the
+exchange. The ones of every step, commits and trees, and those that carry states are handed over as values; all others
+as the messages that would carry them between processes, so that they mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from slipstream_kernels.ipc.device_memory import DeviceBlock
+from slipstream_kernels.models.capture_layers import Bits
+from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
+
+HOST_ENTRY_POINTS = "slipstream.proposer_hosts"
+"""Name of the entry point group; each entry is a `HostFactory`."""
+IN_PROCESS = "inproc"
+"""Name of the transport, and of the entry point."""
+
+BOUNDARY_CHECK_MIB = 32_768
+"""Weights of the largest target that is read to check boundaries, where the operator does not say."""
+
+StampValue = tuple[int, int, int, int, int]
+"""Epoch, slot, generation, base length, root token."""
+
+
+class CommitValue(NamedTuple):
+    """Tokens that a step added, and the states that predicted them, if there are any, in one of two forms."""
+
+    stamp: StampValue
+    token_ids: Sequence[int]
+    max_nodes: int
+    max_depth: int
+    features: Bits | None = None
+    """bits of bfloat16 [tokens, columns], not written any more"""
+    device_rows: tuple[int, int, int] | None = None
+    """as `DeviceRows` in tensor.proto: where they are in the block that came with the attachment"""
+
+
+class ExtendValue(NamedTuple):
+    """States of the positions from `first_position` on, in one of the two forms of a `CommitValue`'s."""
+
+    stamp: StampValue
+    first_position: int
+    features: Bits | None = None
+    device_rows: tuple[int, int, int] | None = None
+
+
+class TreeValue(NamedTuple):
+    """A tree for the state of the stamp; an empty one asks for a plain step.
+
+    `sources` is empty, or has the index of an offer for each node.
+    """
+
+    stamp: StampValue
+    tree: TokenTree
+    sources: tuple[int, ...] = ()
+
+
+class PassOutcome(NamedTuple):
+    """What a pass under way leaves on its device, once `ready` comes; None where all is there.
+
+    results: int32 [items, 130], as `tree_walk` writes them. states: bfloat16 [any], the block that came with the
+    attachment.
+    """
+
+    results: torch.Tensor
+    states: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+class FollowValue(NamedTuple):
+    """A request of a pass under way, of whose next state all is known but what the pass decides.
+
+    stamp: of the present state. row: of the results. rows: most tokens that the pass adds. place: of the first of the
+    states that predict them, in numbers. max_nodes, max_depth: limits of the tree for the next state.
+    """
+
+    stamp: StampValue
+    row: int
+    rows: int
+    place: int
+    max_nodes: int
+    max_depth: int
+
+
+Commands = Sequence[CommitValue | ExtendValue | bytes]
+"""What one step says, in order: commits and states, and ExchangeResponse messages."""
+Replies = Sequence[TreeValue | bytes]
+"""What one round of drafting answers: trees, and ExchangeRequest messages."""
+Answer = Callable[[Replies], None]
+"""Takes replies on the host's own thread. Neither waits nor raises."""
+
+
+class ProposerHost(Protocol):
+    """Proposers on a thread of their own. All methods are called from threads of the verify service.
+
+    Those that say so are called on the thread of its steps too, so that none has to wait for the other's.
+    """
+
+    @property
+    def awake(self) -> float:
+        """How many seconds either side looks for what the other says before it sleeps; 0 where it sleeps at once."""
+        ...
+
+    def offer(self, link_info: bytes) -> bytes:
+        """An AttachRequest for the target of a DraftLinkServiceGetInfoResponse.
+
+        FailedPreconditionError (slipstream.rpc.errors) unless every proposer fits.
+        """
+        ...
+
+    @property
+    def state_device(self) -> str:
+        """Where the proposers take states that are on a GPU, `cuda:N`; `cpu` where any of them cannot."""
+        ...
+
+    def attach(self, attached: bytes, answer: Answer, block: DeviceBlock | None = None) -> None:
+        """Begin the exchange that an AttachResponse has agreed on; `answer` gets the replies.
+
+        Through `block`, memory of the model's device, states may come, which are there when a record names them.
+        """
+        ...
+
+    @property
+    def released(self) -> int:
+        """Of how many calls of `put` since the attachment the states in the block have been read."""
+        ...
+
+    def put(self, commands: Commands) -> None:
+        """Hand over records, in order. Neither waits nor raises."""
+        ...
+
+    def give_way(self, seconds: float) -> bool:
+        """Let the proposers' thread begin with what was put, if it waited for it; returns whether it has begun.
+
+        Waits up to `seconds`, but not for a thread that is at work. For the thread that puts.
+        """
+        ...
+
+    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Have the device draft behind a pass under way, as far as the proposers can; waits for nothing.
+
+        For the thread that puts. Once all of the events have come nothing of the outcome is read any more. What comes
+        of it answers the commits that tell of the pass, if those ask for trees.
+        """
+        ...
+
+    def begin(self) -> bool:
+        """Begin to draft with what was put, on the calling thread, which is that of `put`; waits for nothing.
+
+        False where the proposers are called by their own thread alone, or by it just now; then `give_way` is due.
+        """
+        ...
+
+    def finish(self, seconds: float, *, unread: bool = False) -> Replies | None:
+        """What answers that, which the calling thread waits for that long at most: `Answer` is not called for it.
+
+        With `unread`, trees may be `DeviceTree`s, which are not waited for.
+        None where it is not there, nothing was begun, or the proposers' own thread went on with it and answers.
+        """
+        ...
+
+    def detach(self) -> None:
+        """End the exchange. Neither waits nor raises."""
+        ...
+
+    def stop(self, seconds: float) -> None:
+        """Shut the proposers down; those that take longer are left to their fate."""
+        ...
+
+
+class HostLimits(NamedTuple):
+    """CPU threads of the proposers, and the operator's limits of their trees: None where a proposer chooses.
+
+    `max_nodes` counts the root, `top_k` the children of a node. `device` is where they compute, `cpu` or `cuda:N`.
+    `target` is the folder of the model that is served; proposers that read states are tried with those of its layers
+    above and below, unless its weights take more MiB than `boundary_check_mib`.
+    """
+
+    threads: int = 1
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    top_k: int | None = None
+    device: str = "cpu"
+    target: str = ""
+    boundary_check_mib: int = 0
+
+
+class HostFactory(Protocol):
+    """Loads proposers, each written NAME[:ARGUMENT] or NAME=module:factory[:ARGUMENT].
+
+    Raises SlipstreamError (slipstream.rpc.errors) for unknown proposers and wrong arguments.
+    """
+
+    def __call__(self, specs: Sequence[str], limits: HostLimits) -> ProposerHost: ...

@@ -1,1 +1,0 @@
-"""Memory that a verify service and a drafter share on one host, and the byte rings in it."""

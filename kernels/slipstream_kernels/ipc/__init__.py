@@ -1,0 +1,1 @@
+"""Memory and wake-ups that two processes share."""

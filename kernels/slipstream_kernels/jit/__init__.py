@@ -1,0 +1,1 @@
+"""How CPU kernels are compiled, kept on disk and run."""

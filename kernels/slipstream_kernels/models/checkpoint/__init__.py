@@ -1,0 +1,1 @@
+"""A model's files, of which nothing is believed before it is checked."""

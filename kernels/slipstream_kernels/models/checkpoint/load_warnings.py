@@ -1,0 +1,49 @@
+"""What an operator may want to know of a checkpoint as it is loaded: where it is served otherwise than it says."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+from slipstream_kernels.models.checkpoint.config_fields import flag, read_json, size
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_file import open_weights
+from slipstream_kernels.models.checkpoint.weight_loader import used_names, weight_files
+
+_log = logging.getLogger(__name__)
+
+_WIDER = {"F64": "float64", "F32": "float32", "F16": "float16"}
+"""Types whose numbers bfloat16 cannot hold."""
+
+
+def tell(folder: Path, config: ModelConfig) -> None:
+    """Write a line for each thing that there is to say. Raises CheckpointError."""
+    for line in notices(folder, config):
+        _log.warning("%s: %s", folder, line)
+
+
+def notices(folder: Path, config: ModelConfig) -> list[str]:
+    """What there is to say of the model in `folder`, a line each. Raises CheckpointError."""
+    fields = read_json(folder / "config.json")
+    lines = []
+    if flag(fields, "tie_word_embeddings") and not config.tie_word_embeddings:
+        lines.append("config.json ties lm_head.weight to the embedding, but the folder has another one, which is used")
+    if rounded := _rounded(folder, config):
+        lines.append(f"{rounded} are rounded to bfloat16, in which weights are held")
+    positions = size(fields, "max_position_embeddings")
+    if config.max_context < positions:
+        lines.append(
+            f"the context is cut from {positions} tokens to {config.max_context}, the sliding window of config.json: "
+            "beyond it attention would not be full"
+        )
+    return lines
+
+
+def _rounded(folder: Path, config: ModelConfig) -> str:
+    """How many tensors are of which wider types; empty where none is."""
+    types: Counter[str] = Counter()
+    for path in weight_files(folder):
+        with open_weights(path) as file:
+            types.update(_WIDER[dtype] for dtype in map(file.dtype, used_names(config, file.names)) if dtype in _WIDER)
+    return " and ".join(f"{count} tensors of {name}" for name, count in sorted(types.items()))

@@ -1,0 +1,45 @@
+"""Whether a model whose config ties its head to the embedding has a head of its own after all.
+
+Many such checkpoints store `lm_head.weight` too. Mostly it is a copy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from slipstream_kernels.models.checkpoint.weight_file import FLOATS, open_weights, weight_files
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS = 8192
+"""Compared at a time."""
+
+
+def has_own_head(folder: Path) -> bool:
+    """Whether `lm_head.weight` is there and differs from the embedding, both as bfloat16. Raises CheckpointError.
+
+    A folder without weights in safetensors has none.
+    """
+    if not any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
+        return False
+    places: dict[str, Path] = {}
+    for path in weight_files(folder):
+        with open_weights(path) as file:
+            places.update({name: path for name in (EMBEDDING, HEAD) if name in file.names})
+    return len(places) == 2 and not _are_equal(places)
+
+
+def _are_equal(places: dict[str, Path]) -> bool:
+    with open_weights(places[EMBEDDING]) as first, open_weights(places[HEAD]) as second:
+        shape = first.shape(EMBEDDING)
+        if len(shape) != 2 or shape != second.shape(HEAD):
+            return False
+        if not {first.dtype(EMBEDDING), second.dtype(HEAD)} <= FLOATS.keys():
+            return False
+        pairs = zip(first.read(EMBEDDING).split(_ROWS), second.read(HEAD).split(_ROWS), strict=True)
+        return all(torch.equal(_bits(left), _bits(right)) for left, right in pairs)
+
+
+def _bits(rows: torch.Tensor) -> torch.Tensor:
+    return rows.to(torch.bfloat16).view(torch.int16)

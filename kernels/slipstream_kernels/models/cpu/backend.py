@@ -1,0 +1,306 @@
+"""A model's weights packed for the CPU, the buffers of its passes and the call of the forward job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_kernels.jit.arrays import aligned, aligned_empty
+from slipstream_kernels.jit.compiler import kernel, tuple_type
+from slipstream_kernels.jit.intrinsics import address_f32, address_i32, address_u8
+from slipstream_kernels.jit.threads import COUNTER_BYTES, Team
+from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
+from slipstream_kernels.models.cpu.paged_kv import PagedKV
+from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.ops.linear import pack_weight, padded
+from slipstream_kernels.ops.rotary import rotary_table
+
+Array = npt.NDArray[np.generic]
+
+_FAULTS = (
+    "",
+    "arrays of one entry a row differ in length",
+    "token_ids are outside the vocabulary",
+    "positions are outside the context",
+    "write_slots are outside the cache",
+    "page_lines are outside the page table",
+    "prefix_lengths and num_ancestors do not add up to position + 1",
+    "num_ancestors exceed the width of ancestor_slots",
+    "page_table is too short for prefix_lengths or holds unknown pages",
+    "ancestor_slots are outside the cache",
+    "logit_rows are outside the batch",
+)
+"""What `_fault` found, by its result."""
+
+
+_BatchArrays: Any = tuple_type(RowBatch, "_BatchArrays", __name__)
+_arrays_of = attrgetter(*[field.name for field in fields(RowBatch)])
+
+
+class CpuBackend:
+    """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
+
+    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_rows", "team")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        threads: int,
+        scored: torch.Tensor | None = None,
+    ) -> None:
+        """scored: int64, the tokens that have logits; None: all."""
+        self._config = config
+        self._entries = config.vocab_size if scored is None else len(scored)
+        self._arrays = _packed(config, tensors, scored)
+        self._args = np.zeros(1, ARGS)
+        self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
+        self._buffers: dict[str, Array] = {}
+        self._capacity = 0
+        self._rows = 0  # of the last pass
+        self._lock = threading.Lock()
+        self.team = Team(threads)
+        self._set(_sizes(config, self._entries) | {name: array.ctypes.data for name, array in self._arrays.items()})
+        self._args["eps"] = config.rms_norm_eps
+
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
+        """See `CausalLM.forward`."""
+        with self._lock:
+            self._reserve(len(rows))
+            self._set_capture(capture, len(rows))
+            logits = np.empty((len(rows.logit_rows), int(self._args["vocab_stride"][0])), np.float32)
+            fault = _bind(
+                self._args,
+                self._board,
+                cache.keys,
+                cache.values,
+                cache.num_pages,
+                cache.page_size,
+                self._config.vocab_size,
+                self._config.max_context,
+                _BatchArrays._make(_arrays_of(rows)),
+                logits,
+            )
+            if fault:
+                raise ValueError(f"malformed batch: {_FAULTS[fault]}")
+            self._rows = len(rows)
+            if len(rows):
+                self.team.run(forward_job, self._args.ctypes.data)
+        return logits[:, : self._entries]
+
+    def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """See `CausalLM.last_logits`: a pass of no rows over what the last one has left in the residual stream."""
+        with self._lock:
+            if len(rows) and not 0 <= rows.min() <= rows.max() < self._rows:
+                raise ValueError(f"the last pass had {self._rows} rows, asked for {rows.min()} to {rows.max()}")
+            logits = np.empty((len(rows), int(self._args["vocab_stride"][0])), np.float32)
+            self._board[:] = 0
+            self._set({"rows": 0, "states": 0, "num_logit_rows": len(rows)})
+            self._set({"logit_rows": rows.ctypes.data, "logits": logits.ctypes.data})
+            if len(rows):
+                self.team.run(forward_job, self._args.ctypes.data)
+        return logits[:, : self._entries]
+
+    def _reserve(self, rows: int) -> None:
+        """Grow the buffers to hold `rows` rows."""
+        if rows <= self._capacity:
+            return
+        self._capacity = capacity = max(16, 1 << (rows - 1).bit_length())
+        config, room = self._config, _slots_room(self._config)
+        widths = {
+            "x": padded(config.hidden_size),
+            "normed": config.hidden_size,
+            "qkv_out": padded(config.q_size + 2 * config.kv_size),
+            "attended": config.q_size,
+            "gate_up_out": padded(2 * config.intermediate_size),
+            "activated": config.intermediate_size,
+        }
+        self._buffers = {name: _bytes(capacity * width * 4) for name, width in widths.items()}
+        self._buffers["scratch"] = _bytes(self.team.threads * room * 8)
+        self._set({name: array.ctypes.data for name, array in self._buffers.items()})
+
+    def _set_capture(self, capture: Capture | None, rows: int) -> None:
+        if capture is None:
+            self._set({"states": 0})
+            return
+        if len(capture.rows) < rows:
+            raise ValueError(f"a capture of {len(capture.rows)} rows for a pass of {rows}")
+        self._set(
+            {
+                "states": capture.rows.ctypes.data,
+                "states_stride": capture.rows.shape[1],
+                "state_columns": capture.columns.ctypes.data,
+            }
+        )
+
+    def _set(self, values: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            self._args[name] = value
+
+
+def _sizes(config: ModelConfig, entries: int) -> dict[str, int]:
+    return {
+        "hidden": config.hidden_size,
+        "hidden_stride": padded(config.hidden_size),
+        "intermediate": config.intermediate_size,
+        "gate_up_stride": padded(2 * config.intermediate_size),
+        "layers": config.num_layers,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "qkv_stride": padded(config.q_size + 2 * config.kv_size),
+        "vocab_stride": padded(entries),
+        "slots_room": _slots_room(config),
+    }
+
+
+def _slots_room(config: ModelConfig) -> int:
+    return (config.max_context + 31) // 16 * 16
+
+
+def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor], scored: torch.Tensor | None) -> dict[str, Array]:
+    """Arrays by their name in `cpu_forward.WEIGHTS`, of the head the rows `scored`."""
+
+    def layers(*names: str) -> list[torch.Tensor]:
+        """The named tensors of each layer, one above the other."""
+        return [
+            torch.cat([tensors[f"model.layers.{layer}.{name}"] for name in names]) for layer in range(config.num_layers)
+        ]
+
+    def matrices(*names: str) -> Array:
+        return aligned(np.stack([pack_weight(weight) for weight in layers(*names)]))
+
+    def vectors(*names: str) -> Array:
+        return aligned(torch.stack(layers(*names)).float().numpy())
+
+    embedding = tensors["model.embed_tokens.weight"].contiguous()
+    head = embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+    head = head if scored is None else head[scored]
+    sizes = _sizes(config, len(head))
+    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+    arrays: dict[str, Array] = {
+        "embedding": embedding.view(torch.uint16).numpy(),
+        "input_norm": vectors("input_layernorm.weight"),
+        "qkv": matrices(*(f"{name}.weight" for name in qkv)),
+        "o": matrices("self_attn.o_proj.weight"),
+        "post_norm": vectors("post_attention_layernorm.weight"),
+        "gate_up": matrices("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        "down": matrices("mlp.down_proj.weight"),
+        "final_norm": tensors["model.norm.weight"].float().numpy(),
+        "head": pack_weight(head),
+        "zeros": np.zeros(max(sizes[name] for name in sizes if name.endswith("_stride")), np.float32),
+        "rotary": rotary_table(config.max_context, config.head_dim, config.rope_theta, config.rope_scaling),
+    }
+    if config.attention_bias:
+        bias = vectors(*(f"{name}.bias" for name in qkv))
+        arrays["qkv_bias"] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
+    if config.head_norms:
+        arrays |= {name: vectors(f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")}
+    return arrays
+
+
+def _bytes(size: int) -> npt.NDArray[np.uint8]:
+    return aligned_empty((size,), np.uint8)
+
+
+@kernel
+def _lengths_agree(batch: RowBatch) -> bool:
+    rows = len(batch.token_ids)
+    lengths = (
+        len(batch.positions),
+        len(batch.write_slots),
+        len(batch.page_lines),
+        len(batch.prefix_lengths),
+        len(batch.ancestor_slots),
+        len(batch.num_ancestors),
+    )
+    for length in lengths:  # noqa: SIM110 (kernels have no generators)
+        if length != rows:
+            return False
+    return True
+
+
+@kernel
+def _row_fault(batch: RowBatch, row: int, vocab_size: int, context: int, slots: int) -> int:
+    prefix, ancestors = batch.prefix_lengths[row], batch.num_ancestors[row]
+    if not 0 <= batch.token_ids[row] < vocab_size:
+        return 2
+    if not 0 <= batch.positions[row] < context:
+        return 3
+    if not 0 <= batch.write_slots[row] < slots:
+        return 4
+    if not 0 <= batch.page_lines[row] < len(batch.page_table):
+        return 5
+    if prefix < 0 or ancestors < 0 or prefix + ancestors != batch.positions[row] + 1:
+        return 6
+    return 7 if ancestors > batch.ancestor_slots.shape[1] else 0
+
+
+@kernel
+def _path_fault(batch: RowBatch, row: int, num_pages: int, page_size: int, slots: int) -> int:
+    pages = (batch.prefix_lengths[row] + page_size - 1) // page_size
+    if pages > batch.page_table.shape[1]:
+        return 8
+    for i in range(pages):
+        if not 0 <= batch.page_table[batch.page_lines[row], i] < num_pages:
+            return 8
+    for i in range(batch.num_ancestors[row]):
+        if not 0 <= batch.ancestor_slots[row, i] < slots:
+            return 9
+    return 0
+
+
+@kernel
+def _fault(batch: RowBatch, vocab_size: int, context: int, slots: int, num_pages: int, page_size: int) -> int:
+    if not _lengths_agree(batch):
+        return 1
+    rows = len(batch.token_ids)
+    for row in range(rows):
+        fault = _row_fault(batch, row, vocab_size, context, slots)
+        if fault == 0:
+            fault = _path_fault(batch, row, num_pages, page_size, slots)
+        if fault:
+            return fault
+    for row in batch.logit_rows:
+        if not 0 <= row < rows:
+            return 10
+    return 0
+
+
+@kernel
+def _bind(
+    args: npt.NDArray[Any],
+    board: npt.NDArray[np.uint8],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    num_pages: int,
+    page_size: int,
+    vocab_size: int,
+    context: int,
+    batch: RowBatch,
+    logits: npt.NDArray[np.float32],
+) -> int:
+    """Check a batch and write it into the job's arguments; returns an index into `_FAULTS`."""
+    fault = _fault(batch, vocab_size, context, keys.shape[2], num_pages, page_size)
+    if fault:
+        return fault
+    board[:] = 0
+    a = args[0]
+    a.board = address_u8(board)
+    a.keys, a.values, a.num_slots, a.page_size = address_f32(keys), address_f32(values), keys.shape[2], page_size
+    a.rows, a.token_ids, a.positions = len(batch.token_ids), address_i32(batch.token_ids), address_i32(batch.positions)
+    a.write_slots, a.page_lines = address_i32(batch.write_slots), address_i32(batch.page_lines)
+    a.prefix_lengths, a.num_ancestors = address_i32(batch.prefix_lengths), address_i32(batch.num_ancestors)
+    a.ancestor_slots, a.ancestor_width = address_i32(batch.ancestor_slots), batch.ancestor_slots.shape[1]
+    a.page_table, a.pages = address_i32(batch.page_table), batch.page_table.shape[1]
+    a.logit_rows, a.num_logit_rows, a.logits = address_i32(batch.logit_rows), len(batch.logit_rows), address_f32(logits)
+    return 0

@@ -1,0 +1,103 @@
+"""A causal language model with paged KV, on the device it was loaded to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_kernels.jit.threads import Team
+from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.checkpoint.load_warnings import tell
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, weight_bytes
+from slipstream_kernels.models.cpu.backend import CpuBackend
+from slipstream_kernels.models.cpu.host_memory import available_bytes
+from slipstream_kernels.models.cpu.paged_kv import PagedKV
+from slipstream_kernels.models.cpu.row_batch import RowBatch
+
+_BACKENDS = {"cpu": CpuBackend}
+
+
+class CausalLM:
+    """A dense decoder of the Llama family. Rows of a pass never influence one another beyond the KV they share."""
+
+    __slots__ = ("_backend", "config")
+
+    def __init__(self, config: ModelConfig, backend: CpuBackend) -> None:
+        self.config = config
+        self._backend = backend
+
+    @classmethod
+    def load(cls, path: Path, *, device: str = "cpu", threads: int = 2, scored: torch.Tensor | None = None) -> CausalLM:
+        """Read a Hugging Face folder. Raises CheckpointError, or ValueError for an unknown device.
+
+        scored: int64 [entries], the only tokens that a pass gives logits of, in this order; None: all.
+        """
+        if device not in _BACKENDS:
+            raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
+        config = ModelConfig.from_folder(path)
+        _check_memory(path, config)
+        tell(path, config)
+        return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads, scored))
+
+    @property
+    def team(self) -> Team:
+        """The threads that run the passes; other kernels may borrow them between passes."""
+        return self._backend.team
+
+    def new_cache(self, *, num_pages: int, page_size: int, scratch_slots: int) -> PagedKV:
+        """An empty cache of this model's shape."""
+        return PagedKV(
+            layers=self.config.num_layers,
+            kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            scratch_slots=scratch_slots,
+        )
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one slot."""
+        return 8 * self.config.num_layers * self.config.kv_size
+
+    def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
+        """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), entries].
+
+        There is an entry for each token of the vocabulary, or for each that is scored. `capture`, made for this model
+        and as many rows, takes their states at boundaries; the logits stay the same. The logits' rows are contiguous
+        but may lie further apart than that. Raises ValueError for a plan that points outside the vocabulary, the
+        context, the page table or the cache; then nothing was written.
+        """
+        return self._backend.forward(cache, rows, capture)
+
+    def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Logits of rows of the last pass, int32 [n] in any order, as `forward` gives them; before there is another.
+
+        The bits are those that `forward` would have given. Raises ValueError for rows that it did not have.
+        """
+        return self._backend.last_logits(rows)
+
+    def warm_up(self) -> None:
+        """Compile, or read from the disk cache, every kernel of a pass. CheckpointError if logits are no numbers."""
+        cache = self.new_cache(num_pages=1, page_size=8, scratch_slots=0)
+        logits = self.forward(cache, RowBatch.chunk([0] * min(8, self.config.max_context), 0, [0], 8))
+        if not np.isfinite(logits).all():
+            raise CheckpointError("the logits of a first pass are not finite numbers: weights hold NaN or infinity")
+
+
+def _check_memory(path: Path, config: ModelConfig) -> None:
+    """Raises CheckpointError where packed weights and the table of positions exceed what there is.
+
+    Files are mapped, and their pages given back as they are needed. Packed weights have two bytes an element, and those
+    converted from four bytes have two more as they are packed: what the file has, either way.
+    """
+    weights, table = weight_bytes(path, config), 4 * config.max_context * config.head_dim
+    room = available_bytes()
+    if weights + table > room:
+        raise CheckpointError(
+            f"{path}: loading takes {weights >> 20} MiB for weights and {table >> 20} MiB for a context of "
+            f"{config.max_context} tokens (max_position_embeddings), {room >> 20} MiB are available"
+        )

@@ -1,0 +1,250 @@
+"""One forward pass on the CPU: every layer's phases, run by a team (see `slipstream_kernels.jit.threads`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream_kernels.jit.compiler import Job, kernel
+from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
+from slipstream_kernels.jit.threads import claim, complete, finish
+from slipstream_kernels.ops.linear import linear_task, linear_tasks
+from slipstream_kernels.ops.rms_norm import rms_norm_row
+from slipstream_kernels.ops.rotary import rotate_head
+from slipstream_kernels.ops.silu_mul import silu_mul_row
+from slipstream_kernels.ops.tree_attention import attend, list_slots
+
+SIZES = (
+    "hidden", "hidden_stride", "intermediate", "gate_up_stride", "layers", "heads", "kv_heads", "head_dim",
+    "qkv_stride", "vocab_stride", "slots_room",
+)  # fmt: skip
+"""Counts in elements; a stride is a row's width padded to whole blocks of the layer that writes it."""
+WEIGHTS = (
+    "embedding", "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down", "final_norm",
+    "head", "zeros", "rotary",
+)  # fmt: skip
+"""Addresses; weights of all layers lie one after the other. q_norm is 0 where heads are not normalised."""
+BUFFERS = ("x", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
+"""Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters."""
+CACHE = ("keys", "values", "num_slots", "page_size")
+PLAN = (
+    "rows", "token_ids", "positions", "write_slots", "page_lines", "prefix_lengths", "ancestor_slots",
+    "ancestor_width", "num_ancestors", "page_table", "pages", "logit_rows", "num_logit_rows", "logits",
+)  # fmt: skip
+
+CAPTURE = ("states", "states_stride", "state_columns")
+"""Address of bfloat16 [rows, states_stride], 0 where no boundary's states are wanted, and of the columns of each."""
+
+ARGS = np.dtype(
+    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + CACHE + PLAN + CAPTURE] + [("eps", np.float64)]
+)
+"""Arguments of the forward job."""
+
+PHASES_PER_LAYER = 9
+OTHER_PHASES = 5
+"""The tickets of the threads, the embedding, the capture behind the last layer, the final norm and the head."""
+
+_args_at = record_at(ARGS)
+
+
+@kernel
+def _embed(a: Any, phase: int) -> None:
+    row = claim(a.board, phase)
+    while row < a.rows:
+        token = pointer_i32(a.token_ids)[row]
+        source = pointer_u16(a.embedding + token * a.hidden * 2)
+        target = pointer_f32(a.x + row * a.hidden_stride * 4)
+        for i in range(a.hidden):
+            target[i] = widened(source[i])
+        for i in range(a.hidden, a.hidden_stride):
+            target[i] = np.float32(0)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
+def _is_wanted(a: Any, boundary: int) -> bool:
+    return bool(a.states != 0 and pointer_i32(a.state_columns)[boundary] >= 0)
+
+
+@kernel
+def _capture(a: Any, row: int, boundary: int, source: int) -> None:
+    """Keep a row's state at a boundary that is wanted: the float32 row at `source`, rounded to bfloat16."""
+    bits = pointer_u32(source)
+    target = pointer_u16(a.states + (row * a.states_stride + pointer_i32(a.state_columns)[boundary]) * 2)
+    for i in range(a.hidden):
+        value = np.int64(bits[i])
+        target[i] = np.uint16((value + 0x7FFF + ((value >> 16) & 1)) >> 16)
+
+
+@kernel
+def _norm(a: Any, phase: int, weight: int, boundary: int) -> None:
+    """`boundary` is the one that the rows stand at, -1 in the midst of a layer."""
+    captured = boundary >= 0 and _is_wanted(a, boundary)
+    row = claim(a.board, phase)
+    while row < a.rows:
+        if captured:
+            _capture(a, row, boundary, a.x + row * a.hidden_stride * 4)
+        rms_norm_row(a.x + row * a.hidden_stride * 4, weight, a.hidden, a.eps, a.normed + row * a.hidden * 4)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
+def _linear(
+    a: Any,
+    phase: int,
+    x: int,
+    rows: int,
+    size: int,
+    weight: int,
+    out: int,
+    stride: int,
+    addend: int,
+    addend_stride: int,
+) -> None:
+    blocks = stride // 64
+    tasks = linear_tasks(rows, blocks)
+    task = claim(a.board, phase)
+    while task < tasks:
+        linear_task(task, x, rows, size, weight, blocks, out, stride, addend, addend_stride)
+        finish(a.board, phase)
+        task = claim(a.board, phase)
+    complete(a.board, phase, tasks)
+
+
+@kernel
+def _place_row(a: Any, layer: int, row: int) -> None:
+    """Normalise and rotate a row's queries and keys, and write keys and values to its slot."""
+    size = a.head_dim * 4
+    table = a.rotary + pointer_i32(a.positions)[row] * size
+    slot = pointer_i32(a.write_slots)[row]
+    q = a.qkv_out + row * a.qkv_stride * 4
+    k = q + a.heads * size
+    v = k + a.kv_heads * size
+    for head in range(a.heads):
+        if a.q_norm != 0:
+            rms_norm_row(q + head * size, a.q_norm + layer * size, a.head_dim, a.eps, q + head * size)
+        rotate_head(q + head * size, table, a.head_dim, q + head * size)
+    for head in range(a.kv_heads):
+        if a.k_norm != 0:
+            rms_norm_row(k + head * size, a.k_norm + layer * size, a.head_dim, a.eps, k + head * size)
+        place = ((layer * a.kv_heads + head) * a.num_slots + slot) * size
+        rotate_head(k + head * size, table, a.head_dim, a.keys + place)
+        source, target = pointer_f32(v + head * size), pointer_f32(a.values + place)
+        for i in range(a.head_dim):
+            target[i] = source[i]
+
+
+@kernel
+def _place(a: Any, phase: int, layer: int) -> None:
+    row = claim(a.board, phase)
+    while row < a.rows:
+        _place_row(a, layer, row)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
+def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
+    """A task is one head of one row. `scratch`: int32 slots, then float32 weights, slots_room of each."""
+    tasks = a.rows * a.heads
+    size = a.head_dim * 4
+    task = claim(a.board, phase)
+    while task < tasks:
+        row, head = task // a.heads, task % a.heads
+        line = a.page_table + pointer_i32(a.page_lines)[row] * a.pages * 4
+        path = a.ancestor_slots + row * a.ancestor_width * 4
+        prefix, ancestors = pointer_i32(a.prefix_lengths)[row], pointer_i32(a.num_ancestors)[row]
+        count = list_slots(line, a.page_size, prefix, path, ancestors, scratch)
+        store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots * size
+        query = a.qkv_out + (row * a.qkv_stride + head * a.head_dim) * 4
+        out = a.attended + (row * a.heads + head) * size
+        attend(query, a.keys + store, a.values + store, scratch, count, a.head_dim, scratch + a.slots_room * 4, out)
+        finish(a.board, phase)
+        task = claim(a.board, phase)
+    complete(a.board, phase, tasks)
+
+
+@kernel
+def _activate(a: Any, phase: int) -> None:
+    row = claim(a.board, phase)
+    while row < a.rows:
+        gate = a.gate_up_out + row * a.gate_up_stride * 4
+        silu_mul_row(gate, gate + a.intermediate * 4, a.intermediate, a.activated + row * a.intermediate * 4)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
+def _capture_last(a: Any, phase: int) -> None:
+    """The boundaries behind the last layer, before and after the final norm, of all rows."""
+    before, after = _is_wanted(a, a.layers), _is_wanted(a, a.layers + 1)
+    if not before and not after:
+        return
+    row = claim(a.board, phase)
+    while row < a.rows:
+        x, normed = a.x + row * a.hidden_stride * 4, a.normed + row * a.hidden * 4
+        if before:
+            _capture(a, row, a.layers, x)
+        if after:
+            rms_norm_row(x, a.final_norm, a.hidden, a.eps, normed)
+            _capture(a, row, a.layers + 1, normed)
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
+def _final_norm(a: Any, phase: int) -> None:
+    """Normalised rows whose logits are wanted, in the order wanted."""
+    wanted = pointer_i32(a.logit_rows)
+    i = claim(a.board, phase)
+    while i < a.num_logit_rows:
+        x = a.x + wanted[i] * a.hidden_stride * 4
+        rms_norm_row(x, a.final_norm, a.hidden, a.eps, a.normed + i * a.hidden * 4)
+        finish(a.board, phase)
+        i = claim(a.board, phase)
+    complete(a.board, phase, a.num_logit_rows)
+
+
+@kernel
+def _layer(a: Any, phase: int, layer: int, scratch: int) -> None:
+    hidden, q_size = a.hidden, a.heads * a.head_dim
+    qkv = a.qkv + layer * a.qkv_stride * hidden * 2
+    o = a.o + layer * a.hidden_stride * q_size * 2
+    gate_up = a.gate_up + layer * a.gate_up_stride * hidden * 2
+    down = a.down + layer * a.hidden_stride * a.intermediate * 2
+    bias = a.qkv_bias + layer * a.qkv_stride * 4 if a.qkv_bias != 0 else a.zeros
+
+    _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
+    _linear(a, phase + 1, a.normed, a.rows, hidden, qkv, a.qkv_out, a.qkv_stride, bias, 0)
+    _place(a, phase + 2, layer)
+    _attention(a, phase + 3, layer, scratch)
+    _linear(a, phase + 4, a.attended, a.rows, q_size, o, a.x, a.hidden_stride, a.x, a.hidden_stride)
+    _norm(a, phase + 5, a.post_norm + layer * hidden * 4, -1)
+    _linear(a, phase + 6, a.normed, a.rows, hidden, gate_up, a.gate_up_out, a.gate_up_stride, a.zeros, 0)
+    _activate(a, phase + 7)
+    _linear(a, phase + 8, a.activated, a.rows, a.intermediate, down, a.x, a.hidden_stride, a.x, a.hidden_stride)
+
+
+def _forward(args: int) -> None:
+    a = _args_at(args)
+    scratch = a.scratch + claim(a.board, 0) * a.slots_room * 8
+    _embed(a, 1)
+    phase = 2
+    for layer in range(a.layers):
+        _layer(a, phase, layer, scratch)
+        phase += PHASES_PER_LAYER
+    _capture_last(a, phase)
+    _final_norm(a, phase + 1)
+    _linear(a, phase + 2, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0)
+
+
+forward_job = Job(_forward)
+"""The whole pass; its argument is the address of an `ARGS` record."""

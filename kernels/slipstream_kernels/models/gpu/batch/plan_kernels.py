@@ -1,0 +1,177 @@
+"""The loops that lay out a pass, compiled: nothing runs on the device meanwhile where trees are verified."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_kernels.jit.compiler import kernel
+
+Int32 = npt.NDArray[np.int32]
+
+COMMITTED = -2
+"""Parent of a row that is no tree node."""
+
+
+@kernel
+def lay_rows(
+    items: Int32,
+    decodes: int,
+    parents: Int32,
+    page_table: Int32,
+    page_size: int,
+    first_scratch_slot: int,
+    rows: Int32,
+    spans: Int32,
+    logit_rows: Int32,
+    deciding: Int32,
+) -> None:
+    """Rows of consecutive items: their committed tokens, then the nodes that hang below the last of them.
+
+    `items` [items, 5]: line, first position, committed tokens, nodes, whether it decides. Each has 1 committed token or
+    more; the first `decodes` items have 1. `parents` [nodes of all items]: index of a node's parent among its item's
+    nodes, less than its own, or -1. `page_table` [lines, pages]. Nothing is checked.
+
+    Writes `rows` [6, rows]: positions, write slots, lines, prefix lengths, parents and root rows of `PassPlan`; `spans`
+    [items, 4]: those of `decodes` and `prefills`; `logit_rows` and `deciding`. Nodes take scratch slots from the first
+    one on.
+    """
+    row = logit = decided = node = 0
+    for item in range(len(items)):
+        line, position, count, nodes = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
+        spans[item, 0], spans[item, 1], spans[item, 2] = row, count + nodes, line
+        spans[item, 3] = position + 1 if item < decodes else position
+        for _ in range(count):
+            rows[0, row] = position
+            rows[1, row] = page_table[line, position // page_size] * page_size + position % page_size
+            rows[2, row] = line
+            rows[3, row] = position + 1
+            rows[4, row] = COMMITTED
+            rows[5, row] = row
+            position += 1
+            row += 1
+        root = row - 1
+        for _ in range(nodes):
+            parent = parents[node]
+            rows[0, row] = rows[0, root + 1 + parent] + 1
+            rows[1, row] = first_scratch_slot + node
+            rows[2, row] = line
+            rows[3, row] = position
+            rows[4, row] = parent
+            rows[5, row] = root
+            node += 1
+            row += 1
+        if items[item, 4]:
+            deciding[decided, 0], deciding[decided, 1] = logit, 1 + nodes
+            deciding[decided, 2], deciding[decided, 3] = line, position
+            decided += 1
+            for wanted in range(root, row):
+                logit_rows[logit] = wanted
+                logit += 1
+
+
+@kernel
+def in_order(decodes: Int32, prefills: Int32) -> bool:
+    """Whether spans (first row, rows, ...) lie end to end from row 0 on, first those of `decodes`."""
+    end = 0
+    for span in range(len(decodes)):
+        if decodes[span, 0] != end:
+            return False
+        end += decodes[span, 1]
+    for span in range(len(prefills)):
+        if prefills[span, 0] != end:
+            return False
+        end += prefills[span, 1]
+    return True
+
+
+@kernel
+def pad(values: Int32, target: Int32, padding: int) -> None:
+    """Copy [n] or [n, columns] values to the start of `target`, of more of them, and fill the rest of it."""
+    source, out = values.reshape(-1), target.reshape(-1)
+    out[: len(source)] = source
+    out[len(source) :] = padding
+
+
+@kernel
+def pack_segments(
+    decodes: Int32,
+    segment_rows: int,
+    splits: Int32,
+    block: int,
+    decode_rows: Int32,
+    segments: Int32,
+    item_offsets: Int32,
+) -> None:
+    """Cut spans (first row, rows, line, prefix length) into `segments` of at most `segment_rows` rows.
+
+    `splits[n]`: splits of n full blocks of `block` positions. See `PlanArrays` for what is written. Raises ValueError
+    for more rows than `decode_rows` has room for.
+    """
+    decode_rows[:] = -1
+    segments[:] = 0
+    item_offsets[:] = 0
+    count = 0
+    for span in range(len(decodes)):
+        first, rows, line, prefix = decodes[span, 0], decodes[span, 1], decodes[span, 2], decodes[span, 3]
+        if first + rows > len(decode_rows):
+            raise ValueError("too many rows decode")
+        for row in range(first, first + rows):
+            decode_rows[row] = row
+        while rows > 0:
+            part = min(rows, segment_rows)
+            segments[count, 0], segments[count, 1], segments[count, 2], segments[count, 3] = first, part, line, prefix
+            item_offsets[count + 1] = item_offsets[count] + splits[max(prefix - 1, 0) // block]
+            count += 1
+            first += part
+            rows -= part
+    item_offsets[count + 1 :] = item_offsets[count]
+
+
+@kernel
+def pack_pass(
+    token_ids: Int32,
+    positions: Int32,
+    write_slots: Int32,
+    lines: Int32,
+    prefix_lengths: Int32,
+    parents: Int32,
+    root_rows: Int32,
+    logit_rows: Int32,
+    deciding: Int32,
+    updates: Int32,
+    decodes: Int32,
+    segment_rows: int,
+    splits: Int32,
+    block: int,
+    places: Int32,
+    words: Int32,
+) -> None:
+    """Write the arrays of a pass into `words`, padded: all of `PlanArrays` but the tiles, in one call.
+
+    The first arguments are those of `PassPlan`, and (index, word) pairs `updates`; `decodes` are the spans for
+    `pack_segments`. `places` [fields of PlanArrays, 2]: first word and number of words of each array, in order. Padding
+    rows are their own roots. Raises ValueError where something is larger than its place.
+    """
+    pad(token_ids, _place(words, places, 0), 0)
+    pad(positions, _place(words, places, 1), 0)
+    pad(write_slots, _place(words, places, 2), -1)
+    pad(lines, _place(words, places, 3), 0)
+    pad(prefix_lengths, _place(words, places, 4), 0)
+    pad(parents, _place(words, places, 5), COMMITTED)
+    roots = _place(words, places, 6)
+    pad(root_rows, roots, 0)
+    for row in range(len(root_rows), len(roots)):
+        roots[row] = row
+    pad(logit_rows, _place(words, places, 7), -1)
+    pad(deciding, _place(words, places, 8), 0)
+    segments = _place(words, places, 10).reshape(-1, 4)
+    offsets = _place(words, places, 11)
+    pack_segments(decodes, segment_rows, splits, block, _place(words, places, 9), segments, offsets)
+    pad(updates, _place(words, places, 13), -1)
+
+
+@kernel
+def _place(words: Int32, places: Int32, field: int) -> Int32:
+    first = places[field, 0]
+    return words[first : first + places[field, 1]]

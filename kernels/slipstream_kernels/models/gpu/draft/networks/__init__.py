@@ -1,0 +1,1 @@
+"""Networks that draft, and what a round asks of them."""

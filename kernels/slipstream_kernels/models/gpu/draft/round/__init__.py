@@ -1,0 +1,1 @@
+"""Rounds of drafting: plans, buffers, graphs, and the handles of their trees."""

@@ -1,0 +1,1 @@
+"""The layers of a pass: weights, ops, attention, logits."""

@@ -1,0 +1,265 @@
+"""One pass over the model: from the plan's arrays on the device to the tokens that are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_kernels.models.gpu.batch.buckets import Bucket
+from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
+from slipstream_kernels.models.gpu.batch.outcome_plan import ChoiceArrays
+from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
+from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
+from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
+from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+
+Plan = PlanArrays[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class KVStore:
+    """bfloat16 keys and values [layers, kv_heads, slots, head_dim]; page p holds slots p * page_size onwards."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBuffers:
+    """Room for the logits of `rows` rows: `head_in` bfloat16 [rows, hidden], `logits` float32 [rows, vocab].
+
+    Of ranks that share a model also float32 `part` [rows, vocab of the shard] and `parts` [ranks, rows, the same].
+    """
+
+    head_in: torch.Tensor
+    logits: torch.Tensor
+    part: torch.Tensor
+    parts: torch.Tensor
+
+    @classmethod
+    def empty(cls, shard: Shard, rows: int, device: torch.device) -> HeadBuffers:
+        """Buffers of their own."""
+        config, ranks = shard.config, shard.size if shard.size > 1 else 0
+        return cls(
+            torch.empty(rows, config.hidden_size, dtype=torch.bfloat16, device=device),
+            torch.empty(rows, config.vocab_size, dtype=torch.float32, device=device),
+            torch.empty(rows if ranks else 0, shard.vocab_size, dtype=torch.float32, device=device),
+            torch.empty(ranks * rows * shard.vocab_size, dtype=torch.float32, device=device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.head_in.nbytes + self.logits.nbytes + self.part.nbytes + self.parts.nbytes
+
+    def first(self, rows: int) -> HeadBuffers:
+        """Those of fewer rows, in the same memory."""
+        part, ranks = self.part[:rows], self.parts.numel() // max(1, self.part.numel())
+        parts = self.parts[: ranks * part.numel()].view(ranks, *part.shape)
+        return HeadBuffers(self.head_in[:rows], self.logits[:rows], part, parts)
+
+
+class GpuForward:
+    """Queues the ops of a pass on the current stream. Nothing is allocated and nothing waits, so it can be captured."""
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        kv: KVStore,
+        tables: DeviceTables,
+        pool: BufferPool,
+        rotary_table: torch.Tensor,
+        ops: Ops,
+        group: RankGroup | None = None,
+        plain: PlainAttention | None = None,
+    ) -> None:
+        """`plain` serves passes without trees in the place of the ops' attention."""
+        self._weights = weights
+        self._config = weights.shard.config
+        self._kv = kv
+        self._tables = tables
+        self._pool = pool
+        self._rotary_table = rotary_table
+        self._ops = ops
+        self._group = group
+        self._plain = plain
+
+    def run(self, bucket: Bucket, plan: Plan) -> None:
+        """All of a pass: update the tables, compute the rows, decide, and compact what was accepted."""
+        ops, b = self._ops, self._pool.of(bucket)
+        tables = self._tables
+        ops.write_words(tables.words, plan.updates)
+        ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids)
+        if bucket.has_trees:
+            ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
+        elif self._plain is not None:
+            self._plain.of(bucket.without_states).gather()
+        for index, layer in enumerate(self._weights.layers):
+            self._keep(bucket, b, index)
+            self._layer(bucket, plan, b, index, layer)
+        self._keep_last(bucket, b)
+        if bucket.logits:
+            self._decide(bucket, plan, b)
+
+    def choose(self, plan: Plan, choices: ChoiceArrays[torch.Tensor], segment_rows: int) -> None:
+        """In front of a pass with choices: settle its rows, by what the pass before it has decided."""
+        ops, tables = self._ops, self._tables
+        ops.write_words(tables.words, plan.updates)  # roots may stand on pages that these bring
+        ops.choose_trees(
+            choices.choices,
+            choices.entries,
+            choices.nodes,
+            self._pool.results,
+            tables.page_table,
+            self._kv.page_size,
+            segment_rows,
+            plan.lines,
+            plan.token_ids,
+            plan.positions,
+            plan.write_slots,
+            plan.prefix_lengths,
+            plan.parents,
+            plan.root_rows,
+            plan.logit_rows,
+            plan.deciding,
+            plan.decode_rows,
+            plan.segments,
+        )
+        ops.count_splits(plan.segments, plan.item_offsets)
+
+    def hand(self, choices: ChoiceArrays[torch.Tensor], trees: torch.Tensor) -> None:
+        """In front of `choose`: what it chooses from that is drafted on the device, in `trees`; see `hand_trees`."""
+        self._ops.hand_trees(trees, choices.choices, choices.entries, choices.nodes, self._pool.results)
+
+    def head(self, x: torch.Tensor, rows: torch.Tensor, b: HeadBuffers) -> None:
+        """Logits of rows, int32 [n], of the residual stream behind the last layer; those of -1 are padding."""
+        ops, weights = self._ops, self._weights
+        ops.rms_norm(x, weights.final_norm, b.head_in, self._config.rms_norm_eps, rows)
+        if self._group is None:
+            ops.linear(b.head_in, weights.head, b.logits)
+            return
+        ops.linear(b.head_in, weights.head, b.part)
+        self._group.all_gather(b.parts, b.part)
+        b.logits.unflatten(1, (self._group.size, -1)).copy_(b.parts.transpose(0, 1))
+
+    def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
+        """Keep the rows' states at a boundary, those in the residual stream unless others are given."""
+        if boundary in bucket.boundaries:
+            kept = b.states.unflatten(1, (len(bucket.boundaries), -1))
+            kept[:, bucket.boundaries.index(boundary)].copy_(b.x if state is None else state)
+
+    def _keep_last(self, bucket: Bucket, b: PassBuffers) -> None:
+        layers = len(self._weights.layers)
+        self._keep(bucket, b, layers)
+        if layers + 1 in bucket.boundaries:
+            self._ops.rms_norm(b.x, self._weights.final_norm, b.normed, self._config.rms_norm_eps)
+            self._keep(bucket, b, layers + 1, b.normed)
+
+    def _layer(self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights) -> None:
+        ops, config = self._ops, self._config
+        keys, values = self._kv.keys[index], self._kv.values[index]
+        ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
+        ops.rotary_linear(
+            b.normed,
+            layer.qkv,
+            plan.positions,
+            plan.write_slots,
+            self._rotary_table,
+            b.qkv,
+            b.q,
+            keys,
+            values,
+            bias=layer.qkv_bias,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
+        self._attend(bucket, plan, b, keys, values)
+        self._add(b.attended.flatten(1), layer.o, b)
+        ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
+        ops.gated_linear(b.normed, layer.gate_up, b.activated)
+        self._add(b.activated, layer.down, b)
+
+    def _attend(self, bucket: Bucket, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if self._plain is not None and not bucket.has_trees:
+            self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
+            return
+        ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
+        if not bucket.tiles_only:
+            self._attend_in_splits(plan, b, keys, values)
+        if len(plan.tiles):
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
+
+    def _attend_in_splits(self, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Attention of the rows that have no tile: those that decode come first."""
+        ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
+        q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]
+        ops.prefix_attention(
+            q, keys, values, pages, page_size, plan.segments, plan.item_offsets, partials, columns=b.columns
+        )
+        ops.tail_attention(
+            q,
+            keys,
+            values,
+            pages,
+            page_size,
+            plan.lines,
+            plan.prefix_lengths,
+            b.paths,
+            b.depths,
+            plan.write_slots,
+            plan.decode_rows,
+            partials,
+            out,
+        )
+
+    def _add(self, x: torch.Tensor, weight: torch.Tensor, b: PassBuffers) -> None:
+        """Add a layer's output, the sum of the ranks' parts, to the residual stream."""
+        if self._group is None:
+            self._ops.linear(x, weight, b.x, residual=b.x)
+            return
+        self._ops.linear(x, weight, b.part)
+        self._group.all_gather(b.parts, b.part)
+        self._ops.rank_sum(b.parts, b.x, b.x)
+
+    def _decide(self, bucket: Bucket, plan: Plan, b: PassBuffers) -> None:
+        ops, tables = self._ops, self._tables
+        self.head(b.x, plan.logit_rows, HeadBuffers(b.head_in, b.logits, b.logits_part, b.logits_parts))
+        ops.sample(
+            b.logits,
+            plan.logit_rows,
+            plan.positions,
+            plan.lines,
+            b.paths,
+            b.depths,
+            b.resolved_ids,
+            tables.sampling,
+            b.workspace,
+            b.sampled,
+        )
+        ops.tree_walk(
+            b.sampled,
+            plan.deciding,
+            plan.logit_rows,
+            plan.parents,
+            b.resolved_ids,
+            tables.last_tokens,
+            tables.sampling,
+            b.result,
+        )
+        if bucket.has_trees:
+            kv = self._kv
+            ops.compact_kv(
+                kv.keys,
+                kv.values,
+                b.result,
+                plan.deciding,
+                plan.logit_rows,
+                plan.write_slots,
+                tables.page_table,
+                kv.page_size,
+            )

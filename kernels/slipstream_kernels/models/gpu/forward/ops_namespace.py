@@ -1,0 +1,132 @@
+"""The ops that a pass is made of: kernels, their twins in torch, or kernels beside a vendor's library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from slipstream_kernels.ops.gpu import (
+    compaction,
+    embedding,
+    linear,
+    logprobs,
+    outcome_select,
+    prefill_attention,
+    prefix_attention,
+    rank_sum,
+    rms_norm,
+    rotary,
+    rotary_linear,
+    sampling,
+    state_rows,
+    tail_attention,
+    tree_handover,
+    tree_paths,
+    tree_walk,
+    word_updates,
+)
+from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
+
+Op = Callable[..., Any]
+
+MODES = ("exact", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning."""
+
+    choose_trees: Op
+    compact_kv: Op
+    copy_states: Op
+    count_splits: Op
+    embed: Op
+    gated_linear: Op
+    hand_trees: Op
+    linear: Op
+    logprobs: Op
+    prefill_attention: Op
+    prefix_attention: Op
+    rank_sum: Op
+    rms_norm: Op
+    rotary_linear: Op
+    rotary_write: Op
+    sample: Op
+    tail_attention: Op
+    tree_paths: Op
+    tree_walk: Op
+    write_words: Op
+
+
+def kernels() -> Ops:
+    """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
+    return Ops(
+        choose_trees=outcome_select.choose_trees,
+        compact_kv=compaction.compact_kv,
+        copy_states=state_rows.copy_states,
+        count_splits=outcome_select.count_splits,
+        embed=embedding.embed,
+        gated_linear=linear.gated_linear,
+        hand_trees=tree_handover.hand_trees,
+        linear=linear.linear,
+        logprobs=logprobs.logprobs,
+        prefill_attention=prefill_attention.prefill_attention,
+        prefix_attention=prefix_attention.prefix_attention,
+        rank_sum=rank_sum.rank_sum,
+        rms_norm=rms_norm.rms_norm,
+        rotary_linear=rotary_linear.rotary_linear,
+        rotary_write=rotary.rotary_write,
+        sample=sampling.sample,
+        tail_attention=tail_attention.tail_attention,
+        tree_paths=tree_paths.tree_paths,
+        tree_walk=tree_walk.tree_walk,
+        write_words=word_updates.write_words,
+    )
+
+
+def twins() -> Ops:
+    """The twins in torch, on any device."""
+    return Ops(
+        choose_trees=outcome_select.choose_trees_reference,
+        compact_kv=compaction.compact_kv_reference,
+        copy_states=state_rows.copy_states_reference,
+        count_splits=outcome_select.count_splits_reference,
+        embed=embedding.embed_reference,
+        gated_linear=linear.gated_linear_reference,
+        hand_trees=tree_handover.hand_trees_reference,
+        linear=linear.linear_reference,
+        logprobs=logprobs.logprobs_reference,
+        prefill_attention=prefill_attention.prefill_attention_reference,
+        prefix_attention=prefix_attention.prefix_attention_reference,
+        rank_sum=rank_sum.rank_sum_reference,
+        rms_norm=rms_norm.rms_norm_reference,
+        rotary_linear=rotary_linear.rotary_linear_reference,
+        rotary_write=rotary.rotary_write_reference,
+        sample=sampling.sample_reference,
+        tail_attention=tail_attention.tail_attention_reference,
+        tree_paths=tree_paths.tree_paths_reference,
+        tree_walk=tree_walk.tree_walk_reference,
+        write_words=word_updates.write_words_reference,
+    )
+
+
+def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
+    """The ops of a mode on a device. `gate_up` is bfloat16 room for both halves of a
+    gated layer, used in fast mode.
+
+    Raises ValueError for an unknown mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, supported are {', '.join(MODES)}")
+    ops = kernels() if device.type == "cuda" else twins()
+    if mode == "exact":
+        return ops
+    return replace(
+        ops,
+        linear=library_linear,
+        gated_linear=LibraryGatedLinear(gate_up),
+        rotary_linear=rotary_linear.in_two_steps(library_linear, ops.rotary_write),
+    )

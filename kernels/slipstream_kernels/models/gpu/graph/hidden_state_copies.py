@@ -1,0 +1,145 @@
+"""Where the states that a pass keeps go: all to the host, and those of committed rows to other memory of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.graph.pass_handle import KeptStates
+from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
+from slipstream_kernels.ops.gpu.state_rows import ENTRY
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateCopy:
+    """States at some boundaries of committed rows, to be put side by side into memory of the model's device.
+
+    `rows` int64 [n, 4] is as in `ops.gpu.state_rows`: its items are those of the plan's `deciding`, its places numbers
+    of `target`, bfloat16 [any].
+    """
+
+    target: torch.Tensor
+    boundaries: tuple[int, ...]
+    rows: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateCopies:
+    """What becomes of a pass's states. `packed` int64 [n, 3] is a row's (row, order, item), as in a StateCopy.
+
+    With `packed` those rows reach the host, in that order, where there are no more than may decode; without, all rows.
+    """
+
+    copies: Sequence[StateCopy] = ()
+    packed: Int64 | None = None
+
+
+CopyPlan = Callable[[], StateCopies]
+"""Asked once the pass is queued, so that it is made while the device works."""
+
+
+def no_copies() -> StateCopies:
+    """All rows reach the host, and none go elsewhere."""
+    return StateCopies()
+
+
+def _most_rows(limits: GpuLimits) -> int:
+    """Rows of all tables of a pass: a request's go to its drafter, one that takes it over, and, packed, to the host."""
+    return 3 * limits.max_rows if limits.boundaries else 0
+
+
+class StateSender:
+    """Queues the copies of passes' states on the current stream, behind the passes."""
+
+    def __init__(self, limits: GpuLimits, hidden: int, device: torch.device, op: Callable[..., None]) -> None:
+        """`op` is `copy_states`."""
+        self._hidden = hidden
+        self._device = device
+        self._op = op
+        self._most = _most_rows(limits)
+        self._rows = torch.zeros(self._most, ENTRY, dtype=torch.int64, device=device)
+        self._most_packed = limits.max_decode_rows
+        self._packed = torch.empty(0, dtype=torch.bfloat16, device=device)
+        self._boundaries: tuple[int, ...] = ()
+        self._columns: dict[tuple[int, ...], torch.Tensor] = {}
+        if limits.boundaries and device.type == "cuda":
+            self._compile()
+
+    @staticmethod
+    def num_bytes(limits: GpuLimits, hidden: int) -> int:
+        """What it takes of the device's memory."""
+        packed = 2 * limits.max_decode_rows * limits.boundaries * hidden
+        return packed + 8 * ENTRY * _most_rows(limits)
+
+    def keep(self, boundaries: tuple[int, ...]) -> None:
+        """From now on the passes keep states at these boundaries. None that keeps any may be under way."""
+        self._boundaries = boundaries
+        self._columns.clear()
+        size = self._most_packed * len(boundaries) * self._hidden
+        if len(self._packed) < size:
+            self._packed = torch.empty(size, dtype=torch.bfloat16, device=self._device)
+
+    def send(
+        self, states: torch.Tensor, result: torch.Tensor, count: int, plan: StateCopies, buffer: HostBuffer
+    ) -> KeptStates:
+        """Queue what becomes of `states`, bfloat16 [rows, boundaries * hidden], of which `count` rows are the plan's.
+
+        ValueError for copies of more rows than any pass has. `result` is that of the pass on the device.
+        """
+        copied = None
+        tables = self._load(plan, buffer)
+        for copy, rows in zip(plan.copies, tables, strict=False):
+            columns = self._columns_of(copy.boundaries)
+            self._op(states, result, rows, columns, copy.target, self._hidden)
+        if plan.copies and buffer.copied_event is not None:
+            copied = buffer.copied_event
+            copied.record()
+        source = states[:count]
+        if plan.packed is not None:
+            source = self._packed.view(-1, states.shape[1])[: len(plan.packed)]
+            self._op(states, result, tables[-1], self._columns_of(self._boundaries), self._packed, self._hidden)
+        kept = buffer.states[: source.numel()].view(source.shape)
+        kept.copy_(source, non_blocking=True)
+        if buffer.states_event is not None:
+            buffer.states_event.record()
+        return KeptStates(kept, buffer.states_event, copied)
+
+    def _load(self, plan: StateCopies, buffer: HostBuffer) -> list[torch.Tensor]:
+        """The tables of rows on the device: of each copy, then of what is packed."""
+        tables = [copy.rows for copy in plan.copies]
+        if plan.packed is not None:
+            width = len(self._boundaries) * self._hidden
+            places = np.arange(len(plan.packed), dtype=np.int64) * width
+            tables.append(np.column_stack([plan.packed, places]))
+        if not tables:
+            return []
+        ends = np.cumsum([len(table) for table in tables]).tolist()
+        if ends[-1] > self._most:
+            raise ValueError(f"states of {ends[-1]} rows are to be copied, at most {self._most} can be")
+        if len(buffer.state_rows) < ends[-1]:
+            buffer.reserve_state_rows(self._most, ENTRY)
+        if buffer.states_event is not None:
+            buffer.states_event.synchronize()  # comes after the copy of the table that was there
+        np.concatenate(tables, out=buffer.state_rows.numpy()[: ends[-1]])
+        self._rows[: ends[-1]].copy_(buffer.state_rows[: ends[-1]], non_blocking=True)
+        return [self._rows[end - len(table) : end] for table, end in zip(tables, ends, strict=True)]
+
+    def _columns_of(self, boundaries: tuple[int, ...]) -> torch.Tensor:
+        if boundaries not in self._columns:
+            columns = [self._boundaries.index(boundary) for boundary in boundaries]
+            self._columns[boundaries] = torch.tensor(columns, dtype=torch.int32, device=self._device)
+        return self._columns[boundaries]
+
+    def _compile(self) -> None:
+        """So that no step waits for it: copies one row of one boundary."""
+        states = torch.zeros(2, self._hidden, dtype=torch.bfloat16, device=self._device)
+        zeros = torch.zeros(1, 2, dtype=torch.int32, device=self._device)
+        row = torch.tensor([[0, -1, 0, 0]], device=self._device)
+        self._op(states[:1], zeros, row, zeros[0, :1], states[1], self._hidden)

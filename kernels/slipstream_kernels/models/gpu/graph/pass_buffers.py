@@ -1,0 +1,161 @@
+"""Room for one pass, shared by all buckets: passes follow one another, and each uses the start of every buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+
+import torch
+
+from slipstream_kernels.models.gpu.batch.buckets import Bucket
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
+from slipstream_kernels.ops.gpu.position_splits import num_splits
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
+from slipstream_kernels.ops.gpu.sampling import SamplingWorkspace, sampling_workspace
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.token_tree import MAX_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class PassBuffers:
+    """Tensors of a pass over `rows` rows with `logits` rows of logits, bfloat16 unless said otherwise."""
+
+    x: torch.Tensor
+    """[rows, hidden], the residual stream"""
+    normed: torch.Tensor
+    """[rows, hidden]"""
+    qkv: torch.Tensor
+    """[rows, q + 2 kv]"""
+    q: torch.Tensor
+    """[rows, heads, head_dim], rotated"""
+    attended: torch.Tensor
+    """[rows, heads, head_dim]"""
+    activated: torch.Tensor
+    """[rows, intermediate]"""
+    resolved_ids: torch.Tensor
+    """int32 [rows]"""
+    paths: torch.Tensor
+    """int32 [rows, MAX_ROWS]"""
+    depths: torch.Tensor
+    """int32 [rows]; all 0 for buckets without trees"""
+    head_in: torch.Tensor
+    """[logits, hidden]"""
+    logits: torch.Tensor
+    """float32 [logits, vocab]"""
+    sampled: torch.Tensor
+    """int32 [logits]"""
+    result: torch.Tensor
+    """int32 [items, RESULT_WIDTH]"""
+    states: torch.Tensor
+    """[rows, boundaries * hidden], what entered the bucket's boundaries, side by side"""
+    part: torch.Tensor
+    """float32 [rows, hidden], this rank's part of a layer's output; nothing where there is one rank"""
+    parts: torch.Tensor
+    """float32 [ranks, rows, hidden]"""
+    logits_part: torch.Tensor
+    """float32 [logits, vocab of the shard]"""
+    logits_parts: torch.Tensor
+    """float32 [ranks, logits, vocab of the shard]"""
+    partials: AttentionPartials
+    """of the pass's first rows, as many as may decode"""
+    workspace: SamplingWorkspace
+    columns: int
+    """of `prefix_attention`"""
+
+
+class BufferPool:
+    """Allocates for the largest pass; `of` a bucket are views that start where the largest pass's buffers do."""
+
+    def __init__(self, shard: Shard, limits: GpuLimits, device: torch.device | str, *, library: bool = False) -> None:
+        """`library` adds what a vendor's library needs for gated layers."""
+        self._shard = shard
+        self._limits = limits
+        boundaries = tuple(range(limits.boundaries))
+        most = Bucket(limits.max_rows, limits.max_decode_rows, has_trees=True, has_prefill=True, boundaries=boundaries)
+        self._storage = {
+            name: torch.empty(prod(shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in self._shapes(most).items()
+        }
+        self._buffers: dict[Bucket, PassBuffers] = {}
+        size = limits.max_rows * 2 * shard.intermediate_size if library else 0
+        self.gate_up = torch.empty(size, dtype=torch.bfloat16, device=device)
+        """both halves of a gated layer; nothing unless `library`"""
+        self._no_depths = torch.zeros(limits.max_rows, dtype=torch.int32, device=device)
+        vocab, head_dim = shard.config.vocab_size, shard.config.head_dim
+        splits = num_splits(limits.max_context)
+        self._workspace = sampling_workspace(limits.max_decode_rows, vocab, torch.device(device))
+        self._partials = attention_partials(limits.max_decode_rows, shard.heads, splits, head_dim, device)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the attention's partial states, of logits and what is made of them, and of all else."""
+        partials = _bytes_of(self._partials)
+        logits = _bytes_of(self._workspace)
+        logits += sum(tensor.nbytes for name, tensor in self._storage.items() if name.startswith("logits"))
+        total = partials + _bytes_of(self._workspace) + self._no_depths.nbytes + self.gate_up.nbytes
+        total += sum(tensor.nbytes for tensor in self._storage.values())
+        return {"partials": partials, "logits": logits, "activations": total - partials - logits}
+
+    @property
+    def results(self) -> torch.Tensor:
+        """int32 [requests, RESULT_WIDTH], those of the last pass."""
+        return self._storage["result"].view(-1, RESULT_WIDTH)
+
+    def of(self, bucket: Bucket) -> PassBuffers:
+        """The buffers of a bucket's passes."""
+        if bucket not in self._buffers:
+            self._buffers[bucket] = self._views(bucket)
+        return self._buffers[bucket]
+
+    def drop_states(self) -> None:
+        """Forget the buffers of buckets that keep states; passes under way may still use them."""
+        self._buffers = {bucket: buffers for bucket, buffers in self._buffers.items() if not bucket.boundaries}
+
+    def _views(self, bucket: Bucket) -> PassBuffers:
+        views = {
+            name: self._storage[name][: prod(shape)].view(shape) for name, (shape, _) in self._shapes(bucket).items()
+        }
+        if not bucket.has_trees:
+            views["depths"] = self._no_depths[: bucket.rows]
+        rows = min(bucket.rows, self._limits.max_decode_rows)
+        states = self._partials
+        return PassBuffers(
+            **views,
+            partials=AttentionPartials(states.m[:rows], states.l[:rows], states.o[:rows]),
+            workspace=self._workspace,
+            columns=PREFIX_COLUMNS,
+        )
+
+    def _shapes(self, bucket: Bucket) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        shard, config = self._shard, self._shard.config
+        rows, logits, hidden = bucket.rows, bucket.logits, config.hidden_size
+        ranks = shard.size if shard.size > 1 else 0
+        part_rows, part_logits = (rows, logits) if ranks else (0, 0)
+        heads = (rows, shard.heads, config.head_dim)
+        bf16, f32, i32 = torch.bfloat16, torch.float32, torch.int32
+        return {
+            "x": ((rows, hidden), bf16),
+            "normed": ((rows, hidden), bf16),
+            "qkv": ((rows, shard.qkv_size), bf16),
+            "q": (heads, bf16),
+            "attended": (heads, bf16),
+            "activated": ((rows, shard.intermediate_size), bf16),
+            "resolved_ids": ((rows,), i32),
+            "paths": ((rows, MAX_ROWS), i32),
+            "depths": ((rows,), i32),
+            "head_in": ((logits, hidden), bf16),
+            "logits": ((logits, config.vocab_size), f32),
+            "sampled": ((logits,), i32),
+            "result": ((min(logits, self._limits.max_running), RESULT_WIDTH), i32),
+            "states": ((rows, len(bucket.boundaries) * hidden), bf16),
+            "part": ((part_rows, hidden), f32),
+            "parts": ((ranks, part_rows, hidden), f32),
+            "logits_part": ((part_logits, shard.vocab_size), f32),
+            "logits_parts": ((ranks, part_logits, shard.vocab_size), f32),
+        }
+
+
+def _bytes_of(record: AttentionPartials | SamplingWorkspace) -> int:
+    return sum(getattr(record, entry.name).nbytes for entry in fields(record))

@@ -1,0 +1,149 @@
+"""A pass under way: what it will answer, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from slipstream_kernels.models.capture_layers import Bits
+from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptStates:
+    """A pass's states: on the host once `event` has come, copied on the device once `copied` has; None: already."""
+
+    rows: torch.Tensor
+    event: torch.cuda.Event | None
+    copied: torch.cuda.Event | None
+
+
+class RowScores(NamedTuple):
+    """What a pass says of tokens, on its device once `ready` comes; None where it is there. Else as of `logprobs`."""
+
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+class Ticket:
+    """Handed out by `GpuModel.launch`."""
+
+    __slots__ = (
+        "_event",
+        "_items",
+        "_kept",
+        "_logits",
+        "_moved",
+        "_results",
+        "_results_at",
+        "_rows",
+        "_states",
+        "decided",
+        "scores",
+    )
+
+    def __init__(
+        self,
+        results_at: Int32,
+        decided: torch.Tensor,
+        logits: torch.Tensor,
+        kept: torch.Tensor | None,
+        event: torch.cuda.Event | None,
+        states: KeptStates | None = None,
+    ) -> None:
+        """`results_at` receives the `decided` results once `event` has come; None if they are there already.
+
+        `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
+        `states` are what the pass keeps.
+        """
+        self._results_at: Int32 | None = results_at
+        self._items = len(decided)
+        self.decided = decided
+        """int32 [items, 130], `results` on the device: whoever reads them there does so before the next pass starts."""
+        self._logits: torch.Tensor | None = logits
+        self._kept = kept
+        self._event = event
+        self._results: Int32 | None = None
+        self._moved: torch.cuda.Event | None = None
+        self._states = states
+        self._rows: Bits | None = None
+        self.scores: RowScores | None = None
+        """Of the plan's `scored` rows, where there are any."""
+
+    def done(self) -> bool:
+        """Whether `results` would not wait."""
+        return self._results is not None or self._event is None or self._event.query()
+
+    def results(self) -> Int32:
+        """int32 [items, 130] of the plan's `deciding`, as `tree_walk` writes them; waits for this pass only."""
+        if self._results is None:
+            assert self._results_at is not None
+            if self._event is not None:
+                self._event.synchronize()
+            self._results = self._results_at[: self._items].copy()
+            self._results_at = None
+        return self._results
+
+    @property
+    def states_shape(self) -> tuple[int, int] | None:
+        """That of `states`, without a wait; None where there are none."""
+        return None if self._states is None else (self._states.rows.shape[0], self._states.rows.shape[1])
+
+    def states(self) -> Bits | None:
+        """What the pass kept at the boundaries it was launched with: bits of bfloat16 [rows, boundaries * hidden].
+
+        In the order of the plan's rows, or as it was asked to pack them. Waits for them. To be read before the second
+        launch after the pass's own: the memory is used again. None where nothing was asked for, or it is gone. It is
+        the same array each time.
+        """
+        if self._rows is None and self._states is not None:
+            if self._states.event is not None:
+                self._states.event.synchronize()
+            self._rows = self._states.rows.view(torch.uint16).numpy()
+        return self._rows
+
+    @property
+    def left(self) -> torch.cuda.Event | None:
+        """Comes once `decided` and the states that the pass was to copy are on the device; None if they are there."""
+        copied = None if self._states is None else self._states.copied
+        return self._event if copied is None else copied
+
+    def wait_for_copies(self) -> None:
+        """Until the states that the pass was to copy on the device are there."""
+        if self._states is not None and self._states.copied is not None:
+            self._states.copied.synchronize()
+
+    def drop_states(self) -> None:
+        """Another pass takes their place."""
+        self._states = self._rows = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """float32 [logits, vocab] on the device, in the order of the plan's `logit_rows`; see `PassPlan.keep_logits`.
+
+        Raises ValueError where they are overwritten already.
+        """
+        if self._logits is None:
+            raise ValueError("the logits of this pass are gone: another has been launched since, or two")
+        return self._logits
+
+    def wait_for_logits(self) -> None:
+        """Let what is queued next on the current stream come after the logits."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._moved or self._event)
+
+    def on_next_launch(self) -> None:
+        """Called before each of the next two passes is queued: take the logits out of its way, or let go of them."""
+        if self._logits is None or self._kept is None:
+            self._logits = None
+            return
+        self._kept.copy_(self._logits, non_blocking=True)
+        if self._event is not None:
+            self._moved = torch.cuda.Event()
+            self._moved.record()
+        self._logits, self._kept = self._kept, None

@@ -1,0 +1,64 @@
+"""Runs in front of a pass with choices: of the trees prepared for each request, the device takes the one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from slipstream_kernels.models.gpu.batch.buckets import Bucket
+from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.batch.outcome_plan import ChoiceArrays, may_choose
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
+from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
+from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
+from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
+
+
+class TreeChooser:
+    """Has small graphs of its own, so that passes without choices do not pay for it."""
+
+    def __init__(self, forward: GpuForward, layout: Callable[[Bucket], PlanLayout], plan: torch.Tensor) -> None:
+        """`plan` is the device's, int32 [words]."""
+        self._forward = forward
+        self._layout = layout
+        self._plan = plan
+        self._graphs = PassGraphs[Bucket](self._choose)
+        self._choices: dict[Bucket, ChoiceArrays[torch.Tensor]] = {}
+
+    def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
+        """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
+        able = [bucket for bucket in buckets if may_choose(bucket)]
+        self._graphs.capture(able, prepare, progress=progress)
+        if able:  # compiles what no graph has: of padding alone nothing is read
+            prepare(able[0])
+            self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
+
+    def send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+        """Queue the copy of the prepared trees to the device; where there cannot be any, nothing."""
+        layout = self._layout(bucket).choices
+        if layout is not None:
+            layout.pack(plan, buffer.words)
+            memory, on_device = buffer.part(layout.end, self._plan, layout.first)
+            on_device.copy_(memory, non_blocking=True)
+
+    def hand(self, bucket: Bucket, trees: torch.Tensor) -> None:
+        """Queue, between that copy and the choice, what brings the trees that are drafted on the device."""
+        bucket = bucket.without_states
+        choices = self._choices.get(bucket)
+        if choices is None:
+            layout = self._layout(bucket).choices
+            assert layout is not None
+            choices = self._choices[bucket] = layout.views(self._plan)
+        self._forward.hand(choices, trees)
+
+    def run(self, bucket: Bucket) -> None:
+        """Queue the choice, between the plan's way to the device and the pass."""
+        self._graphs.run(bucket.without_states)
+
+    def _choose(self, bucket: Bucket) -> None:
+        layout = self._layout(bucket)
+        assert layout.choices is not None
+        choices = layout.choices.views(self._plan)
+        self._forward.choose(layout.views(self._plan), choices, layout.choices.segment_rows)

@@ -1,0 +1,1 @@
+"""One model on several GPUs: the rank that drives the others, and these."""

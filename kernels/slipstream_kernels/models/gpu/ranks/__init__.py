@@ -1,0 +1,1 @@
+"""What each rank of tensor parallelism holds, and how ranks reach one another."""

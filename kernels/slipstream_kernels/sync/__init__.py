@@ -1,0 +1,1 @@
+"""Threads of one process that wait for one another."""

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
+from support.models import make_tiny_model
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sizes that two ranks can share."""
+    folder = tmp_path_factory.mktemp("weights") / request.param
+    tied = request.param == "llama"
+    return make_tiny_model(folder, family=request.param, heads=4, kv_heads=2, tied=tied, shards=2)
+
+
+def load(folder: Path, rank: int = 0, size: int = 1) -> GpuWeights:
+    return GpuWeights.load(folder, ModelConfig.from_folder(folder), "cpu", rank=rank, size=size, progress=False)
+
+
+def tensors_of(weights: GpuWeights) -> list[torch.Tensor]:
+    layers = [getattr(layer, name) for layer in weights.layers for name in type(layer).__slots__]
+    return [weights.embedding, weights.final_norm, weights.head, *(tensor for tensor in layers if tensor is not None)]
+
+
+def test_packs_every_tensor(folder: Path) -> None:
+    tensors, weights = load_tensors(folder, ModelConfig.from_folder(folder)), load(folder)
+    for index, layer in enumerate(weights.layers):
+        part = {
+            name.removeprefix(f"model.layers.{index}."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"model.layers.{index}.")
+        }
+        attention = [part[f"self_attn.{name}_proj.weight"] for name in "qkv"]
+        assert torch.equal(layer.qkv, torch.cat(attention))
+        assert torch.equal(
+            separate_gate_up(layer.gate_up, dim=0),
+            torch.cat([part["mlp.gate_proj.weight"], part["mlp.up_proj.weight"]]),
+        )
+        assert torch.equal(layer.o, part["self_attn.o_proj.weight"])
+        assert torch.equal(layer.down, part["mlp.down_proj.weight"])
+        assert torch.equal(layer.input_norm, part["input_layernorm.weight"])
+        assert torch.equal(layer.post_norm, part["post_attention_layernorm.weight"])
+        if layer.qkv_bias is not None:
+            assert torch.equal(layer.qkv_bias, torch.cat([part[f"self_attn.{name}_proj.bias"] for name in "qkv"]))
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(layer, name)
+            assert (norm is None) == (f"self_attn.{name}.weight" not in part)
+            assert norm is None or torch.equal(norm, part[f"self_attn.{name}.weight"])
+    assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"])
+    assert torch.equal(weights.final_norm, tensors["model.norm.weight"])
+    assert torch.equal(weights.head, tensors.get("lm_head.weight", weights.embedding))
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.bfloat16 for tensor in tensors_of(weights))
+
+
+def test_bytes_are_known_beforehand(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    for rank, size in ((0, 1), (1, 2)):
+        weights = load(folder, rank, size)
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors_of(weights)
+        }
+        assert sum(storages.values()) == weights.nbytes == weight_bytes(Shard(config, rank, size))
+
+
+def test_ranks_hold_parts_of_the_whole(folder: Path) -> None:
+    whole, parts = load(folder), [load(folder, rank, 2) for rank in range(2)]
+    config = whole.shard.config
+    assert torch.equal(torch.cat([part.head for part in parts]), whole.head)
+    for index, layer in enumerate(whole.layers):
+        ours = [part.layers[index] for part in parts]
+        assert torch.equal(torch.cat([part.o for part in ours], 1), layer.o)
+        assert torch.equal(torch.cat([part.down for part in ours], 1), layer.down)
+        halves = [separate_gate_up(part.gate_up, dim=0).chunk(2) for part in ours]
+        gate_up = separate_gate_up(layer.gate_up, dim=0)
+        assert torch.equal(torch.cat([half[i] for i in range(2) for half in halves]), gate_up)
+        sizes = [config.q_size // 2, config.kv_size // 2, config.kv_size // 2]
+        split = [part.qkv.split(sizes) for part in ours]
+        assert torch.equal(torch.cat([part[i] for i in range(3) for part in split]), layer.qkv)
+        assert all(torch.equal(part.input_norm, layer.input_norm) for part in ours)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "num_key_value_heads is 2, which does not divide among 3 ranks"),
+        (4, "num_key_value_heads is 2, which does not divide among 4 ranks"),
+    ],
+)
+def test_heads_that_do_not_divide(folder: Path, size: int, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, 0, size)
+
+
+def test_other_sizes_that_do_not_divide(tmp_path: Path) -> None:
+    narrow = make_tiny_model(tmp_path / "narrow", heads=2, kv_heads=2, intermediate_size=208)
+    with pytest.raises(CheckpointError, match=r"intermediate_size is 208, .* 2 ranks in multiples of 16"):
+        load(narrow, 0, 2)
+    odd = make_tiny_model(tmp_path / "odd", heads=2, kv_heads=2, vocab_size=511)
+    with pytest.raises(CheckpointError, match="vocab_size is 511"):
+        load(odd, 1, 2)
+    with pytest.raises(ValueError, match="rank is 2 of 2"):
+        load(odd, 2, 2)
+
+
+def test_random_weights_are_one_model_on_all_ranks(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    whole, again, other = (GpuWeights.random(config, "cpu", seed) for seed in (5, 5, 6))
+    part = GpuWeights.random(config, "cpu", 5, rank=1, size=2)
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(whole), tensors_of(again), strict=True))
+    assert not torch.equal(whole.layers[1].o, other.layers[1].o)
+    assert torch.equal(part.layers[1].o, whole.layers[1].o[:, config.q_size // 2 :])
+    assert torch.equal(part.head, whole.head[config.vocab_size // 2 :])

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream_kernels.models.gpu.ranks.rank_group import FIRST_BLOCK
+from support.forked import Ended, Forks
+
+PRELUDE = f"""
+import os, sys, time
+from pathlib import Path
+import torch
+from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+from slipstream_kernels.models.gpu.ranks.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
+
+FIRST_BLOCK = {FIRST_BLOCK}
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+rank, size, port, timeout = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+if rank == 0:
+    store = open_rendezvous(size, timeout=100)
+    port.with_suffix(".new").write_text(str(store.port))
+    port.with_suffix(".new").rename(port)
+else:
+    while not port.exists():
+        time.sleep(0.01)
+    store = join_rendezvous(int(port.read_text()), size, timeout=timeout)
+"""
+SECONDS = 100
+"""What ranks on a busy machine may take to start."""
+
+JOIN = f"""
+group = DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout={SECONDS})
+"""
+
+
+def ranks(forks: Forks, port: Path, program: str, size: int = 2) -> list[Ended]:
+    """Run `program` in every rank; returns when all of them have ended. `port`: the file that tells it."""
+    return forks.together(
+        *(("-c", PRELUDE + program, str(rank), str(size), str(port), str(SECONDS)) for rank in range(size))
+    )
+
+
+def test_tensors_and_messages_reach_every_rank(forks: Forks, tmp_path: Path) -> None:
+    program = """
+assert (group.rank, group.size) == (rank, 3)
+for dtype in (torch.bfloat16, torch.float32, torch.int32):
+    part = torch.arange(6).to(dtype).view(2, 3) + 10 * rank
+    out = torch.full((3, 2, 3), 99).to(dtype)
+    group.all_gather(out, part)
+    for other in range(3):
+        assert torch.equal(out[other], torch.arange(6).to(dtype).view(2, 3) + 10 * other)
+for length in (0, 1, FIRST_BLOCK - 8, FIRST_BLOCK - 7, 3 * FIRST_BLOCK):
+    message = bytes(i * 7 % 256 for i in range(length))
+    assert group.broadcast(message if rank == 0 else None) == message
+group.wait_for_all()
+print("done", rank)
+group.close()
+"""
+    ended = ranks(forks, tmp_path / "port", JOIN + program, size=3)
+    assert [(each.status, each.output.splitlines()[-1:]) for each in ended] == [
+        (0, [f"done {rank}"]) for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize("call", ["broadcast", "all_gather"])
+def test_a_rank_that_dies_ends_the_others(forks: Forks, tmp_path: Path, dying: int, call: str) -> None:
+    program = f"""
+group.wait_for_all()
+if rank == {dying}:
+    os._exit(9)
+try:
+    while True:  # rank 0 may send what nobody receives until the system has noticed
+        if "{call}" == "broadcast":
+            group.broadcast(b"plan" if rank == 0 else None)
+        else:
+            group.all_gather(torch.empty(2, 4), torch.ones(4))
+except RankError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    ended = ranks(forks, tmp_path / "port", JOIN + program)
+    assert ended[dying].status == 9
+    survivor = ended[1 - dying]
+    assert survivor.status == 0, survivor
+    assert f"rank {1 - dying} of 2" in survivor.output
+
+
+def test_a_rank_that_does_not_come_is_reported(forks: Forks, tmp_path: Path) -> None:
+    program = 'DistributedRankGroup(torch.device("cpu"), store, rank=rank, size=size, timeout=1)'
+    (alone,) = forks.together(("-c", PRELUDE + program, "0", "2", str(tmp_path / "port"), str(SECONDS)))
+    assert alone.status == 1
+    assert "RankError: rank 0 of 2 could not join the others" in alone.output
+
+
+def test_a_rendezvous_that_is_not_open_is_reported(forks: Forks, tmp_path: Path) -> None:
+    port = tmp_path / "port"
+    port.write_text("1")
+    (alone,) = forks.together(("-c", PRELUDE, "1", "2", str(port), "1"))
+    assert alone.status == 1
+    assert "RankError: rank 0 does not answer at port 1" in alone.output

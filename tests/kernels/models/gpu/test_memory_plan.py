@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.weights import weight_bytes
+from slipstream_kernels.models.gpu.memory_plan import (
+    GpuMemoryPlan,
+    OutOfDeviceMemoryError,
+    available_bytes,
+    plan_memory,
+)
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+
+LLAMA_8B = ModelConfig(
+    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=5e5, rope_scaling=None, max_context=131072,
+    tie_word_embeddings=False, eos_token_ids=(), bos_token_id=None,
+)  # fmt: skip
+GIB = 1 << 30
+
+
+def plan(
+    limits: GpuLimits, available: int, *, size: int = 1, mode: str = "exact", plain: bool = False
+) -> GpuMemoryPlan:
+    shard = Shard(LLAMA_8B, 0, size)
+    return plan_memory(shard, limits, mode=mode, plain=plain, graphs=100, available=available, on_host=False)
+
+
+def test_a_large_model_on_a_large_device() -> None:
+    found = plan(GpuLimits(max_running=256, max_context=32768), 126 * GIB)
+    assert found.weights == weight_bytes(Shard(LLAMA_8B)) == 16_060_522_496
+    assert found.pages == found.num_pages * 16 * 131072
+    assert found.scratch == 512 * 131072
+    assert found.needed <= found.available < found.needed + 16 * 131072
+    assert found.num_pages * 16 > 800_000
+    assert str(found).startswith("weights 14.96 GiB, ") and str(found).endswith("of 126.00 GiB available")
+
+
+def test_ranks_share_weights_and_pages() -> None:
+    limits = GpuLimits(max_context=8192)
+    one, two = plan(limits, 80 * GIB), plan(limits, 80 * GIB, size=2)
+    assert two.weights < 0.6 * one.weights and two.num_pages > 2 * one.num_pages
+
+
+def test_a_library_takes_its_share() -> None:
+    limits = GpuLimits(max_context=8192)
+    found = plan(limits, 80 * GIB, mode="fast", plain=True)
+    own = found.partials - plan(limits, 80 * GIB, mode="fast").partials
+    assert own == PlainAttention.num_bytes(Shard(LLAMA_8B), limits) > 256 << 20
+    assert found.needed <= found.available
+
+
+def test_a_full_context_at_least_or_a_refusal() -> None:
+    limits = GpuLimits(max_context=131072, max_running=8)
+    with pytest.raises(OutOfDeviceMemoryError, match=r"8192 KV pages of 16\.00 GiB .* of 24\.00 GiB available; lower"):
+        plan(limits, 24 * GIB)
+
+
+def test_pages_that_are_named_are_taken() -> None:
+    found = plan(GpuLimits(max_context=4096, num_pages=1000), 60 * GIB)
+    assert found.num_pages == 1000 and found.needed < 25 * GIB
+    fast = plan(GpuLimits(max_context=4096, num_pages=1000), 60 * GIB, mode="fast")
+    assert fast.activations > found.activations
+
+
+def test_the_host_has_memory() -> None:
+    assert 0 < available_bytes(torch.device("cpu"), 0.5) < available_bytes(torch.device("cpu"), 1.0)
+    assert Path("/proc/meminfo").exists()
