@@ -30,7 +30,7 @@ def compiled(function: Function) -> Function:
 def _source_digest() -> str:
     """Of the files that compiled code is in: all of them use the intrinsics of `slipstream_kernels`."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         source = path.read_bytes()
         if b"slipstream_kernels.jit.intrinsics" in source:
             digest.update(source)

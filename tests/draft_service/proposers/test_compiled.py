@@ -8,7 +8,7 @@ from slipstream_kernels.jit.compiler import cache_folder, numba_config
 
 def test_every_file_with_compiled_code_is_in_the_digest() -> None:
     folder = Path(compiled.__file__).parent
-    with_code = [path for path in folder.glob("*.py") if "@compiled" in path.read_text()]
+    with_code = [path for path in folder.rglob("*.py") if "@compiled" in path.read_text()]
     assert len(with_code) >= 4
     assert all("slipstream_kernels.jit.intrinsics" in path.read_text() for path in with_code)
 
