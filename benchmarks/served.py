@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from launcher.free_ports import free_ports
+from launcher.process import PARENT_DEATH_SIGNAL
 
 ROOT = Path(__file__).parents[1]
-LEASH = ROOT / "launcher" / "leash.py"
 LOOPBACK = "127.0.0.1"
 PORTS = ("http", "grpc", "verify", "draft")
 SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}
@@ -106,7 +106,7 @@ def start_server(
     `descriptors`: hard limit of open files of every process, if not 0; the soft one is lower, as systems set it.
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-    command = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
+    command = [sys.executable, "-I", "-S", str(PARENT_DEATH_SIGNAL), str(os.getpid())]
     command += [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
     command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     command += [part for spec in draft for part in ("--draft", spec)]

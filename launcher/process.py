@@ -19,6 +19,9 @@ from slipstream.rpc.tls import Tls
 LOG_LINES_KEPT = 2_000
 """Lines of each service's log kept for error reports."""
 
+PARENT_DEATH_SIGNAL = Path(__file__).with_name("parent_death_signal.py")
+"""The program that ends a child with the process that started it."""
+
 LogSink = Callable[[str, str], None]
 """Called with a service's name and one line of its log, from any thread."""
 
@@ -56,7 +59,7 @@ class Spawner:
 
     @staticmethod
     def _start(command: ServiceCommand) -> subprocess.Popen[str]:
-        leash = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")), str(os.getpid()))
+        leash = (sys.executable, "-I", "-S", str(PARENT_DEATH_SIGNAL), str(os.getpid()))
         return subprocess.Popen(
             (*leash, *command.arguments),
             stdin=subprocess.DEVNULL,

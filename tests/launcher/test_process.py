@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from launcher.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.process import PARENT_DEATH_SIGNAL, ServiceCommand, ServiceProcess, Spawner
 
 STARTER = """
 import signal, sys, time
@@ -51,7 +51,7 @@ def test_a_child_outlives_every_reference_to_its_spawner():
 
 def wait_for_exec(child: psutil.Process) -> None:
     deadline = time.monotonic() + 60
-    while any("leash" in part for part in child.cmdline()) and time.monotonic() < deadline:
+    while any(PARENT_DEATH_SIGNAL.name in part for part in child.cmdline()) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

@@ -1,6 +1,6 @@
 """Runs a command that gets SIGTERM when the process that started it is gone, however that died.
 
-    python leash.py PARENT_PID COMMAND [ARGUMENT ...]
+    python parent_death_signal.py PARENT_PID COMMAND [ARGUMENT ...]
 
 Uses Linux's parent-death signal, which belongs to the starting *thread*: start it from one that lives as long as the
 process. Elsewhere it only runs the command. Run by path and isolated, so it imports the standard library alone.
