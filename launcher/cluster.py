@@ -15,7 +15,7 @@ from launcher.commands import Layout, join_address
 from launcher.free_ports import free_ports
 from launcher.process import LogSink, ServiceCommand, ServiceProcess, Spawner, discard_log
 from launcher.readiness import StartupError, wait_attached, wait_serving
-from launcher.tls_options import TlsFiles
+from launcher.tls_files import TlsFiles
 from slipstream.rpc.unix_socket import SCHEME
 
 LOOPBACK = "127.0.0.1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.process import ServiceCommand
-from launcher.tls_options import TlsFiles
+from launcher.tls_files import TlsFiles
 from slipstream.rpc.unix_socket import SCHEME, is_unix
 
 NO_DRAFT = "none"

@@ -9,7 +9,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from launcher.commands import split_address
-from launcher.tls_options import TlsFiles
+from launcher.tls_files import TlsFiles
 from slipstream.rpc.unix_socket import SCHEME, is_unix
 
 HTTPS = "https://"

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from launcher.commands import join_address, split_address
 from launcher.gateway_health import GatewayStatusError, read_health
-from launcher.tls_options import TlsFiles
+from launcher.tls_files import TlsFiles
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.tls import Tls
 from slipstream.rpc.unix_socket import is_unix
