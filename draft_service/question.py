@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from operator import index
+from time import perf_counter
+from typing import NamedTuple
 
 from draft_service.device_fault import end_if_device_lost
 from draft_service.proposers.base import Begun, DraftRequest, Proposer
-from draft_service.records import EMPTY_TREE
+from draft_service.records import EMPTY_TREE, Reply
+from draft_service.sessions import Slot
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 
@@ -100,6 +103,29 @@ class Question:
         except Exception as error:  # noqa: BLE001 (a third party's objects may fail in any way)
             _log.error("proposer %s made a malformed tree: %.200s", self._proposer.name, error)
             return None
+
+
+class Asked(NamedTuple):
+    """Slots that wait for what one proposer is asked."""
+
+    question: Question
+    slots: list[Slot]
+
+
+class AskedPass(NamedTuple):
+    """What a pass has to answer: replies that are there, and trees that are not yet."""
+
+    replies: list[Reply]
+    asked: list[Asked]
+
+    def wait(self, until: float) -> bool:
+        """Whether the proposers have what they are asked for; waits till then, time.perf_counter() in seconds."""
+        return all(one.question.wait(until - perf_counter()) for one in self.asked)
+
+    def on_device(self) -> list[Sequence[TokenTree | None]] | None:
+        """The trees by proposer, all of which a device works on; None where that is not so."""
+        trees = [trees for one in self.asked if (trees := one.question.on_device()) is not None]
+        return trees if trees and len(trees) == len(self.asked) else None
 
 
 def _is_plain(tree: TokenTree) -> bool:

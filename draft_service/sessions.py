@@ -14,7 +14,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-from draft_service.ahead import Outlook, Prepared
+from draft_service.ahead_state import Outlook, Prepared
 from draft_service.fan_out import FanOut
 from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
 from draft_service.records import (

@@ -18,14 +18,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from draft_service.ahead import Foresight
-from draft_service.asked_pass import Asked, AskedPass
 from draft_service.background import Background
 from draft_service.codec import Attachment
 from draft_service.device_fault import end_if_device_lost
 from draft_service.feed import Feed
 from draft_service.fitting import Fitting
 from draft_service.proposers.base import DraftRequest, Proposer, Target
-from draft_service.question import Question
+from draft_service.question import Asked, AskedPass, Question
 from draft_service.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.sessions import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker_items import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
