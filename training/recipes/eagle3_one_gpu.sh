@@ -111,10 +111,11 @@ fit() { # RUN STEPS LOG_EVERY: over the features that are there
         --max-steps "$2" --log-every "$3" --evaluate-every $(($2 / 3 + 1)) "${@:4}"
 }
 fit trial "$TRIAL_STEPS" $((TRIAL_STEPS / 4 + 1)) --no-check-labels & TRIAL_JOB=$!
-HOW=draft_service.proposers TREE=num_steps=5:topk=8:num_draft_tokens=32 CHAIN=num_steps=5:topk=1
+EAGLE3=draft_service.proposers.eagle3:create DRAFT_MODEL=draft_service.proposers.draft_model:create
+TREE=num_steps=5:topk=8:num_draft_tokens=32 CHAIN=num_steps=5:topk=1
 BEFORE=(ngram) SERVED=(--draft ngram)
-[ -z "$DRAFT" ] || BEFORE=(draft-chain draft-tree) SERVED=(--draft "draft-tree=$HOW.draft_model:create:$DRAFT:$TREE"
-    --draft "draft-chain=$HOW.draft_model:create:$DRAFT:$CHAIN")
+[ -z "$DRAFT" ] || BEFORE=(draft-chain draft-tree) SERVED=(--draft "draft-tree=$DRAFT_MODEL:$DRAFT:$TREE"
+    --draft "draft-chain=$DRAFT_MODEL:$DRAFT:$CHAIN")
 "${slipstream[@]}" serve --model "$MODEL" "${SERVED[@]}" --http-port 0 --grpc-port $((PORT + 90)) --verify-port $((PORT + 91)) \
     --draft-port $((PORT + 92)) --draft-deadline-ms 5000 --draft-threads 4 --draft-arg=--device="$DEVICE" \
     --verify-arg=--device="$DEVICE" --verify-arg=--num-pages="$COMPARED_PAGES" > "$OUT/log/server-compared.log" 2>&1 & COMPARED=$!
@@ -125,8 +126,8 @@ STEPS=$(((FIT_UNTIL - SECONDS - FIT_STARTS) * SPEED * 9 / 10 / (ROWS * ROW_LENGT
 say "fit begins: $STEPS steps, as the trial took $SPEED tokens a second"
 serve_head() { # HEAD: a draft service with it as a tree and as a chain, beside what is served
     "$PYTHON" -m draft_service --verify "127.0.0.1:$((PORT + 91))" --port 0 --name head --threads 4 --device "$DEVICE" \
-        --proposers "eagle3=$HOW.eagle3:create:$1:target=$MODEL:$TREE" \
-        --proposers "eagle3-chain=$HOW.eagle3:create:$1:target=$MODEL:$CHAIN" > "$OUT/log/head.log" 2>&1 & HEAD=$!
+        --proposers "eagle3=$EAGLE3:$1:target=$MODEL:$TREE" \
+        --proposers "eagle3-chain=$EAGLE3:$1:target=$MODEL:$CHAIN" > "$OUT/log/head.log" 2>&1 & HEAD=$!
     ready 90 $HEAD "127.0.0.1:$((PORT + 91))" --attached eagle3-chain
 }
 compare() { # NAME PROMPTS PROPOSER...

@@ -157,15 +157,15 @@ def test_all_names_lead_to_fields_and_proposers():
 
 
 CONFIGS = {
-    "draft-model": "draft_model:DraftModelConfig",
-    "eagle": "eagle:EagleConfig",
-    "eagle3": "eagle:EagleConfig",
-    "hybrid": "hybrid:HybridConfig",
-    "medusa": "last_state:LastStateConfig",
-    "mlp-speculator": "last_state:LastStateConfig",
-    "mtp": "mtp:MtpConfig",
-    "ngram": "ngram:NgramConfig",
-    "suffix": "suffix:SuffixConfig",
+    "draft-model": "draft_service.proposers.draft_model_base:DraftModelConfig",
+    "eagle": "draft_service.proposers.eagle_base:EagleConfig",
+    "eagle3": "draft_service.proposers.eagle_base:EagleConfig",
+    "hybrid": "draft_service.proposers.hybrid:HybridConfig",
+    "medusa": "draft_service.proposers.last_state_base:LastStateConfig",
+    "mlp-speculator": "draft_service.proposers.last_state_base:LastStateConfig",
+    "mtp": "draft_service.proposers.mtp:MtpConfig",
+    "ngram": "draft_service.proposers.ngram:NgramConfig",
+    "suffix": "draft_service.proposers.suffix:SuffixConfig",
 }
 
 
@@ -181,7 +181,7 @@ def test_mtp_layers_lie_in_the_served_model_unless_another_folder_is_named(tmp_p
 @pytest.mark.parametrize("method", PARAMETERS)
 def test_each_proposer_has_the_parameters_and_takes_their_limits(method):
     module, _, kind = CONFIGS[method].partition(":")
-    default = getattr(import_module(f"draft_service.proposers.{module}"), kind)()
+    default = getattr(import_module(module), kind)()
     names = PARAMETERS[method] - {"model", "members", "num_speculative_tokens"}
     assert names == type(default).__dataclass_fields__.keys()
     for name in sorted(names):
