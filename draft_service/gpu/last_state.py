@@ -1,8 +1,8 @@
 """Medusa heads and MLP speculators on a GPU: a round of all sessions is one CUDA graph.
 
-What is drafted is what `proposers.medusa` and `proposers.mlp_speculator` draft, but for the rounding of bfloat16, and
-for Medusa's trees of requests with penalties: of those as many nodes a level are expanded as a node has children, and
-not all. A round starts from the newest state of each session, and makes the trees without waiting for the host.
+What is drafted is what the CPU drafts by `medusa` and `mlp_speculator`, but for the rounding of bfloat16, and for
+Medusa's trees of requests with penalties: of those as many nodes a level are expanded as a node has children, and not
+all. A round starts from the newest state of each session, and makes the trees without waiting for the host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draft-model proposer: a small causal language model with the target's vocabulary guesses ahead.
 
-Speculative decoding with a draft model: Leviathan et al., arXiv 2211.17192. Trees: `expansion`. At temperatures above
-0 the draft draws the request's own noise (`coupling`), so that it picks the token the target will pick wherever the
-two distributions agree.
+Speculative decoding with a draft model: Leviathan et al., arXiv 2211.17192. Trees: `expansion`. At temperatures
+above 0 the draft draws the request's own noise (`coupling`), so that it picks the token the target will pick
+wherever the two distributions agree.
 
 A round is one pass over the tokens committed since the last round, for all sessions at once, then one pass a level
 over the nodes that are expanded. Committed tokens live in pages, tree nodes in scratch slots that the next round

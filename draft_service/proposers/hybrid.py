@@ -1,11 +1,11 @@
 """Hybrid proposer: the trees of other proposers of this process as one tree under one budget of nodes.
 
-Every member drafts for every state, unless verify would not wait so long for all of them (`pace`). Equal prefixes are
-merged, and the nodes of the highest path probability are kept (`merging`). What a member's own probabilities are worth
-is learned from the tokens that the target decides: by member, by how the member did at the request's last step, by
-reach of the tree and depth of the node, and by who else drafted it or something else in its place (`calibration`). So
-suffix matches, n-grams and a model's drafts compete for the same rows on one scale. To choose between a suffix match
-and a model by the match's score, as Arctic Inference does, is the case of one source a step.
+Every member drafts for every state, unless verify would not wait so long for all of them (`pace`). Equal
+prefixes are merged, and the nodes of the highest path probability are kept (`merging`). What a member's own
+probabilities are worth is learned from the tokens that the target decides: by member, by how the member did at the
+request's last step, by reach of the tree and depth of the node, and by who else drafted it or something else in its
+place (`calibration`). So suffix matches, n-grams and a model's drafts compete for the same rows on one scale. To choose
+between a suffix match and a model by the match's score, as Arctic Inference does, is the case of one source a step.
 
 A member that refuses a session, raises or returns anything but a valid tree has no part in that session any more.
 """

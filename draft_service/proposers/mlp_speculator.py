@@ -1,8 +1,8 @@
 """MLP speculator proposer: a recurrent network of few layers on the target's last state (arXiv 2404.19124).
 
 Each stage takes the state of the stage before and the token drafted there, and scores the next token. Trees grow as
-EAGLE-2's (`expansion`), up to the number of stages, in place of the published fixed numbers of candidates a stage. At
-temperatures above 0 the stages draw the request's own noise (`coupling`).
+EAGLE-2's (`expansion`), up to the number of stages, in place of the published fixed numbers of candidates a stage.
+At temperatures above 0 the stages draw the request's own noise (`coupling`).
 """
 
 from __future__ import annotations
