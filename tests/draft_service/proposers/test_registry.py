@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from draft_service.proposers import ngram
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
 from draft_service.proposers.ngram import NgramProposer, create
 from draft_service.proposers.registry import ProposerSpec, find_factory, load_proposers
@@ -42,7 +41,8 @@ def test_a_factory_of_a_third_party_is_found_by_path() -> None:
 
 def test_a_factory_is_told_where_to_compute_and_which_tokens_to_score(monkeypatch) -> None:
     told: list[ProposerOptions] = []
-    monkeypatch.setattr(ngram, "create", lambda options: told.append(options) or create(options))
+    public = "draft_service.proposers.ngram.create"
+    monkeypatch.setattr(public, lambda options: told.append(options) or create(options))
     load_proposers([ProposerSpec.parse("ngram")], threads=1, device="cuda:1", token_map="a.pt")
     assert told == [ProposerOptions("ngram", device="cuda:1", token_map="a.pt")]
 
