@@ -33,8 +33,6 @@ TlsServerName = Annotated[
 _FLAGS = ("--tls-cert", "--tls-key", "--tls-ca")
 
 
-
-
 def tls_files(
     ca: Path | None, cert: Path | None, key: Path | None, server_name: str, *, mutual: bool = False
 ) -> TlsFiles | None:
