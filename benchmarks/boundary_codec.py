@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.boundary_settings import Measured
-from draft_service import codec, records
+from draft_service.protocol import codec, records
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_link.codec import decode_replies, encode_commands
 from verify_service.draft_link.records import Commit, Stamp

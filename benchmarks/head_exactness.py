@@ -64,7 +64,7 @@ def compare(options: argparse.Namespace) -> list[Figures]:
             for temperature, alone in tqdm(jobs.items(), desc="plain")
         }
     settings = f"target={options.model}:{options.settings}:num_draft_tokens={options.rows}"
-    spec = f"draft_service.proposers.eagle3:create:{options.head}:{settings}"
+    spec = f"draft_service.proposers.eagle.eagle3:create:{options.head}:{settings}"
     drafters = Drafters({"eagle3": spec}, IN_PROCESS, options.device, deadline=30.0)
     rows: list[Figures] = []
     with speculative_loop(model, config, drafters, fingerprint(options.model).tokenizer) as measured:

@@ -22,10 +22,10 @@ NO_DRAFT = "--draft none"
 GROWING = {
     "draft-model": "draft_service.proposers.draft_model:create",
     "eagle": "draft_service.proposers.eagle:create",
-    "eagle3": "draft_service.proposers.eagle3:create",
-    "medusa": "draft_service.proposers.medusa:create",
-    "mlp-speculator": "draft_service.proposers.mlp_speculator:create",
-    "mtp": "draft_service.proposers.mtp:create",
+    "eagle3": "draft_service.proposers.eagle.eagle3:create",
+    "medusa": "draft_service.proposers.last_hidden_state.medusa:create",
+    "mlp-speculator": "draft_service.proposers.last_hidden_state.mlp_speculator:create",
+    "mtp": "draft_service.proposers.eagle.mtp:create",
 }
 """Proposers whose trees have a number of children a node, which no request sets: each is hosted once for each."""
 HYBRID = "hybrid"

@@ -206,7 +206,7 @@ def _short(timed: Timed) -> Figures:
 
 def drafters_of(head: str, shapes: dict[str, TreeShape], drafters: Drafters) -> Drafters:
     """The head in `head` with trees of every shape, run where `drafters` are."""
-    factory = "draft_service.proposers.eagle3:create"
+    factory = "draft_service.proposers.eagle.eagle3:create"
     specs = {name: f"{factory}:{head}:{shape.arguments}" for name, shape in shapes.items()}
     return Drafters(specs, drafters.place, drafters.device, drafters.deadline)
 

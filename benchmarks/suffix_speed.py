@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from benchmarks.report import machine, markdown_table, write_json
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
-from draft_service.proposers.ngram import NgramConfig, NgramProposer
-from draft_service.proposers.suffix import SuffixConfig, SuffixProposer
-from draft_service.proposers.suffix_cache import PIECE, SuffixCache
-from draft_service.proposers.suffix_search import SuffixSearch
-from draft_service.proposers.suffix_tree import SuffixTree
+from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
+from draft_service.proposers.suffix.cache import PIECE, SuffixCache
+from draft_service.proposers.suffix.search import SuffixSearch
+from draft_service.proposers.suffix.suffix import SuffixConfig, SuffixProposer
+from draft_service.proposers.suffix.tree import SuffixTree
 
 Tokens = npt.NDArray[np.int32]
 KEY = ("tenant", "")

@@ -14,7 +14,7 @@ def main() -> int:
     open_standard_streams()
     leave_out_event_engine()
     with explained("device", "the draft service"):
-        from draft_service.serving import run  # gRPC reads its environment when it is imported
+        from draft_service.server.server import run  # gRPC reads its environment when it is imported
 
         return run()
 

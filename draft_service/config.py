@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from draft_service.codec import CUDA_IPC, TRANSPORTS
-from draft_service.placement import Placement
 from draft_service.proposers.registry import ProposerSpec
+from draft_service.protocol.codec import CUDA_IPC, TRANSPORTS
+from draft_service.protocol.placement import Placement
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.settings import Names, load
 from slipstream.speculation.reading import json_text, parse

@@ -13,17 +13,17 @@ from threading import Event, Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from draft_service import codec
-from draft_service.boundary_check import check_boundaries
-from draft_service.codec import Identity
-from draft_service.device_states import DeviceStates
-from draft_service.placement import CPU as ON_CPU
-from draft_service.placement import Placement, placed
+from draft_service.layer_check.capture_layer_check import check_boundaries
 from draft_service.proposers.base import CPU, Proposer
+from draft_service.proposers.hidden_states import bfloat16_copy, bfloat16_view
 from draft_service.proposers.registry import ProposerSpec, load_proposers
-from draft_service.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
-from draft_service.tensors import bfloat16_copy, bfloat16_view
-from draft_service.worker import Worker
+from draft_service.protocol import codec
+from draft_service.protocol.codec import Identity
+from draft_service.protocol.placement import CPU as ON_CPU
+from draft_service.protocol.placement import Placement, placed
+from draft_service.protocol.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
+from draft_service.verify_link.hidden_state_ring import DeviceStates
+from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.draft_protocol.proposer_host import (

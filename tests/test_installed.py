@@ -26,7 +26,7 @@ with LLM(sys.argv[1], speculative_config={"method": "mine=own_proposer:create"})
     print(len(output.outputs[0].token_ids), output.outputs[0].usage.drafted_tokens)
 """
 OWN_PROPOSER = """
-from draft_service.proposers.ngram import create
+from draft_service.proposers.ngram.ngram import create
 """
 
 

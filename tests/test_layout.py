@@ -38,7 +38,7 @@ def test_transformers_works_beside_our_kernels_folder():
     [
         ("gateway.server", {"torch", "numba", "slipstream_kernels", "verify_service", "draft_service"}),
         ("verify_service.server.command", {"fastapi", "uvicorn", "gateway", "draft_service"}),
-        ("draft_service.serving", {"fastapi", "uvicorn", "gateway", "verify_service"}),
+        ("draft_service.server.server", {"fastapi", "uvicorn", "gateway", "verify_service"}),
         ("gateway.__main__", {"grpc"}),  # which reads its environment when it is imported, and gets it from main()
         ("verify_service.__main__", {"grpc"}),
         ("draft_service.__main__", {"grpc"}),

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from draft_service.proposers.arguments import Config, configured, expanded
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Sampling, Target
+from draft_service.proposers.options import Config, configured, expanded
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
@@ -19,7 +19,7 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError, M
 
 
 def folder_and_config(options: ProposerOptions, default: Config) -> tuple[Path, Config]:
-    """The folder and the configuration of an argument `DIR[:KEY=VALUE...]`, keys as `arguments.configured` has them.
+    """The folder and the configuration of an argument `DIR[:KEY=VALUE...]`, keys as `options.configured` has them.
 
     Raises InvalidArgumentError where there is no such folder, and what `configured` raises.
     """

@@ -19,11 +19,11 @@ Factory = Callable[[ProposerOptions], Proposer]
 
 _BUILT_IN = {
     "eagle": "draft_service.proposers.eagle:create",
-    "eagle3": "draft_service.proposers.eagle3:create",
+    "eagle3": "draft_service.proposers.eagle.eagle3:create",
     "hybrid": "draft_service.proposers.hybrid:create",
-    "medusa": "draft_service.proposers.medusa:create",
-    "mlp-speculator": "draft_service.proposers.mlp_speculator:create",
-    "mtp": "draft_service.proposers.mtp:create",
+    "medusa": "draft_service.proposers.last_hidden_state.medusa:create",
+    "mlp-speculator": "draft_service.proposers.last_hidden_state.mlp_speculator:create",
+    "mtp": "draft_service.proposers.eagle.mtp:create",
     "ngram": "draft_service.proposers.ngram:create",
     "draft-model": "draft_service.proposers.draft_model:create",
     "suffix": "draft_service.proposers.suffix:create",

@@ -9,8 +9,8 @@ from benchmarks.inflate_head import HeadInflation, RandomHead, head_shapes, read
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError
 from draft_service.heads.loading import load_eagle
 from draft_service.proposers.base import DraftRequest, Opening, Sampling, Target
-from draft_service.proposers.eagle import EagleConfig, EagleProposer
-from draft_service.tensors import bfloat16_copy
+from draft_service.proposers.eagle.cpu import EagleConfig, EagleProposer
+from draft_service.proposers.hidden_states import bfloat16_copy
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 from slipstream_kernels.models.cpu.causal_lm import CausalLM

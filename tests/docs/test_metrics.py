@@ -9,9 +9,9 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from draft_service.link import VerifyLink
-from draft_service.metrics import make_registry
-from draft_service.worker import Worker
+from draft_service.server.metrics import make_registry
+from draft_service.verify_link.verify_link import VerifyLink
+from draft_service.worker.worker import Worker
 from gateway.metrics import Metrics
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.draft_link.link_config import LinkState

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError, Target
-from draft_service.proposers.ngram import NgramProposer
+from draft_service.proposers.ngram.ngram import NgramProposer
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.token_tree import TokenTree
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from draft_service.config import load_settings
-from draft_service.placement import CPU, Placement
 from draft_service.proposers.registry import ProposerSpec
+from draft_service.protocol.placement import CPU, Placement
 
 
 def test_proposers_come_from_flags_environment_and_file(tmp_path, monkeypatch) -> None:

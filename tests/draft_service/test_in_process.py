@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from draft_service.in_process import InProcessHost, QueueFeed, create
-from draft_service.placement import Placement
 from draft_service.proposers.base import (
     DraftRequest,
     Opening,
@@ -23,8 +22,9 @@ from draft_service.proposers.base import (
     SessionRefusedError,
     Target,
 )
-from draft_service.proposers.ngram import create as create_ngram
-from draft_service.records import Record
+from draft_service.proposers.ngram.ngram import create as create_ngram
+from draft_service.protocol.placement import Placement
+from draft_service.protocol.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 from slipstream_kernels.draft_protocol.proposer_host import CommitValue, HostLimits, Replies, TreeValue
@@ -193,7 +193,7 @@ def test_what_is_no_proposer_is_refused(spec: str) -> None:
 def test_proposers_are_tried_with_states_of_the_model_that_is_served(caplog: pytest.LogCaptureFixture) -> None:
     """Two that read a boundary which is none of theirs; n-grams, which read none, have no model read."""
     head = f"eagle3:{DEMO}/slipstream-demo-eagle3:target={DEMO}/slipstream-demo:boundaries=3-6-9"
-    with caplog.at_level(logging.INFO, "draft_service.boundary_check"):
+    with caplog.at_level(logging.INFO, "draft_service.layer_check.capture_layer_check"):
         create(["ngram", head], HostLimits(target=str(DEMO / "slipstream-demo"), boundary_check_mib=100)).stop(SECONDS)
         (record,) = caplog.records
         assert record.levelno == logging.WARNING

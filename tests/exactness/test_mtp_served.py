@@ -23,8 +23,8 @@ def client(tmp_path_factory):
     model = make_tiny_model(folder / "mimo", family="mimo", tied=False)
     make_oracle(model)
     write_mtp(model, replace(LAYOUTS["NextN, three layers"], inside=False, own_rows=False), folder / "random")
-    wide = f"wide=draft_service.proposers.mtp:create:{model}:num_steps=4:topk=4:num_draft_tokens=16"
-    noise = f"noise=draft_service.proposers.mtp:create:{folder / 'random'}:target={model}:num_steps=4:topk=2"
+    wide = f"wide=draft_service.proposers.eagle.mtp:create:{model}:num_steps=4:topk=4:num_draft_tokens=16"
+    noise = f"noise=draft_service.proposers.eagle.mtp:create:{folder / 'random'}:target={model}:num_steps=4:topk=2"
     arguments = ("--draft-deadline-ms", "5000")
     with (
         Cluster(model, draft=(f"mtp:{model}:num_steps=4", wide, noise), verify_args=arguments) as cluster,

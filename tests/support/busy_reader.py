@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from draft_service.device_states import DeviceStates
 from draft_service.proposers.base import ProposerOptions
+from draft_service.verify_link.hidden_state_ring import DeviceStates
 from support.state_checker import StateChecker
 
 TIMES = 2000

@@ -18,10 +18,11 @@ from typing import TypeVar
 
 import torch
 
-from draft_service.proposers import draft_model, eagle3
 from draft_service.proposers.base import DraftRequest, Proposer, ProposerOptions
+from draft_service.proposers.draft_model import cpu
+from draft_service.proposers.eagle import eagle3
 
-FAMILIES = {"draft-model": draft_model.create, "eagle3": eagle3.create}
+FAMILIES = {"draft-model": cpu.create, "eagle3": eagle3.create}
 
 T = TypeVar("T")
 

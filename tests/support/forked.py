@@ -22,8 +22,8 @@ from typing import Any, Self
 from slipstream.rpc.experiments import leave_out_event_engine
 
 NEEDED = (
-    "draft_service.proposers.draft_model",
-    "draft_service.serving",
+    "draft_service.proposers.draft_model.cpu",
+    "draft_service.server.server",
     "slipstream_kernels.models.gpu.ranks.rank_group",
     "verify_service.server.model_loader",
     "verify_service.server.server",

@@ -111,7 +111,7 @@ fit() { # RUN STEPS LOG_EVERY: over the features that are there
         --max-steps "$2" --log-every "$3" --evaluate-every $(($2 / 3 + 1)) "${@:4}"
 }
 fit trial "$TRIAL_STEPS" $((TRIAL_STEPS / 4 + 1)) --no-check-labels & TRIAL_JOB=$!
-EAGLE3=draft_service.proposers.eagle3:create DRAFT_MODEL=draft_service.proposers.draft_model:create
+EAGLE3=draft_service.proposers.eagle.eagle3:create DRAFT_MODEL=draft_service.proposers.draft_model:create
 TREE=num_steps=5:topk=8:num_draft_tokens=32 CHAIN=num_steps=5:topk=1
 BEFORE=(ngram) SERVED=(--draft ngram)
 [ -z "$DRAFT" ] || BEFORE=(draft-chain draft-tree) SERVED=(--draft "draft-tree=$DRAFT_MODEL:$DRAFT:$TREE"

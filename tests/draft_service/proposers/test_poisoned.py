@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling
-from draft_service.proposers.draft_model import create
+from draft_service.proposers.draft_model.cpu import create
 from slipstream.rpc.errors import InvalidArgumentError
 from support.models import make_tiny_model
 

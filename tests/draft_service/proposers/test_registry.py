@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions
-from draft_service.proposers.ngram import NgramProposer, create
+from draft_service.proposers.ngram.ngram import NgramProposer, create
 from draft_service.proposers.registry import ProposerSpec, find_factory, load_proposers
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import TokenTree

@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from draft_service.codec import Attachment, decode_command_bytes, encode_replies
 from draft_service.proposers.base import Target as TargetFacts
 from draft_service.proposers.registry import ProposerSpec, load_proposers
-from draft_service.records import Reply
-from draft_service.worker import Worker
-from draft_service.worker_items import Attach, Bind
+from draft_service.protocol.codec import Attachment, decode_command_bytes, encode_replies
+from draft_service.protocol.records import Reply
+from draft_service.worker.commands import Attach, Bind
+from draft_service.worker.worker import Worker
 from fuzz.messages import made
 from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target

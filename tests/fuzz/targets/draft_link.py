@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import ClassVar
 
-from draft_service.codec import decode_command_bytes
+from draft_service.protocol.codec import decode_command_bytes
 from fuzz.draft_records import Guess, attach
 from fuzz.messages import made
 from fuzz.played_link import SLOTS, PlayedLink

@@ -7,8 +7,8 @@ from importlib import import_module
 
 import pytest
 
-from draft_service.proposers.arguments import configured
 from draft_service.proposers.base import ProposerOptions
+from draft_service.proposers.options import configured
 from slipstream.speculation.config import PARAMETERS, SpeculativeConfig
 from slipstream.speculation.reading import METHODS, NAMES, json_text, parse, read
 
@@ -157,15 +157,15 @@ def test_all_names_lead_to_fields_and_proposers():
 
 
 CONFIGS = {
-    "draft-model": "draft_service.proposers.draft_model_base:DraftModelConfig",
-    "eagle": "draft_service.proposers.eagle_base:EagleConfig",
-    "eagle3": "draft_service.proposers.eagle_base:EagleConfig",
-    "hybrid": "draft_service.proposers.hybrid:HybridConfig",
-    "medusa": "draft_service.proposers.last_state_base:LastStateConfig",
-    "mlp-speculator": "draft_service.proposers.last_state_base:LastStateConfig",
-    "mtp": "draft_service.proposers.mtp:MtpConfig",
-    "ngram": "draft_service.proposers.ngram:NgramConfig",
-    "suffix": "draft_service.proposers.suffix:SuffixConfig",
+    "draft-model": "draft_service.proposers.draft_model.base:DraftModelConfig",
+    "eagle": "draft_service.proposers.eagle.base:EagleConfig",
+    "eagle3": "draft_service.proposers.eagle.base:EagleConfig",
+    "hybrid": "draft_service.proposers.hybrid.hybrid:HybridConfig",
+    "medusa": "draft_service.proposers.last_hidden_state.base:LastStateConfig",
+    "mlp-speculator": "draft_service.proposers.last_hidden_state.base:LastStateConfig",
+    "mtp": "draft_service.proposers.eagle.mtp:MtpConfig",
+    "ngram": "draft_service.proposers.ngram.ngram:NgramConfig",
+    "suffix": "draft_service.proposers.suffix.suffix:SuffixConfig",
 }
 
 

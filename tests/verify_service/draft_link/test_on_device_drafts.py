@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from benchmarks.speculation_overwritten import OverwrittenTrees
-from draft_service.gpu.eagle import GpuEagleProposer
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening
-from draft_service.proposers.eagle_base import EagleConfig
+from draft_service.proposers.eagle.base import EagleConfig
+from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.device_tree import DeviceTree, known
 from slipstream_kernels.draft_protocol.proposer_host import PassOutcome

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.proposers.expansion import Expansion
+from draft_service.proposers.tree_expansion import Expansion
 from slipstream_kernels.ops.gpu.draft_combine import MOST_LEVELS, draft_combine, draft_combine_reference
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS, DraftTrees, draft_trees
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from draft_service.proposers.base import Sampling
-from draft_service.proposers.coupling import Coupling
-from draft_service.proposers.draft_cache import DraftSession
-from draft_service.proposers.draft_rows import Branch
-from draft_service.proposers.expansion import Expansion
+from draft_service.proposers.cpu_common.kv_cache import DraftSession
+from draft_service.proposers.cpu_common.noise_coupling import Coupling
+from draft_service.proposers.cpu_common.rows import Branch
+from draft_service.proposers.tree_expansion import Expansion
 from slipstream_kernels.ops.gpu.draft_expand import draft_expand, draft_expand_reference
 from slipstream_kernels.ops.gpu.draft_top_k import draft_top_k, draft_top_k_workspace
 from slipstream_kernels.ops.gpu.draft_trees import (

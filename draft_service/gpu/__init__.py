@@ -1,1 +1,0 @@
-"""Proposers that draft on a GPU."""

@@ -1,0 +1,1 @@
+"""Warns of heads that read hidden states one layer off."""

@@ -1,0 +1,127 @@
+"""A round that was queued behind a pass of the target, until it is known what the pass decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from draft_service.proposers.base import Begun, DraftRequest
+from draft_service.proposers.eagle.paged_sessions import PagedSession
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.token_tree import TokenTree
+
+
+class Laid(NamedTuple):
+    """A session in a round: commits and computed rows of text that it had before, and most rows that the round adds.
+
+    Its tree has `nodes` nodes and `depth` levels at most.
+    """
+
+    commits: int
+    length: int
+    rows: int
+    nodes: int
+    depth: int
+
+
+class FollowedRound:
+    """Trees for the states that the pass leads to, one a session, in their order."""
+
+    __slots__ = ("_laid", "_ticket")
+
+    def __init__(self, ticket: RoundTicket, laid: Mapping[PagedSession, Laid]) -> None:
+        self._ticket = ticket
+        self._laid = laid
+
+    def made_for(self, session: PagedSession) -> bool:
+        """Whether it has a tree for the session's present tokens: what the pass decided has come, and no more."""
+        laid = self._laid.get(session)
+        return (
+            laid is not None
+            and session.commits == laid.commits + 1
+            and session.length == laid.length
+            and session.is_complete
+            and 0 < session.pending <= laid.rows
+        )
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `trees` would not wait, after so many seconds at most."""
+        return self._ticket.wait(seconds)
+
+    def on_device(self, session: PagedSession, request: DraftRequest) -> DeviceTree | None:
+        """The tree of a session, which it was made for, before the host knows it; None if it may exceed the limits."""
+        nodes, depth = self._laid[session][-2:]
+        if nodes >= request.max_nodes or depth > request.max_depth:
+            return None
+        return DeviceTree(self._ticket, list(self._laid).index(session), nodes, depth)
+
+    def trees(self) -> dict[int, TokenTree]:
+        """By session; waits for the device."""
+        numbers = (session.number for session in self._laid)
+        return dict(zip(numbers, self._ticket.trees(), strict=True))
+
+
+class FollowedAnswer:
+    """A `Begun`: what a round behind a pass has made for some requests, then what their own makes for others."""
+
+    __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_sessions", "_wanted")
+
+    def __init__(
+        self,
+        followed: FollowedRound,
+        wanted: Mapping[PagedSession, DraftRequest],
+        requests: Sequence[DraftRequest],
+        others: Callable[[Sequence[DraftRequest]], Begun],
+    ) -> None:
+        """`wanted` are those of `requests` that the round was made for."""
+        self._round = followed
+        self._sessions = tuple(wanted)
+        self._wanted = {request.session: request for request in wanted.values()}
+        self._requests = requests
+        self._left = [request for request in requests if request.session not in self._wanted]
+        self._others = others
+        self._made: dict[int, TokenTree | None] | None = None
+        """What the round has made, once the other requests' own is begun."""
+        self._rest: Begun | None = None
+
+    def wait(self, seconds: float) -> bool:
+        until = perf_counter() + seconds
+        if self._made is None:
+            if not self._round.wait(seconds):
+                return False
+            self._gather()
+        return self._rest is None or self._rest.wait(until - perf_counter())
+
+    def on_device(self) -> list[TokenTree] | None:
+        if self._left or self._made is not None:
+            return None
+        found = {
+            session.number: self._round.on_device(session, self._wanted[session.number]) for session in self._sessions
+        }
+        trees = [found[request.session] for request in self._requests]
+        return [tree for tree in trees if tree is not None] if all(trees) else None
+
+    def trees(self) -> list[TokenTree | None]:
+        made = self._gather() if self._made is None else self._made
+        if self._rest is not None:
+            made |= zip((request.session for request in self._left), self._rest.trees(), strict=True)
+        return [made[request.session] for request in self._requests]
+
+    def _gather(self) -> dict[int, TokenTree | None]:
+        """Take the round's trees, and begin with the others."""
+        trees = self._round.trees()
+        made: dict[int, TokenTree | None] = {
+            session: _within(trees[session], request) for session, request in self._wanted.items()
+        }
+        self._rest = self._others(self._left) if self._left else None
+        self._made = made
+        return made
+
+
+def _within(tree: TokenTree, request: DraftRequest) -> TokenTree:
+    """What of a tree keeps to the limits, which may have come after it was begun."""
+    if len(tree) < request.max_nodes and tree.depth <= request.max_depth:
+        return tree
+    return tree.truncated(request.max_nodes - 1, request.max_depth)

@@ -1,0 +1,1 @@
+"""What proposers with networks share on a GPU."""

@@ -1,0 +1,1 @@
+"""The process: its life, its administration API and its metrics."""

@@ -1,0 +1,1 @@
+"""The connection to a verify service, and the transports that records take."""

@@ -1,0 +1,1 @@
+"""The one thread that owns all proposers: records in, trees out."""

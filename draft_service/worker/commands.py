@@ -1,0 +1,55 @@
+"""What the worker is handed by other threads, in the order in which it sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from draft_service.proposers.base import Proposer, Target
+from draft_service.protocol.codec import Attachment
+from draft_service.protocol.records import Record, Reply
+from draft_service.worker.record_source import Feed
+
+Send = Callable[[list[Reply]], None]
+"""Takes the replies of one pass; called on the worker's thread and must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    attachment: Attachment
+    proposers: Sequence[Proposer]
+    send: Send
+    feed: Feed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Proposers that fit a target, in order, and by name why the others do not."""
+
+    fitting: Sequence[Proposer]
+    unfit: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    target: Target
+    done: Future[Binding]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Item = Sequence[Record] | Attach | Detach | Bind | Say | Stop

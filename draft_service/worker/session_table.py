@@ -1,0 +1,325 @@
+"""The requests of one attachment, by slot, and what their stamps allow.
+
+Records may be stale, duplicated or missing. A record that does not fit is dropped and counted; a hole is answered
+with Resume, after which the slot waits for an Open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
+from draft_service.proposers.hidden_states import placed
+from draft_service.protocol.records import (
+    Close,
+    Commit,
+    Extend,
+    Gap,
+    NackReply,
+    Open,
+    Record,
+    Reply,
+    ResumeReply,
+    Stamp,
+    TreeReply,
+)
+from draft_service.worker.ahead_state import Outlook, Prepared
+from draft_service.worker.fan_out import FanOut
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue
+from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+MOST_TOKENS = 2**31
+"""Token ids of any target, which proposers keep as int32."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot of the attachment.
+
+    stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
+    after Resume, refused or failed). wants_tree: that state has not been answered yet. featured: the first position
+    whose hidden states have not come.
+    """
+
+    stamp: Stamp
+    proposer: Proposer | None = None
+    session: int = 0
+    max_nodes: int = 0
+    max_depth: int = 0
+    wants_tree: bool = False
+    awaits_open: bool = False
+    featured: int = 0
+    outlook: Outlook | None = None
+    """of a request that is drafted ahead, what its next step may lead to"""
+
+
+@dataclass(slots=True)
+class SessionTable:
+    """All slots of one attachment. `numbers` yields session numbers that are unique in the process.
+
+    `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
+    `max_ahead` is how many trees ahead verify keeps for one state, 0 in lockstep; `waits` says whether it waits for a
+    tree where none of them was right, and `deadline` for how many seconds at most. Tokens that proposers get are below
+    `vocab_size`: most of them use tokens as indices.
+    """
+
+    epoch: int
+    num_slots: int
+    proposers: Sequence[Proposer]
+    numbers: count[int]
+    hidden_size: int = 0
+    partial: int = 0
+    max_ahead: int = 0
+    waits: bool = True
+    deadline: float = inf
+    vocab_size: int = MOST_TOKENS
+    dropped: Counter[str] = field(default_factory=Counter)
+    fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
+    """What each proposer's trees ahead have been worth."""
+    _slots: dict[int, Slot] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of sessions that a proposer holds."""
+        return sum(1 for slot in self._slots.values() if slot.session)
+
+    def apply(self, record: Record) -> Reply | None:
+        """Take one record in. Returns what must be answered at once, if anything."""
+        stamp = record.stamp
+        if stamp.epoch != self.epoch:
+            self.dropped["epoch"] += 1
+            return None
+        slot = self._slots.get(stamp.slot)
+        if slot is not None and stamp.generation < slot.stamp.generation:
+            self.dropped["generation"] += 1
+            return None
+        if slot is None and not isinstance(record, Open) and stamp.slot >= self.num_slots:
+            self.dropped["slot"] += 1
+            return None
+        match record:
+            case Open():
+                return self._open(record, slot)
+            case Commit():
+                return self._commit(record, slot)
+            case Extend():
+                return self._extend(record, slot)
+            case Gap():
+                return self._resume(stamp, slot)
+            case Close():
+                if slot is not None:
+                    self._forget(slot)
+                    del self._slots[stamp.slot]
+                return None
+
+    def sources_of(self, slot: Slot, tree: TokenTree) -> tuple[int, ...]:
+        """Which proposer each node is counted for, by its place among those offered; empty: the slot's own.
+
+        A name that none of them has stands for the slot's own proposer.
+        """
+        if not tree.sources or len(tree.sources) != len(tree) or slot.proposer is None:
+            return ()
+        places = {proposer.name: index for index, proposer in enumerate(self.proposers)}
+        own = places[slot.proposer.name]
+        return tuple(places.get(name, own) for name in tree.sources)
+
+    def wanted(self, waited: float = 0.0) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
+        """States that await a tree, by proposer; limits are the lower of verify's and the proposer's.
+
+        waited: seconds for which verify has waited already.
+        """
+        left = max(0.0, self.deadline - waited)
+        wanted: dict[Proposer, list[tuple[Slot, DraftRequest]]] = {}
+        for slot in self._slots.values():
+            if slot.wants_tree and slot.proposer is not None:
+                request = DraftRequest(
+                    slot.session,
+                    min(slot.max_nodes, slot.proposer.max_nodes),
+                    min(slot.max_depth, slot.proposer.max_depth),
+                    left,
+                )
+                wanted.setdefault(slot.proposer, []).append((slot, request))
+        return wanted
+
+    def followed(self, values: Sequence[FollowValue]) -> dict[Proposer, list[FollowRequest]]:
+        """Sessions that a pass under way goes on with, by proposer: those that are at the state it began with."""
+        asked: dict[Proposer, list[FollowRequest]] = {}
+        for value in values:
+            stamp = Stamp(*value.stamp)
+            slot = self._slots.get(stamp.slot)
+            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.outlook:
+                continue
+            nodes, depth = min(value.max_nodes, slot.proposer.max_nodes), min(value.max_depth, slot.proposer.max_depth)
+            request = FollowRequest(slot.session, value.row, value.rows, value.place, nodes, depth)
+            asked.setdefault(slot.proposer, []).append(request)
+        return asked
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All that verify has opened."""
+        return list(self._slots.values())
+
+    def refuse(self, slot: Slot, reason: str) -> NackReply:
+        """No more trees for this slot until the next Open."""
+        self._forget(slot)
+        return NackReply(slot.stamp, reason)
+
+    def close_all(self) -> None:
+        """The attachment is over."""
+        for slot in self._slots.values():
+            self._forget(slot)
+        self._slots.clear()
+
+    def _open(self, record: Open, slot: Slot | None) -> Reply | None:
+        if slot is not None:
+            self._forget(slot)
+        slot = self._slots[record.stamp.slot] = Slot(record.stamp)
+        fault = self._fault_of(record)
+        if fault:
+            del self._slots[record.stamp.slot]
+            return NackReply(record.stamp, fault)
+        proposer, session = self.proposers[record.proposer], next(self.numbers)
+        try:
+            proposer.open(session, record.opening)
+        except SessionRefusedError as refusal:
+            return self.refuse(slot, str(refusal))
+        except Exception:  # noqa: BLE001 (a third party's code; one request loses its trees, nothing else)
+            _log.exception("proposer %s failed to open a session", proposer.name)
+            return self.refuse(slot, f"proposer {proposer.name} failed")
+        slot.proposer, slot.session, slot.featured = proposer, session, record.opening.cached_length
+        _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot)
+        if proposer.feature_boundaries and slot.featured:
+            self.partial += 1
+            _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
+        self._want(slot, record)
+        if self.max_ahead and proposer.forkable:
+            fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
+            slot.outlook = Outlook(record.opening, fan_out, due=slot.wants_tree)
+            slot.wants_tree &= self.waits
+        return None
+
+    def _commit(self, record: Commit, slot: Slot | None) -> Reply | None:
+        stamp = record.stamp
+        if slot is None or stamp.generation > slot.stamp.generation:
+            return self._resume(stamp, slot)
+        if slot.proposer is None:
+            slot.stamp = stamp
+            self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
+            return None
+        if stamp.base_length <= slot.stamp.base_length:
+            self.dropped["stale commit"] += 1
+            return None
+        follows = stamp.base_length == slot.stamp.base_length + len(record.token_ids)
+        if not follows or stamp.root_token != record.token_ids[-1]:
+            return self._resume(stamp, slot)
+        if fault := self._beyond_vocabulary(record.token_ids):
+            return self.refuse(slot, fault)
+        try:
+            found = None
+            if slot.outlook is None:
+                slot.proposer.commit(slot.session, record.token_ids)
+            else:
+                found = slot.outlook.advance(slot.proposer, slot.session, record)
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to take tokens", slot.proposer.name)
+            return self.refuse(slot, f"proposer {slot.proposer.name} failed")
+        slot.stamp = stamp
+        self._want(slot, record)
+        if slot.outlook is not None:
+            return self._look_out(slot, slot.outlook, found, record)
+        if record.features is None:
+            return None
+        return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
+
+    def _look_out(self, slot: Slot, outlook: Outlook, found: Prepared | None, record: Commit) -> Reply | None:
+        """See what the step that begins verifies: the tree ahead that verify took, the same one sent again, or none."""
+        outlook.due = slot.wants_tree
+        if found is None or not slot.wants_tree:
+            slot.wants_tree &= self.waits
+            return None
+        taken = record.tree_id == found.tree_id
+        slot.wants_tree = False
+        if not taken and not self.waits:
+            return None
+        outlook.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
+        outlook.tree_id = found.tree_id
+        return None if taken else TreeReply(slot.stamp, outlook.tree, outlook.tree_id)
+
+    def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
+        if slot is None or record.stamp.generation > slot.stamp.generation:
+            return self._resume(record.stamp, slot)
+        if slot.proposer is None or record.features is None:
+            self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
+            return None
+        return self._take_states(slot, slot.proposer, record.first_position, record.features)
+
+    def _take_states(self, slot: Slot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
+        """Hand on those that have not come yet. What leaves a hole, or runs ahead of the tokens, is a fault."""
+        end = first + len(states)
+        if states.shape[1] != len(proposer.feature_boundaries) * self.hidden_size:
+            return self.refuse(slot, f"states of {states.shape[1]} numbers are not what {proposer.name} asked for")
+        if end <= slot.featured:
+            self.dropped["stale states"] += 1
+            return None
+        if first > slot.featured or end >= slot.stamp.base_length:
+            return self._resume(slot.stamp, slot)
+        try:
+            proposer.take_features(slot.session, slot.featured, placed(states[slot.featured - first :], proposer))
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to take states", proposer.name)
+            return self.refuse(slot, f"proposer {proposer.name} failed")
+        slot.featured = end
+        return None
+
+    def _resume(self, stamp: Stamp, slot: Slot | None) -> ResumeReply:
+        have_length = 0
+        if slot is not None:
+            if slot.session and stamp.generation == slot.stamp.generation:
+                have_length = slot.stamp.base_length
+            self._forget(slot)
+        self._slots[stamp.slot] = Slot(stamp, awaits_open=True)
+        return ResumeReply(stamp, have_length)
+
+    def _fault_of(self, record: Open) -> str:
+        tokens = record.opening.token_ids
+        if not 0 <= record.stamp.slot < self.num_slots:
+            return f"slot {record.stamp.slot} is outside 0 to {self.num_slots - 1}"
+        if record.proposer >= len(self.proposers):
+            return f"proposer {record.proposer} was not offered"
+        if not 1 <= record.opening.prompt_length <= len(tokens):
+            return f"prompt_length {record.opening.prompt_length} does not fit {len(tokens)} tokens"
+        if record.stamp.base_length != len(tokens) or record.stamp.root_token != tokens[-1]:
+            return "the stamp does not fit the tokens"
+        return self._beyond_vocabulary(tokens)
+
+    def _beyond_vocabulary(self, tokens: Sequence[int]) -> str:
+        largest = max(tokens)
+        return f"token {largest} is outside the vocabulary of {self.vocab_size}" if largest >= self.vocab_size else ""
+
+    def _forget(self, slot: Slot) -> None:
+        proposer, session = slot.proposer, slot.session
+        outlook, slot.outlook = slot.outlook, None
+        slot.proposer, slot.session, slot.wants_tree = None, 0, False
+        if proposer is None:
+            return
+        _log.debug("session %d: over", session)
+        try:
+            if outlook is not None:
+                outlook.close(proposer)
+            proposer.close(session)
+        except Exception:  # noqa: BLE001 (as in _open)
+            _log.exception("proposer %s failed to close a session", proposer.name)
+
+    @staticmethod
+    def _want(slot: Slot, record: Open | Commit) -> None:
+        slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
+        slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0

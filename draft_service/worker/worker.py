@@ -1,0 +1,372 @@
+"""The one thread that owns all proposers: takes records, drafts, sends trees.
+
+Every pass takes all records that have arrived, so that the newest state of each slot wins and the sessions of one
+proposer are drafted together. A tree whose state was superseded meanwhile is sent as well: verify learns from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from draft_service.proposers.base import DraftRequest, Proposer, Target
+from draft_service.protocol.codec import Attachment
+from draft_service.protocol.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
+from draft_service.worker.background_scheduler import Background
+from draft_service.worker.commands import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
+from draft_service.worker.device_fault import end_if_device_lost
+from draft_service.worker.draft_ahead import Foresight
+from draft_service.worker.draft_call import Asked, AskedPass, Question
+from draft_service.worker.record_source import Feed
+from draft_service.worker.session_table import MOST_TOKENS, SessionTable, Slot
+from draft_service.worker.target_binding import Fitting
+from slipstream_kernels.device_tree import DeviceTree, most_rows
+from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
+from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.1
+"""How long the worker waits at a feed before it looks elsewhere, should it have missed a poke."""
+_LOOK_SECONDS = 1e-4
+"""How often a thread that waits for its turn looks whether it still has to."""
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """Counters since the start. Written by the worker, read by anyone."""
+
+    trees_sent: int = 0
+    nodes_sent: int = 0
+    superseded: int = 0
+    failures: int = 0
+    ahead_sent: int = 0
+    """Trees sent ahead, for the ways in which a verify step might end."""
+    sessions: int = 0
+    partial: int = 0
+    """Sessions that began without older states which their proposer wanted."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """Owns the proposers. All public methods may be called from any thread.
+
+    Passes are made by a thread of its own. Where the proposers allow it, one other thread may make some by `begin` and
+    `finish`, while nobody else is at one.
+    """
+
+    proposers: Sequence[Proposer]
+    stats: WorkerStats = field(default_factory=WorkerStats)
+    _inbox: SimpleQueue[Item] = field(default_factory=SimpleQueue)
+    _newest: dict[int, Stamp | None] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+    _table: SessionTable | None = None
+    _send: Send | None = None
+    _feed: Feed | None = None
+    _arrived: list[Item] = field(default_factory=list)
+    _looked_at: float = 0.0
+    """When the feed was looked into last."""
+    _waits_since: float = inf
+    """What was picked up came later than that."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever makes a pass, or a part of one."""
+    _begun: AskedPass | None = None
+    """The pass that was begun and not finished; the proposers must not be called before."""
+    _fitting: Fitting = field(default_factory=Fitting)
+    _vocab_size: int = 0
+    _hidden_size: int = 0
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="draft-worker", daemon=True)
+        self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Finish the present pass, shut the proposers down and end the thread; waits for that, up to `seconds`."""
+        self._post(Stop())
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def bind(self, target: Target) -> Future[Binding]:
+        """Tell every proposer of the target; the result holds those that fit it, and why the others do not."""
+        done: Future[Binding] = Future()
+        self._post(Bind(target, done))
+        return done
+
+    def attach(
+        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, feed: Feed | None = None
+    ) -> None:
+        """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order.
+
+        Records are handed over by `put`, or picked up from `feed`.
+        """
+        self._newest = {}
+        self._post(Attach(attachment, proposers, send, feed))
+
+    def detach(self, epoch: int) -> None:
+        """End an attachment; its sessions are closed."""
+        self._post(Detach(epoch))
+
+    def say(self, reply: Reply) -> None:
+        """Send a reply that answers no record; dropped while nothing is attached."""
+        self._post(Say(reply))
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Hand over records in the order of their arrival."""
+        self._note(records)
+        self._post(records)
+
+    def begin(self) -> bool:
+        """Begin a pass over the feed's records on the calling thread; waits for nothing.
+
+        False where somebody else is at one or has something else to do first: the worker's own thread then makes it,
+        once it is poked.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._begun is not None or self._table is None or not self._inbox.empty():
+                return False
+            self._looked_at = perf_counter()
+            self._begun = self._ask([reply for item in self._take(inbox=False) for reply in self._handle(item)])
+            return True
+        finally:
+            self._turn.release()
+
+    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+        """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
+
+        Nothing comes of it where somebody else is at a pass, or has something to do first. Once the events have come
+        nothing of `outcome` is read any more.
+        """
+        if not self._turn.acquire(blocking=False):
+            return ()
+        try:
+            if self._begun is not None or self._table is None or not self._inbox.empty():
+                return ()
+            self._look()
+            if self._arrived:
+                return ()
+            events: list[torch.cuda.Event] = []
+            for proposer, requests in self._table.followed(values).items():
+                try:
+                    events += proposer.follow(requests, outcome)
+                except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
+                    _log.exception("proposer %s failed to draft behind a pass", proposer.name)
+            return events
+        finally:
+            self._turn.release()
+
+    def finish(self, seconds: float, *, unread: bool = False) -> list[Reply] | None:
+        """What the pass that was begun answers, for which this waits so long at most; None where there is nothing.
+
+        Then either nothing was begun, or it is not done, or the worker's own thread has sent what it answers. With
+        `unread`, trees that a device works on are not waited for.
+        """
+        until = perf_counter() + seconds
+        while self._begun is not None:
+            if self._turn.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
+                try:
+                    return self._finished(until, unread=unread)
+                finally:
+                    self._turn.release()
+            if perf_counter() >= until:
+                break
+        return None
+
+    def _run(self) -> None:
+        background = Background(self.proposers)
+        while True:
+            with self._turn:
+                self._reply(self._answers())
+                items = self._take(inbox=True)
+                replies: list[Reply] = []
+                for item in items:
+                    if isinstance(item, Stop):
+                        self._shut_down()
+                        return
+                    replies.extend(self._handle(item))
+                self._begun = self._ask(replies)
+                self._reply(self._answers())
+                if self._table is not None:
+                    self.stats.partial += self._table.partial
+                    self._table.partial = 0
+                    if self._table.max_ahead:
+                        self._draft_ahead(self._table)
+                more_work = background.advance()
+            if not (items or more_work):
+                self._rest()
+
+    def _rest(self) -> None:
+        """Until something has arrived, or for a while."""
+        if self._feed is not None:
+            self._feed.wait(TURN_SECONDS)
+            self._looked_at = perf_counter()
+        else:
+            self._arrived.append(self._inbox.get())
+
+    def _take(self, *, inbox: bool) -> list[Item]:
+        """All that has arrived."""
+        items, self._arrived = self._arrived, []
+        items.extend(self._pick_up())
+        while inbox and not self._inbox.empty():  # which nobody else takes from
+            items.append(self._inbox.get_nowait())
+        return items
+
+    def _reply(self, replies: list[Reply]) -> None:
+        if replies and self._send is not None:
+            self._send(replies)
+
+    def _pick_up(self) -> list[Item]:
+        """The records that the feed holds, as one item; none without a feed."""
+        looked_at, self._looked_at = self._looked_at, perf_counter()
+        records = () if self._feed is None else self._feed.receive()
+        if records:
+            self._waits_since = min(self._waits_since, looked_at)
+        self._note(records)
+        return [records] if records else []
+
+    def _note(self, records: Sequence[Record]) -> None:
+        """Remember the newest state of each slot, so that trees for older ones are not sent."""
+        newest = self._newest
+        for record in records:
+            newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
+
+    def _post(self, item: Item) -> None:
+        self._inbox.put(item)
+        feed = self._feed
+        if feed is not None:
+            feed.poke()
+
+    def _handle(self, item: Item) -> list[Reply]:
+        match item:
+            case Attach(attachment, proposers, send, feed):
+                self._leave()
+                self._table = SessionTable(
+                    attachment.epoch,
+                    attachment.num_slots,
+                    proposers,
+                    self._numbers,
+                    self._hidden_size,
+                    max_ahead=attachment.max_ahead,
+                    waits=attachment.waits,
+                    deadline=attachment.deadline,
+                    vocab_size=self._vocab_size or MOST_TOKENS,
+                )
+                self._send, self._feed = send, feed
+            case Detach(epoch):
+                if self._table is not None and self._table.epoch == epoch:
+                    self._leave()
+            case Bind(target, done):
+                self._leave()
+                self._vocab_size, self._hidden_size = target.vocab_size, target.hidden_size
+                if done.set_running_or_notify_cancel():
+                    done.set_result(self._fitting.bind(self.proposers, target))
+            case Say(said):
+                return [said]
+            case Stop():
+                pass
+            case records if self._table is not None:
+                return [reply for record in records if (reply := self._table.apply(record)) is not None]
+            case _:
+                pass
+        return []
+
+    def _ask(self, replies: list[Reply]) -> AskedPass:
+        """Ask the proposers for trees of the states that want one, beside what is answered already."""
+        asked: list[Asked] = []
+        if self._table is not None:
+            now = perf_counter()
+            waited, self._waits_since = (now - min(now, self._waits_since)) / 2, inf  # as it is to be expected
+            for proposer, wanted in self._table.wanted(waited).items():
+                question = Question(proposer, [request for _, request in wanted], self._vocab_size)
+                asked.append(Asked(question, [slot for slot, _ in wanted]))
+            self.stats.sessions = len(self._table)
+        return AskedPass(replies, asked)
+
+    def _finished(self, until: float, *, unread: bool) -> list[Reply] | None:
+        begun = self._begun
+        if begun is None:
+            return None
+        given = begun.on_device() if unread else None
+        return self._answers(given) if given is not None or begun.wait(until) else None
+
+    def _answers(self, given: Sequence[Sequence[TokenTree | None]] | None = None) -> list[Reply]:
+        """Finish the pass that was begun, if one was, with the trees `given` or those that its questions have."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return []
+        replies = begun.replies
+        for number, (question, slots) in enumerate(begun.asked):
+            trees = question.trees() if given is None else given[number]
+            self._look()
+            assert self._table is not None  # attachments change between passes
+            replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
+        return replies
+
+    def _reply_of(self, table: SessionTable, slot: Slot, tree: TokenTree | None) -> Reply:
+        """What is sent of a slot's tree, None for one that its proposer failed to make."""
+        slot.wants_tree = False
+        if tree is None:
+            assert slot.proposer is not None
+            self.stats.failures += 1
+            return table.refuse(slot, f"proposer {slot.proposer.name} failed")
+        if not self._is_current(slot):
+            # Too late to be of use, yet it tells verify that this slot is drafted for, and what waiting would bring.
+            self.stats.superseded += 1
+            told = slot.outlook is None and not isinstance(tree, DeviceTree)
+            return TreeReply(slot.stamp, tree if told else EMPTY_TREE)
+        self.stats.trees_sent += 1
+        self.stats.nodes_sent += most_rows(tree)[0]
+        tree_id = 0
+        if slot.outlook is not None:
+            tree_id = slot.outlook.tree_id = next(self._numbers)
+            slot.outlook.tree = tree
+        sources = () if isinstance(tree, DeviceTree) else table.sources_of(slot, tree)
+        return TreeReply(slot.stamp, tree, tree_id, sources=sources)
+
+    def _draft_ahead(self, table: SessionTable) -> None:
+        """Send trees ahead as they are made, for the states that are the newest."""
+        foresight = Foresight(self._numbers, self._propose, self._is_current, self._look)
+        for replies in foresight.prepare(table.slots):
+            if replies and self._send is not None:
+                self._send(replies)
+                self.stats.ahead_sent += len(replies)
+
+    def _look(self) -> None:
+        """Take in what the feed holds, to be handled in the next pass."""
+        self._arrived.extend(self._pick_up())
+
+    def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
+        return Question(proposer, requests, self._vocab_size).trees()
+
+    def _is_current(self, slot: Slot) -> bool:
+        return self._newest.get(slot.stamp.slot) == slot.stamp
+
+    def _leave(self) -> None:
+        if self._table is not None:
+            self._table.close_all()
+        if self._feed is not None:
+            self._feed.close()
+        self._table = self._send = self._feed = None
+        self.stats.sessions = 0
+        end_if_device_lost()  # verify's end may be that of a GPU shared with it
+
+    def _shut_down(self) -> None:
+        self._leave()
+        for proposer in self.proposers:
+            try:
+                proposer.shut_down()
+            except Exception:  # noqa: BLE001 (the others are shut down all the same)
+                _log.exception("proposer %s failed to shut down", proposer.name)
