@@ -44,8 +44,8 @@ from benchmarks.process_samples import sample_processes
 from benchmarks.report import machine, write_json
 from benchmarks.request_mix import Manners, Question, questions
 from benchmarks.served import Server, served, with_test_modules
-from launcher.commands import IN_PROCESS, proposer_name
-from launcher.models import resolve_draft, resolve_model
+from launcher.services.commands import IN_PROCESS, proposer_name
+from launcher.services.models import resolve_draft, resolve_model
 
 KILLER_DRAFT = f"{IN_PROCESS}killer=support.killer_proposer:create"
 GRACE_SECONDS = 5.0

@@ -16,9 +16,9 @@ import grpc
 
 from benchmarks.fault_drafters import guessing_command, hostile_command
 from benchmarks.served import ROOT, Server
-from launcher.process import ServiceProcess, Spawner
-from launcher.readiness import attached_proposers, is_serving
-from launcher.swap import SwapError, swap
+from launcher.rollout.traffic_shift import SwapError, swap
+from launcher.services.process import ServiceProcess, Spawner
+from launcher.services.readiness import attached_proposers, is_serving
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.v1 import verify_pb2, verify_pb2_grpc

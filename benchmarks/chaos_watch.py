@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.process_samples import ProcessSample, sample_processes
 from benchmarks.served import Server
-from launcher.info import collect
+from launcher.cli.info import collect
 from slipstream.rpc.channel import open_channel
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
 

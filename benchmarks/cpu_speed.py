@@ -25,7 +25,7 @@ from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.runner import Job, connect
 from benchmarks.transformers_baseline import DTYPES, TransformersBaseline
-from launcher.cluster import Cluster
+from launcher.supervision.cluster import Cluster
 from slipstream import LLM, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from benchmarks.exact_law import (
 )
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.runner import Answer, Job, connect
-from launcher.cluster import Cluster
+from launcher.supervision.cluster import Cluster
 
 LAW = Law(temperature=0.7, top_p=0.9, presence_penalty=0.5)
 PROMPT: Prefix = (2, 5, 3, 7, 4, 6, 2, 2, 3)

@@ -29,7 +29,7 @@ from benchmarks.exactness_cells import PLAIN, TEMPERATURES, Cell, Count, EngineS
 from benchmarks.prompts import Prompt, load_prompts, spread
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.runner import Answer, Job, Runner, connect, verify_state
-from launcher.cluster import Cluster
+from launcher.supervision.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 20_240

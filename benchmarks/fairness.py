@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.fairness_report import plot, tables
 from benchmarks.report import machine, write_json
-from launcher.cluster import Cluster
+from launcher.supervision.cluster import Cluster
 from slipstream import AsyncClient
 from slipstream.rpc.errors import ResourceExhaustedError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from launcher.free_ports import free_ports
-from launcher.process import ServiceCommand
+from launcher.services.free_ports import free_ports
+from launcher.services.process import ServiceCommand
 
 HOSTILE_BOUNDARY = "2"
 """Whose states a hostile drafter asks for, so that it gets a ring on the GPU: EAGLE-3 heads read it as a rule."""

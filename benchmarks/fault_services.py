@@ -14,12 +14,12 @@ import grpc
 
 from benchmarks.fault_holdings import Holdings, Sample
 from benchmarks.runner import verify_state
-from launcher.cluster import LOOPBACK, Cluster
-from launcher.commands import Layout, join_address
-from launcher.free_ports import free_ports
-from launcher.process import ServiceCommand, ServiceProcess
-from launcher.readiness import wait_attached
-from launcher.supervisor import RestartPolicy, Supervisor
+from launcher.services.commands import Layout, join_address
+from launcher.services.free_ports import free_ports
+from launcher.services.process import ServiceCommand, ServiceProcess
+from launcher.services.readiness import wait_attached
+from launcher.supervision.cluster import LOOPBACK, Cluster
+from launcher.supervision.supervisor import RestartPolicy, Supervisor
 from slipstream.v1 import verify_pb2
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.fault_drafters import guessing_command
 from benchmarks.fault_services import START_SECONDS, Services
-from launcher.process import ServiceProcess, Spawner
-from launcher.swap import swap
+from launcher.rollout.traffic_shift import swap
+from launcher.services.process import ServiceProcess, Spawner
 
 BEFORE_STEPS = 60
 AFTER_STEPS = 200

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.runner import Answer, Job, Runner, connect
-from launcher.cluster import Cluster
-from launcher.free_ports import free_ports
+from launcher.services.free_ports import free_ports
+from launcher.supervision.cluster import Cluster
 
 SEED = 7_001
 GRAM = 16

@@ -28,8 +28,8 @@ from benchmarks.proposer_search import Grid, Search, candidates
 from benchmarks.proposer_tables import ALL_WORKLOADS
 from benchmarks.report import machine, write_json
 from benchmarks.workloads import AGENTIC, MIXED, WORKLOADS, Row, load_rows
-from launcher.cluster import Cluster
-from launcher.commands import proposer_name
+from launcher.services.commands import proposer_name
+from launcher.supervision.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 _MODEL = "draft_service.proposers.draft_model:create:{draft}"

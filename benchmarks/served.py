@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from launcher.free_ports import free_ports
-from launcher.process import PARENT_DEATH_SIGNAL
+from launcher.services.free_ports import free_ports
+from launcher.services.process import PARENT_DEATH_SIGNAL
 
 ROOT = Path(__file__).parents[1]
 LOOPBACK = "127.0.0.1"

@@ -40,8 +40,8 @@ from benchmarks.served import Server, served
 from benchmarks.soak_judge import Bounds, Look, judge
 from benchmarks.soak_load import Arrivals, Capacity, measure_capacity
 from benchmarks.soak_windows import windows_of
-from launcher.commands import proposer_name
-from launcher.models import resolve_draft, resolve_model
+from launcher.services.commands import proposer_name
+from launcher.services.models import resolve_draft, resolve_model
 
 PROPORTIONAL_EVERY = 6
 """Samples, of which one has PSS: the kernel walks all pages for it."""

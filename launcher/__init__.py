@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.llm import LLM, CompletionOutput, RequestOutput
-    from launcher.sampling_params import SamplingParams
+    from launcher.offline.llm import LLM, CompletionOutput, RequestOutput
+    from launcher.offline.sampling_params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> Any:
     """Load what offline use needs on first use: the command line starts without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from launcher import llm, sampling_params
+    from launcher.offline import llm, sampling_params
 
     return getattr(sampling_params if name == "SamplingParams" else llm, name)

@@ -1,5 +1,5 @@
 """`python -m launcher` is `slipstream`."""
 
-from launcher.cli import main
+from launcher.cli.app import main
 
 main()

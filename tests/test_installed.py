@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from launcher.free_ports import free_ports
+from launcher.services.free_ports import free_ports
 from support.ask import wait_until
 from support.installed import Installed, install, shell
 
@@ -142,7 +142,7 @@ def test_demo_models_are_found_where_their_distribution_is(
     whole: Installed, demo_model: Path, demo_draft_model: Path, tmp_path: Path
 ) -> None:
     code = (
-        "import json; from launcher.models import *; from pathlib import Path; "
+        "import json; from launcher.services.models import *; from pathlib import Path; "
         "print(json.dumps([str(resolve_model(None)), str(resolve_model(Path('slipstream-demo'))), "
         "*resolve_draft(('draft-model',), demo=True)]))"
     )

@@ -42,7 +42,7 @@ def test_transformers_works_beside_our_kernels_folder():
         ("gateway.__main__", {"grpc"}),  # which reads its environment when it is imported, and gets it from main()
         ("verify_service.__main__", {"grpc"}),
         ("draft_service.__main__", {"grpc"}),
-        ("launcher.cli", {"torch", "numba", "slipstream_kernels", "gateway", "verify_service", "draft_service"}),
+        ("launcher.cli.app", {"torch", "numba", "slipstream_kernels", "gateway", "verify_service", "draft_service"}),
         ("slipstream", {"torch", "numba", "slipstream_kernels"}),
         ("slipstream_kernels.models.cpu.causal_lm", {"grpc", "google.protobuf", "slipstream"}),
     ],

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from slipstream.packages import load_own
 
 if TYPE_CHECKING:
-    from launcher.llm import LLM, CompletionOutput, RequestOutput
-    from launcher.sampling_params import SamplingParams
+    from launcher.offline.llm import LLM, CompletionOutput, RequestOutput
+    from launcher.offline.sampling_params import SamplingParams
     from slipstream.client import AsyncClient, AsyncStream, Client, Stream
     from slipstream.completion import Completion, Event, Message, Model, SpeculationOptions
 
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OFFLINE:
-        return getattr(load_own("launcher.llm"), name)
+        return getattr(load_own("launcher.offline.llm"), name)
     module = "client" if name.endswith(("Client", "Stream")) else "completion"
     return getattr(import_module(f"slipstream.{module}"), name)
 

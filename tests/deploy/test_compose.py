@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
 from support.cluster import StartupError
 from support.compose import DEPLOY, compose, entrypoint, variables
 from support.hosts import Host, can_make_namespaces, loopbacks, namespaces

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from launcher.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
 from support.hosts import Host, can_make_namespaces, namespaces
 
 START_SECONDS = 240.0

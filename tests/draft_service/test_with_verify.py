@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.info import collect
-from launcher.swap import swap
+from launcher.cli.info import collect
+from launcher.rollout.traffic_shift import swap
 from slipstream import Client
 from slipstream.completion import SpeculationOptions
 from support.cluster import Cluster

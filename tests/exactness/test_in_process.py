@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.info import collect
+from launcher.cli.info import collect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.serve_process import Served, start

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.runner import connect
-from launcher.swap import SwapError, swap
+from launcher.rollout.traffic_shift import SwapError, swap
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.second_draft import PYTHON_PATH, draft_service, drafters_at

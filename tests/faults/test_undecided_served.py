@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launcher.readiness import StartupError
+from launcher.services.readiness import StartupError
 from slipstream import Client
 from slipstream.rpc.errors import InternalError
 from support.cluster import Cluster

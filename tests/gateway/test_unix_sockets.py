@@ -7,7 +7,7 @@ import socket
 import stat
 from pathlib import Path
 
-from launcher.readiness import is_serving
+from launcher.services.readiness import is_serving
 from slipstream import Client
 from slipstream.rpc.unix_socket import UnixSocket
 from support.ask import wait_until

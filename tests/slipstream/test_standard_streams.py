@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.free_ports import free_ports
-from launcher.readiness import HealthConnection, is_serving
+from launcher.services.free_ports import free_ports
+from launcher.services.readiness import HealthConnection, is_serving
 from slipstream import Client
 
 SECONDS = 180

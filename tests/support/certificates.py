@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from launcher.tls_files import TlsFiles
+from launcher.services.tls_files import TlsFiles
 from slipstream.rpc.tls import Tls
 
 

@@ -1,7 +1,7 @@
-"""Real services for tests; see `launcher.cluster`."""
+"""Real services for tests; see `launcher.supervision.cluster`."""
 
-from launcher.cluster import Cluster
-from launcher.free_ports import free_ports
-from launcher.readiness import StartupError
+from launcher.services.free_ports import free_ports
+from launcher.services.readiness import StartupError
+from launcher.supervision.cluster import Cluster
 
 __all__ = ["Cluster", "StartupError", "free_ports"]

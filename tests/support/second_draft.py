@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.cluster import START_SECONDS, STOP_SECONDS, Cluster
-from launcher.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.supervision.cluster import START_SECONDS, STOP_SECONDS, Cluster
 from support.ask import state, wait_until
 from support.cluster import free_ports
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.served import ServeError, Server, start_server
-from launcher.info import collect
+from launcher.cli.info import collect
 
 START_SECONDS = 120
 
@@ -19,7 +19,7 @@ class Served(Server):
     """A running `slipstream serve` of a model named tiny."""
 
     def facts(self):
-        """See launcher.info."""
+        """See launcher.cli.info."""
         return collect(self.verify, self.http.removeprefix("http://"))
 
     def wait_for(self, condition, seconds: float = START_SECONDS):

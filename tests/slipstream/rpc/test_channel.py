@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from launcher.free_ports import free_ports
+from launcher.services.free_ports import free_ports
 from slipstream.rpc import channel, server
 from slipstream.rpc.channel import keepalive_options, open_sync_channel
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from grpc_health.v1 import health
 
-from launcher.readiness import HealthConnection, is_serving
+from launcher.services.readiness import HealthConnection, is_serving
 from slipstream.rpc.descriptors import RESERVED
 from slipstream.rpc.server import GrpcServer
 

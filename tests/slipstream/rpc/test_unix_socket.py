@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.readiness import is_serving
+from launcher.services.readiness import is_serving
 from slipstream.rpc.errors import UnavailableError
 from slipstream.rpc.server import GrpcServer
 from slipstream.rpc.unix_socket import UnixSocket

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from launcher.free_ports import free_ports
+from launcher.services.free_ports import free_ports
 from support.fit_sources import InMemory, answered, small_target
 from training.fit.parallel import World, world
 from training.fit.run import fit

@@ -1,0 +1,1 @@
+"""`LLM`: generation from Python, without a server of one's own."""

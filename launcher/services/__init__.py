@@ -1,0 +1,1 @@
+"""One service: its command line, settings, ports, process and health."""

@@ -1,0 +1,1 @@
+"""Services kept running: started, watched, restarted and drained."""
