@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from training.data import batches, dense_mask, to_corpus
+from training.attention_masks import dense_mask
+from training.data import batches, to_corpus
 from training.model import CausalLM
 from training.prepare import KINDS, Documents, repeats_ngram
 from training.sampler import cut, generate, groups

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.model import CausalLM
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 from training.tokenizer import BEGIN, PAD, save_tokenizer, stop_ids, token_id
+from training.weight_shards import shards
 
 SHARD_BYTES = 12_000_000
 
@@ -44,19 +45,6 @@ def config_of(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
         "pad_token_id": token_id(tokenizer, PAD),
         "torch_dtype": "bfloat16",
     }
-
-
-def shards(weights: dict[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """Weights in order, split so that no shard exceeds `limit` bytes (one tensor is never split)."""
-    split: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, value in weights.items():
-        if split[-1] and size + value.nbytes > limit:
-            split.append({})
-            size = 0
-        split[-1][name] = value
-        size += value.nbytes
-    return split
 
 
 def export(model: CausalLM, tokenizer: Tokenizer, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:

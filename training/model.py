@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 Mask = BlockMask | Tensor | None
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from training.answers import answer_corpus, draw_prompts, repeated_positions
+from training.attention_masks import block_mask, dense_mask
 from training.data import (
     Batch,
     Corpus,
     batches,
-    block_mask,
-    dense_mask,
     draw_order,
     good_for_annealing,
     to_corpus,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from training.features.source import FeatureSequence, TokenSequence
 from training.model import CausalLM, initialise
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 SHAPE = ModelShape(128, 32, 8, 2, 1, 16, 48, max_positions=512)
 EOS = 3

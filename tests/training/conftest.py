@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer
 
 from training.model import CausalLM, initialise
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 from training.tokenizer import train_tokenizer
 
 WORDS = (

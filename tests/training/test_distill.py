@@ -5,7 +5,7 @@ import torch
 from training.distill import project_embedding
 from training.losses import alignment_loss
 from training.model import CausalLM, initialise
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 
 def small_draft() -> CausalLM:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from training.export import export, load, shards
+from training.export import export, load
 from training.model import CausalLM
 
 
@@ -27,9 +27,3 @@ def test_transformers_computes_the_same_logits(model: CausalLM, tokenizer: Token
 
 def test_parameter_count(model: CausalLM) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == model.shape.parameters
-
-
-def test_shards_keep_order_and_limit() -> None:
-    weights = {str(number): torch.zeros(100, dtype=torch.uint8) for number in range(7)}
-    split = shards(weights, 250)
-    assert [list(shard) for shard in split] == [["0", "1"], ["2", "3"], ["4", "5"], ["6"]]

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from training.durable import write_whole
-from training.export import shards
+from training.weight_shards import shards
 
 SHARD_BYTES = 4 << 30
 

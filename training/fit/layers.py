@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model import GatedMLP, Linear, Norm
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 __all__ = ["Attention", "GatedMLP", "Linear", "Norm", "Rotation", "initialise"]
 

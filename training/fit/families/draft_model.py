@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
-from training.data import block_mask, dense_mask
+from training.attention_masks import block_mask, dense_mask
 from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy
 from training.fit.families.last_state import LastStateFamily
@@ -19,7 +19,7 @@ from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.model import CausalLM, initialise
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 
 class DraftModel(LastStateFamily):

@@ -16,7 +16,7 @@ from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 UNROLL = 1
 SCORE_WEIGHT = 0.1

@@ -17,7 +17,7 @@ from training.fit.settings import CHAIN, FitSettings
 from training.fit.start import vocabulary_of
 from training.fit.target import SCORES, Target
 from training.fit.vocabulary import DraftVocabulary, default_size, select
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 UNROLL = 7
 

@@ -18,7 +18,7 @@ from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 UNROLL = 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 
 def shape_of(target: ModelConfig, intermediate_size: int) -> ModelShape:

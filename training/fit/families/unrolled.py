@@ -15,7 +15,7 @@ from training.fit.layers import Attention, Rotation
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
-from training.settings import ModelShape
+from training.model_shape import ModelShape
 
 
 class UnrolledHead(JudgedHead):
