@@ -1,1 +1,1 @@
-"""Trains the demonstration models: a small chat target and the draft model distilled from it."""
+"""From prompts to a drafter in service, stage by stage, and how the demonstration models are made."""

@@ -43,7 +43,7 @@ def finish_preparation(process: subprocess.Popen[bytes]) -> None:
 def train_target(
     options: Options,
     progress: Progress,
-    training: TargetTraining,
+    target_training: TargetTraining,
     distillation: Distillation,
     documents: Documents,
     sources: list[str],
@@ -51,15 +51,15 @@ def train_target(
     """All phases of the target, with a checkpoint after the longest. Returns the finished target."""
     tokenizer = Tokenizer.from_file(str(options.work / "tokenizer.json"))
     with progress.phase("target"):
-        training.train(documents, sources)
-    save_weights(training.model, options.work / "checkpoint-annealed", 2**40)
+        target_training.train(documents, sources)
+    save_weights(target_training.model, options.work / "checkpoint-annealed", 2**40)
     with progress.phase("distillation on the corpus"):
-        distillation.learn_corpus(frozen_copy(training.model), documents, sources)
+        distillation.learn_corpus(frozen_copy(target_training.model), documents, sources)
     with progress.phase("alignment"):
-        distillation.align(training.model, documents, sources)
+        distillation.align(target_training.model, documents, sources)
     with progress.phase("polish"):
-        training.polish(documents, sources, stop_ids(tokenizer))
-    return frozen_copy(training.model)
+        target_training.polish(documents, sources, stop_ids(tokenizer))
+    return frozen_copy(target_training.model)
 
 
 def evaluate(options: Options, progress: Progress, target: CausalLM, draft: CausalLM, tokenizer: Tokenizer) -> None:
@@ -84,11 +84,11 @@ def run(options: Options) -> None:
     progress.results["draft_parameters"] = options.recipe.draft.parameters
     preparation = start_preparation(options)
     with progress.phase("compile"):
-        training = TargetTraining.build(options, progress)
+        target_training = TargetTraining.build(options, progress)
         distillation = Distillation.build(options, progress)
         if options.target is None:
-            training.warm_up()
-        distillation.warm_up(training.model)
+            target_training.warm_up()
+        distillation.warm_up(target_training.model)
     with progress.phase("wait for tokens"):
         finish_preparation(preparation)
         tokenizer = Tokenizer.from_file(str(options.work / "tokenizer.json"))
@@ -97,7 +97,7 @@ def run(options: Options) -> None:
         asked = Documents.concatenate([documents, Documents.load(options.work / "prompts.npz")])
     progress.results["corpus_tokens"] = len(documents.tokens)
     if options.target is None:
-        target = train_target(options, progress, training, distillation, documents, sources)
+        target = train_target(options, progress, target_training, distillation, documents, sources)
         export(target, tokenizer, options.output / TARGET_NAME)
     else:
         target = load(options.target, compute_dtype(options), options.device)

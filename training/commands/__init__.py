@@ -1,1 +1,1 @@
-"""Stages whose options are many, a module each; `training.cli` gathers them."""
+"""Stages, a module each; `training.cli` gathers them."""
