@@ -33,12 +33,12 @@ from typing import Any
 from benchmarks.boundary_plot import plot_boundary
 from benchmarks.boundary_settings import CUDA_IPC, MODES, PLACES, TRANSPORTS, Measured, settings_of
 from benchmarks.boundary_tables import rows_of, text_of
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
+from benchmarks.inflate_shape_arguments import add_shape_arguments, shape_of
 from benchmarks.mps import mps_server
 from benchmarks.report import write_json
+from benchmarks.repository import DEMO_MODEL, ROOT
 from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 
-ROOT = Path(__file__).resolve().parents[1]
 Content = dict[str, Any]
 
 

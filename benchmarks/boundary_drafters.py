@@ -14,9 +14,9 @@ from benchmarks.boundary_link import DraftLink, attached_here
 from benchmarks.boundary_plan import PROPOSER, DraftPlan, DraftReport
 from benchmarks.boundary_settings import Measured, Setting
 from benchmarks.link_server import LinkServer, link_servers
+from benchmarks.repository import ROOT
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
-ROOT = Path(__file__).resolve().parents[1]
 STOP_SECONDS = 10.0
 
 

@@ -61,7 +61,9 @@ TELL_SECONDS = 60.0
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=15.0, help="of events")
     parser.add_argument("--calm-seconds", type=float, default=20.0, help="of traffic before, for comparison")
     parser.add_argument("--seed", type=int, default=1)

@@ -15,7 +15,8 @@ from random import Random
 import grpc
 
 from benchmarks.fault_drafters import guessing_command, hostile_command
-from benchmarks.served import ROOT, Server
+from benchmarks.repository import ROOT
+from benchmarks.served import Server
 from launcher.rollout.traffic_shift import SwapError, swap
 from launcher.services.process import ServiceProcess, Spawner
 from launcher.services.readiness import attached_proposers, is_serving

@@ -11,10 +11,9 @@ from typing import Any
 
 from benchmarks.chaos_events import Event
 from benchmarks.chaos_watch import Looks, lived_through
-from benchmarks.fault_holdings import FLAT_BYTES, FLAT_DESCRIPTORS
-from benchmarks.fault_traffic import spread
 from benchmarks.mixed_client import CONNECTION, MALFORMED, Outcome
-from benchmarks.process_samples import ProcessSample
+from benchmarks.percentiles import spread
+from benchmarks.process_samples import FLAT_BYTES, FLAT_DESCRIPTORS, ProcessSample
 
 Facts = dict[str, Any]
 ALLOWED = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})

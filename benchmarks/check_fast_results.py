@@ -19,8 +19,9 @@ import torch
 
 from benchmarks.engine_prompts import random_token_ids
 from benchmarks.engine_target import make_weights
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
+from benchmarks.inflate_shape_arguments import add_shape_arguments, shape_of
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
@@ -134,7 +135,11 @@ def measure(
 
 def main() -> int:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.check_fast_results",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--weights", choices=("random", "inflated"), default="random")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model whose constants, or text, are taken")
     parser.add_argument("--device", default="cuda")

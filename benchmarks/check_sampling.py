@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.check_small_ops import microseconds
+from benchmarks.op_time import microseconds
 from benchmarks.report import machine, markdown_table, write_json
 from benchmarks.sampling_cases import SamplingCase, plain_case, random_case
 from slipstream_kernels.ops.gpu.filters import filter_rows, filter_rows_reference
@@ -128,7 +128,11 @@ def times() -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.check_sampling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -9,8 +9,6 @@ in a graph, so it holds what one call adds to a pass whose data lies in the L2 c
 from __future__ import annotations
 
 import argparse
-import itertools
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.op_time import microseconds
 from benchmarks.report import machine, markdown_table, write_json
 from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference
 from slipstream_kernels.ops.gpu.embedding import embed, embed_reference
@@ -42,7 +41,6 @@ TREES = ((1, 1), (1, 16), (1, 64), (4, 64), (64, 64), (256, 1))
 DEPTH = 8
 """Accepted nodes of which states are copied, at most."""
 PAGE_SIZE = 16
-CALLS, REPLAYS = 20, 15
 TOLERANCE = 1e-3
 """Of norms: kernel and twin round at the same places, so few values differ, by one bfloat16 step."""
 
@@ -206,23 +204,12 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).float().norm() / theirs.float().norm().clamp(min=1e-30))
 
 
-def microseconds(op: Callable[[], None]) -> float:
-    """Time of one call among CALLS in a graph, median over REPLAYS."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            op()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 4)]
-    for event in events:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times: list[float] = [before.elapsed_time(after) for before, after in itertools.pairwise(events[3:])]
-    return statistics.median(times) * 1000 / CALLS
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.check_small_ops",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():

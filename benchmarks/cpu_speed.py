@@ -23,12 +23,12 @@ from tqdm import tqdm
 
 from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.report import machine, markdown_table, write_json
+from benchmarks.repository import DEMO_DRAFT_MODEL, DEMO_MODEL
 from benchmarks.runner import Job, connect
 from benchmarks.transformers_baseline import DTYPES, TransformersBaseline
 from launcher.supervision.cluster import Cluster
 from slipstream import LLM, SamplingParams
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH = 8
 OWN_PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -193,10 +193,8 @@ async def _measure(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; the exit status says nothing about speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_speed", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo", help="target model")
-    parser.add_argument(
-        "--draft", type=Path, default=ROOT / "demo_models" / "slipstream-demo-draft", help="draft model"
-    )
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target model")
+    parser.add_argument("--draft", type=Path, default=DEMO_DRAFT_MODEL, help="draft model")
     parser.add_argument("--prompts", type=Path, help="prompt file; default: eight prompts of our own")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt (128)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")

@@ -42,10 +42,11 @@ from typing import Any
 
 from benchmarks.fault_kills import line_of
 from benchmarks.fault_scenarios import CALM_SECONDS, SCENARIOS, Bench, failed
-from benchmarks.fault_services import ROOT, start_times, supervised
+from benchmarks.fault_services import start_times, supervised
 from benchmarks.fault_traffic import Traffic, once
 from benchmarks.mps import mps_server
 from benchmarks.report import gpu_machine, write_json
+from benchmarks.repository import DEMO_MODEL, DEMO_MODELS
 from benchmarks.runner import Job, verify_info
 
 DRAFTS = {"draft-model": "slipstream-demo-draft", "eagle3": "slipstream-demo-eagle3"}
@@ -70,8 +71,12 @@ def make_jobs(streams: int, tokens: int) -> list[Job]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.drafter_faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--proposer", choices=tuple(DRAFTS), help="default: eagle3 over cuda_ipc, else draft-model")
     parser.add_argument("--draft", type=Path, help="default: the demo model's")
     parser.add_argument("--drafters", type=int, default=1, help="draft services at once; one has the requests")
@@ -105,7 +110,7 @@ def parse() -> argparse.Namespace:
         parser.error("--transport cuda_ipc: needs a --placement on a GPU")
     on_gpu = options.device.startswith("cuda")
     options.proposer = options.proposer or ("eagle3" if options.transport == "cuda_ipc" else "draft-model")
-    options.draft = options.draft or ROOT / "demo_models" / DRAFTS[options.proposer]
+    options.draft = options.draft or DEMO_MODELS / DRAFTS[options.proposer]
     options.hang_tokens = options.hang_tokens or (options.tokens if on_gpu else max(1, options.tokens // 4))
     if not 1 <= options.hang_tokens <= options.tokens:
         parser.error("--hang-tokens: from 1 to --tokens")

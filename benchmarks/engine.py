@@ -38,9 +38,10 @@ from benchmarks.engine_sections import SECTIONS, Sections, Sizes
 from benchmarks.engine_target import make_weights, start_model
 from benchmarks.engine_transformers import TransformersModel
 from benchmarks.engine_trees import SizedTrees
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
+from benchmarks.inflate_shape_arguments import add_shape_arguments, shape_of
 from benchmarks.inflate_tensors import source_of
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import read_json
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
 

@@ -28,10 +28,10 @@ from benchmarks.continuations import continuation_key, write_continuations
 from benchmarks.exactness_cells import PLAIN, TEMPERATURES, Cell, Count, EngineSetting
 from benchmarks.prompts import Prompt, load_prompts, spread
 from benchmarks.report import machine, markdown_table, write_json
+from benchmarks.repository import DEMO_DRAFT_MODEL, DEMO_MODEL, ROOT
 from benchmarks.runner import Answer, Job, Runner, connect, verify_state
 from launcher.supervision.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parents[1]
 SEED = 20_240
 CROSS_PROMPTS = 48
 QUICK_PROMPTS = 12
@@ -313,10 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run and return the exit status: 0 when every answer is exact."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exactness", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines, such as Spec-Bench's question.jsonl")
-    parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo", help="target model")
-    parser.add_argument(
-        "--draft", type=Path, default=ROOT / "demo_models" / "slipstream-demo-draft", help="draft model"
-    )
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target model")
+    parser.add_argument("--draft", type=Path, default=DEMO_DRAFT_MODEL, help="draft model")
     parser.add_argument(
         "--proposer", action="append", default=[], metavar="SPEC", help="a further one, as the draft service takes it"
     )

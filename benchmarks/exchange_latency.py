@@ -136,7 +136,11 @@ def _numbers(text: str) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exchange_latency",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--proposer", default="ngram", metavar="NAME[:DIR]")
     parser.add_argument("--transports", default="inproc,shm,grpc")
     parser.add_argument("--requests", type=_numbers, default=[1.0, 16.0])

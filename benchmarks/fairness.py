@@ -22,12 +22,11 @@ from typing import Any
 
 from benchmarks.fairness_report import plot, tables
 from benchmarks.report import machine, write_json
+from benchmarks.repository import DEMO_DRAFT_MODEL, DEMO_MODEL
 from launcher.supervision.cluster import Cluster
 from slipstream import AsyncClient
 from slipstream.rpc.errors import ResourceExhaustedError
 
-ROOT = Path(__file__).resolve().parents[1]
-MODELS = ROOT / "demo_models"
 SCHEDULING = ("fair", "fcfs")
 PLACES = {"--max-running": 16, "--max-queued": 4}
 WEIGHTS = {"gold": 3.0}
@@ -203,9 +202,11 @@ def ratios(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=MODELS / "slipstream-demo")
-    parser.add_argument("--draft", type=Path, default=MODELS / "slipstream-demo-draft")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fairness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--draft", type=Path, default=DEMO_DRAFT_MODEL)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each scenario")
     parser.add_argument("--deadline-ms", type=float, default=20.0, help="of trees; on a busy machine few come in 20")
     parser.add_argument("--only", default="", help="scenarios whose names contain this")

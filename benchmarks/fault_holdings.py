@@ -9,14 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_samples import device_bytes
+from benchmarks.process_samples import FLAT_BYTES, FLAT_DESCRIPTORS, device_bytes
 
-FLAT_BYTES = 32 << 20
-"""What the verify service's resident memory may grow by: allocators keep what they once had."""
 FLAT_DEVICE_BYTES = 16 << 20
-"""Of the GPU, for each draft service."""
-FLAT_DESCRIPTORS = 4
-"""Connections of clients come and go."""
+"""What memory of the GPU may grow by, for each draft service."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_services import LogLine, Services
-from benchmarks.fault_traffic import Pause, about, middle
+from benchmarks.fault_traffic import Pause, about
+from benchmarks.percentiles import middle
 
 LOG_SECONDS = (-0.1, 0.5)
 """Of the services' logs, what they wrote in this span about a kill."""

@@ -15,9 +15,11 @@ from benchmarks.fault_drafters import hostile_command
 from benchmarks.fault_hang import Section, section, spread_of
 from benchmarks.fault_holdings import Sample, held
 from benchmarks.fault_kills import Kill, Moment, kill_one
-from benchmarks.fault_services import POLL_SECONDS, ROOT, START_SECONDS, Services
+from benchmarks.fault_services import POLL_SECONDS, START_SECONDS, Services
 from benchmarks.fault_swap import accepted_at_steps, random_drafter
-from benchmarks.fault_traffic import Traffic, about, middle, spread, while_doing
+from benchmarks.fault_traffic import Traffic, about, while_doing
+from benchmarks.percentiles import middle, spread
+from benchmarks.repository import ROOT
 from benchmarks.runner import Job
 
 Result = dict[str, Any]

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.fault_holdings import Holdings, Sample
+from benchmarks.repository import ROOT
 from benchmarks.runner import verify_state
 from launcher.services.commands import Layout, join_address
 from launcher.services.free_ports import free_ports
@@ -22,7 +23,6 @@ from launcher.supervision.cluster import LOOPBACK, Cluster
 from launcher.supervision.supervisor import RestartPolicy, Supervisor
 from slipstream.v1 import verify_pb2
 
-ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 POLL_SECONDS = 0.02
 _TIME = 23

@@ -22,13 +22,13 @@ import numpy as np
 
 from benchmarks.engine_loop import EngineConfig, Job, local_loop
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from training.answering.dataset import write_set
 from training.features.run import Plan, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine
 
-ROOT = Path(__file__).resolve().parents[1]
 PREFILL, FEATURES, DISK = "prefill, tokens/s", "features, tokens/s", "disk, MiB/s"
 SHARE_OF_PREFILL, SHARE_OF_DISK = 0.7, 0.8
 """Of which one is wanted."""
@@ -138,8 +138,8 @@ def _random_answers(folder: Path, model: Path, tokens: int) -> Path:
 
 def main() -> int:
     """Entry point; exit status 0 where one of the shares is as wanted."""
-    parser = argparse.ArgumentParser(prog="benchmarks.feature_speed", description=__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "demo_models" / "slipstream-demo")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.feature_speed", description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--tokens", type=int, default=40_000, help="random tokens, without --answers")
     parser.add_argument("--device", default="cpu")

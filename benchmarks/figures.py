@@ -12,13 +12,12 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks import boundary_settings, boundary_tables, fault_tables, proposer_tables, speculation_report
 from benchmarks.report import markdown_table
+from benchmarks.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / "docs" / name for name in ("exactness.md", "performance.md", "proposers.md"))
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -333,7 +333,10 @@ def _line(row: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print the table, and write it as JSON where asked to."""
-    parser = argparse.ArgumentParser(description="CPU time a streamed token and time added to the first, by API.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gateway_cost",
+        description="CPU time a streamed token and time added to the first, by API.",
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder whose tokenizer and chat template are used")
     parser.add_argument("--streams", type=int, default=64, help="streams at once")
     parser.add_argument("--requests", type=int, default=3, help="requests of each stream, one after the other")

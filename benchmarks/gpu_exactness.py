@@ -30,9 +30,10 @@ from benchmarks.engine_target import make_weights, start_model
 from benchmarks.gpu_exactness_cells import HEADER, WHOLE, Case, Cell, Count, Results, failures, rows, settings, totals
 from benchmarks.gpu_exactness_inflated import compare_inflated
 from benchmarks.gpu_exactness_run import ExactnessRun, Part
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of
+from benchmarks.inflate_shape_arguments import add_shape_arguments, shape_of
 from benchmarks.prompts import load_prompts
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 
 SEED = 20_240
 TOP_LOGPROBS = 4

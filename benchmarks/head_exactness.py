@@ -20,17 +20,16 @@ from benchmarks.engine_figures import Figures
 from benchmarks.engine_loop import EngineConfig, Job
 from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import make_weights, start_model
-from benchmarks.inflate import DEMO_MODEL
 from benchmarks.inflate_shape import Shape
 from benchmarks.prompts import load_prompts
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_HEAD, DEMO_MODEL
 from benchmarks.speculation_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 
 SEED = 100
 TEMPERATURES = (0.0, 0.8)
-DEMO_HEAD = DEMO_MODEL.parent / "slipstream-demo-eagle3"
 
 
 def compare(options: argparse.Namespace) -> list[Figures]:

@@ -26,13 +26,13 @@ from typing import Any
 import httpx
 
 from benchmarks.report import write_json
-from benchmarks.served import ROOT, served
+from benchmarks.repository import DEMO_MODEL
+from benchmarks.served import served
 from benchmarks.socket_crowd import Crowd, Group, gathered
 
 HTTP_KINDS = ("silent", "head", "body")
 GRPC_KINDS = ("silent", "http2")
 MODEL = "slipstream-demo"
-DEMO_MODEL = ROOT / "demo_models" / MODEL
 ARGUMENTS = ("--drain-seconds", "2")
 STREAMS = 4
 TOKENS = 200
@@ -75,7 +75,11 @@ class Findings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.idle_connections",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--sockets", type=int, default=20_000, help="connections of the crowd")
     parser.add_argument("--seconds", type=float, default=40.0, help="how long the crowd stays (at most 300)")
     parser.add_argument("--descriptors", type=int, default=0, help="the services' limit of open files; 0: the system's")

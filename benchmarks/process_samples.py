@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import psutil
 
 SMI_SECONDS = 20.0
+FLAT_BYTES = 32 << 20
+"""What the verify service's resident memory may grow by: allocators keep what they once had."""
+FLAT_DESCRIPTORS = 4
+"""Connections of clients come and go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from tqdm import tqdm
 
 from benchmarks.prompt_files import Record, databases_beside, exchange, records, trajectory
 from benchmarks.report import machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.proposers.registry import ProposerSpec, load_proposers
 
-ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 9_000
 """Tokens of the longest context."""
 SETS: dict[str, tuple[str, ...]] = {
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Replay and print; the exit status says nothing about acceptance."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proposer_replay", description=__doc__.split("\n", 1)[0])
     parser.add_argument("files", type=Path, nargs="+", help="workloads")
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo_models" / "slipstream-demo" / "tokenizer.json")
+    parser.add_argument("--tokenizer", type=Path, default=DEMO_MODEL / "tokenizer.json")
     parser.add_argument("--rows", default="9,17,33", help="rows of the largest tree, root included")
     parser.add_argument("--limit", type=int, default=150, help="answers of each file")
     parser.add_argument("--output", type=Path, help="JSON file to write")

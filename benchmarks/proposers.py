@@ -27,11 +27,11 @@ from benchmarks.proposer_runs import PLAIN, Bench, Cell, Prompts, Setting, servi
 from benchmarks.proposer_search import Grid, Search, candidates
 from benchmarks.proposer_tables import ALL_WORKLOADS
 from benchmarks.report import machine, write_json
+from benchmarks.repository import DEMO_DRAFT_MODEL, DEMO_HEAD, DEMO_MODEL
 from benchmarks.workloads import AGENTIC, MIXED, WORKLOADS, Row, load_rows
 from launcher.services.commands import proposer_name
 from launcher.supervision.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parents[1]
 _MODEL = "draft_service.proposers.draft_model:create:{draft}"
 _GREEDY = "benchmarks.uncoupled:create:draft-model:{draft}"
 _CHAIN = ":num_steps=4:topk=1"
@@ -170,7 +170,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, with the set's own choices where nothing else was said."""
-    demo = ROOT / "demo_models"
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proposers", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--prompts", type=Path, required=True, help="folder of the prompt files")
@@ -178,9 +177,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--draft", action="append", metavar="SPEC", help="proposers in place of the set's, as for the draft service")
     add("--workloads", nargs="+", choices=[*WORKLOADS, MIXED], help="in place of the set's")
     add("--temperatures", nargs="+", type=float, help="in place of the set's; --search takes the first")
-    add("--model", type=Path, default=demo / "slipstream-demo", help="target model")
-    add("--draft-model", type=Path, default=demo / "slipstream-demo-draft", help="draft model of the sets")
-    add("--head", type=Path, default=demo / "slipstream-demo-eagle3", help="EAGLE-3 head of the sets")
+    add("--model", type=Path, default=DEMO_MODEL, help="target model")
+    add("--draft-model", type=Path, default=DEMO_DRAFT_MODEL, help="draft model of the sets")
+    add("--head", type=Path, default=DEMO_HEAD, help="EAGLE-3 head of the sets")
     add("--limit", type=int, help="prompts of each row of the tables; default: all")
     add("--longest", type=int, default=8000, help="characters of the longest prompt (8000)")
     add("--tokens", type=int, default=64, help="longest answer (64)")

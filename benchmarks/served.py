@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.repository import ROOT
 from launcher.services.free_ports import free_ports
 from launcher.services.process import PARENT_DEATH_SIGNAL
 
-ROOT = Path(__file__).parents[1]
 LOOPBACK = "127.0.0.1"
 PORTS = ("http", "grpc", "verify", "draft")
 SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}

@@ -56,7 +56,9 @@ DRAIN_SECONDS = 5
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     usual = Bounds()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--load", type=float, default=0.8, help="part of the measured capacity")
     parser.add_argument("--rate", type=float, help="requests a second, in place of --load and a measurement")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.fault_traffic import spread
+from benchmarks.percentiles import spread
 from benchmarks.process_samples import ProcessSample
 from benchmarks.soak_load import Request
 

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.fault_traffic import spread
+from benchmarks.percentiles import spread
 from benchmarks.soak_judge import DEVICE, Look
 from benchmarks.soak_load import Request
 

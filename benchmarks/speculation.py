@@ -35,12 +35,14 @@ from benchmarks.engine_figures import Figures
 from benchmarks.engine_loop import EngineConfig
 from benchmarks.engine_prompts import chat_token_ids
 from benchmarks.engine_target import MeasuredModel, make_weights, start_model
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments, shape_of, write_head
+from benchmarks.inflate_folder import write_head
 from benchmarks.inflate_head import DRAFT_VOCAB, HeadInflation, HeadSource, RandomHead, read_bytes
 from benchmarks.inflate_shape import Shape, ShapeError
+from benchmarks.inflate_shape_arguments import add_shape_arguments, shape_of
 from benchmarks.inflate_tensors import source_of
 from benchmarks.prompts import by_category, load_prompts
 from benchmarks.report import gpu_machine, write_json
+from benchmarks.repository import DEMO_MODEL
 from benchmarks.speculation_loop import PLACES, Drafters
 from benchmarks.speculation_rounds import Rounds, RoundSizes, TreeShape
 from benchmarks.speculation_text import Categories, Text, TextSizes, drafters_of

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_figures import Figures, side_by_side
-from benchmarks.inflate import DEMO_MODEL, add_shape_arguments
 from benchmarks.inflate_shape import ShapeError
+from benchmarks.inflate_shape_arguments import add_shape_arguments
 from benchmarks.report import gpu_machine, markdown_table, write_json
+from benchmarks.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
 READY, RESULT = "ready", "result "

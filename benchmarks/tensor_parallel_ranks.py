@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.engine_loop import EngineConfig
 from benchmarks.engine_target import HashedModel, limits_of, start_model
-from benchmarks.inflate import shape_of
 from benchmarks.inflate_shape import Shape
+from benchmarks.inflate_shape_arguments import shape_of
 from benchmarks.inflate_tensors import source_of
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuModel

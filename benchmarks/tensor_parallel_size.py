@@ -25,7 +25,7 @@ from benchmarks.gpu_exactness_cells import (
     totals,
 )
 from benchmarks.gpu_exactness_run import ExactnessRun, Part
-from benchmarks.inflate import shape_of
+from benchmarks.inflate_shape_arguments import shape_of
 from benchmarks.prompts import load_prompts
 from benchmarks.report import markdown_table
 from benchmarks.tensor_parallel_ranks import KINDS, Target

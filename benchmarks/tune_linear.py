@@ -27,10 +27,11 @@ from benchmarks.linear_candidates import ROW_BUCKETS, Layer, candidates, compile
 from benchmarks.linear_operands import SIMPLEST, SIMPLEST_GATED, Operands, microseconds
 from benchmarks.linear_passes import Passes, descend, variants
 from benchmarks.report import machine, markdown_table
+from benchmarks.repository import ROOT
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.tuning import table_name
 
-TABLES = Path(__file__).resolve().parents[1] / "kernels" / "slipstream_kernels" / "ops" / "gpu" / "tuned_tiles"
+TABLES = ROOT / "kernels" / "slipstream_kernels" / "ops" / "gpu" / "tuned_tiles"
 FEW_ROWS = 256
 """Rows up to which the weights' way to the multiprocessors counts, and with it what runs before and after a kernel."""
 
@@ -201,7 +202,11 @@ def write_table(path: Path, found: Sequence[Best], facts: Mapping[str, Any]) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tune_linear",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size whose shares are measured")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROW_BUCKETS))
     parser.add_argument("--output", type=Path, help="the table (default: the one the package reads)")

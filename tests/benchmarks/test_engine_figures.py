@@ -2,8 +2,8 @@ import pytest
 
 from benchmarks.engine_figures import Bytes, drafted_figures, side_by_side, steps_figures
 from benchmarks.engine_loop import Arrival
-from benchmarks.inflate import DEMO_MODEL
 from benchmarks.inflate_shape import LLAMA_8B
+from benchmarks.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_holdings import FLAT_BYTES, FLAT_DESCRIPTORS, FLAT_DEVICE_BYTES, Holdings, Sample, held
+from benchmarks.fault_holdings import FLAT_DEVICE_BYTES, Holdings, Sample, held
+from benchmarks.process_samples import FLAT_BYTES, FLAT_DESCRIPTORS
 
 START = Holdings(1 << 30, 40, 2, 0)
 KILLS = 20

@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.fault_traffic import COMPLETE, Traffic, about, middle, spread
+from benchmarks.fault_traffic import COMPLETE, Traffic, about
 from benchmarks.runner import Answer
 
 
@@ -22,15 +22,3 @@ def test_answers_are_held_against_those_of_plain_decoding():
     answers = [(0, answer((1, 2), ())), (1, answer((9,), ())), (0, answer((1,), (), "FINISH_REASON_ERROR"))]
     compared = Traffic(answers, ["UNAVAILABLE"]).compare([(1, 2), (3,)])
     assert compared == {"answers": 3, "failed": 2, "failures": ["UNAVAILABLE"], "differing": 2}
-
-
-def test_percentiles_in_milliseconds():
-    assert spread([0.001 * value for value in range(1000)]) == {
-        "p50": 500,
-        "p90": 900,
-        "p99": 990,
-        "p99.9": 999,
-        "max": 999,
-    }
-    assert spread([]) == {}
-    assert (middle([3.0, 1.0, 2.0]), middle([])) == (2.0, 0.0)

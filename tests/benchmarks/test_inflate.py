@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.inflate import main, write_folder
+from benchmarks.inflate import main
+from benchmarks.inflate_folder import write_folder
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError, Stream, check
 from benchmarks.inflate_tensors import Inflation, RandomModel
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig

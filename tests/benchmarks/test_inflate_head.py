@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.inflate import main, write_head
+from benchmarks.inflate import main
+from benchmarks.inflate_folder import write_head
 from benchmarks.inflate_head import HeadInflation, RandomHead, head_shapes, read_bytes
 from benchmarks.inflate_shape import LLAMA_8B, Shape, ShapeError
 from draft_service.heads.loading import load_eagle

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.proposer_replay import ROOT, Request, main, read, replay
+from benchmarks.proposer_replay import Request, main, read, replay
+from benchmarks.repository import DEMO_MODEL
 
-TOKENIZER = ROOT / "demo_models" / "slipstream-demo" / "tokenizer.json"
+TOKENIZER = DEMO_MODEL / "tokenizer.json"
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""What is said of many durations: their percentiles and their median."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    return {
+        name: round(1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))], 2) for name, part in at.items()
+    }
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; 0.0 of nothing."""
+    return statistics.median(values) if values else 0.0
