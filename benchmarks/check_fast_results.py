@@ -1,6 +1,7 @@
 """What fast mode computes, beside exact mode, on the weights of one model.
 
-    python -m benchmarks.check_fast_results [--weights random|inflated] [--attention triton,flashinfer] [--output FILE]
+    python -m benchmarks.check_fast_results [--weights random|inflated] [--attention triton,flashinfer]
+        [--output FILE]
 
 Prompts are computed and then continued by the tokens that exact mode chooses, in every mode the same ones; at each of
 them the logits are compared, by the norm of their difference, and the likeliest token. Exits with 1 where the logits

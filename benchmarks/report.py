@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.repository import ROOT
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table with aligned columns; floats with two digits, None as a dash."""
@@ -83,7 +85,7 @@ def gpu_machine(device: str) -> dict[str, Any]:
 def _commit() -> str:
     """The environment's SLIPSTREAM_COMMIT, which a tree that was unpacked without git has; else what git says."""
     given = os.environ.get("SLIPSTREAM_COMMIT", "")
-    return given or _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
+    return given or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _driver() -> str:

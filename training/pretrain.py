@@ -1,4 +1,4 @@
-"""Makes both demonstration models from the corpus: `python -m training.pretrain --corpus DIR --output demo_models`."""
+"""Makes both demo models from the corpus: `python -m training.pretrain --corpus DIR --output DIR`."""
 
 import json
 import os
@@ -29,7 +29,8 @@ def start_preparation(options: Options) -> subprocess.Popen[bytes]:
     """Tokenise in a process of its own while this one compiles."""
     recipe = options.recipe
     numbers = (recipe.vocab_size, recipe.row_length, recipe.seed, options.workers)
-    command = [sys.executable, "-m", "training.prepare", str(options.corpus), str(options.work), *map(str, numbers)]
+    folders = (str(options.corpus), str(options.work))
+    command = [sys.executable, "-m", "training.prepare", *folders, *map(str, numbers)]
     if options.target is not None:
         command.append(str(options.target / "tokenizer.json"))
     return subprocess.Popen(command, env=os.environ | child_environment())
