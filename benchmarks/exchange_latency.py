@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from benchmarks.link_server import link_servers
+from benchmarks.lib.link_server import link_servers
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS, HostLimits
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig

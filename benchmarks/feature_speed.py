@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine_loop import EngineConfig, Job, local_loop
-from benchmarks.report import gpu_machine, markdown_table, write_json
-from benchmarks.repository import DEMO_MODEL
+from benchmarks.lib.report import gpu_machine, markdown_table, write_json
+from benchmarks.lib.repository import DEMO_MODEL
+from benchmarks.local_engine.local_loop import EngineConfig, Job, local_loop
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from training.answering.dataset import write_set
@@ -75,7 +75,7 @@ def load_target(plan: Plan, machine: Machine) -> Any:
         model = CausalLM.load(plan.model, threads=machine.threads)
         model.warm_up()
         return model
-    from benchmarks.engine_target import limits_of
+    from benchmarks.local_engine.measured_model import limits_of
     from slipstream_kernels.models.gpu.gpu_model import GpuModel
 
     return GpuModel.load(plan.model, limits_of(_engine_config(plan, machine)), device=machine.device)

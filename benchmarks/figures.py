@@ -14,9 +14,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import boundary_settings, boundary_tables, fault_tables, proposer_tables, speculation_report
-from benchmarks.report import markdown_table
-from benchmarks.repository import ROOT
+from benchmarks.boundary import settings as boundary_settings
+from benchmarks.boundary import tables as boundary_tables
+from benchmarks.drafter_faults import tables as fault_tables
+from benchmarks.lib.report import markdown_table
+from benchmarks.lib.repository import ROOT
+from benchmarks.proposers import tables as proposer_tables
+from benchmarks.speculation import report
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / "docs" / name for name in ("exactness.md", "performance.md", "proposers.md"))
@@ -177,7 +181,7 @@ def boundary(content: Content) -> str:
 
 def speculation(content: Content) -> str:
     """Rounds, trees, categories and the sweep, and what they say of the goals."""
-    return speculation_report.text(content["sections"], _gpu)
+    return report.text(content["sections"], _gpu)
 
 
 def drafter_faults(content: Content) -> str:

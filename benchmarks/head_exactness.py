@@ -16,15 +16,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.engine_figures import Figures
-from benchmarks.engine_loop import EngineConfig, Job
-from benchmarks.engine_prompts import chat_token_ids
-from benchmarks.engine_target import make_weights, start_model
-from benchmarks.inflate_shape import Shape
-from benchmarks.prompts import load_prompts
-from benchmarks.report import gpu_machine, markdown_table, write_json
-from benchmarks.repository import DEMO_HEAD, DEMO_MODEL
-from benchmarks.speculation_loop import Drafters, plain_loop, speculative_loop
+from benchmarks.inflate.shape import Shape
+from benchmarks.lib.prompts import load_prompts
+from benchmarks.lib.report import gpu_machine, markdown_table, write_json
+from benchmarks.lib.repository import DEMO_HEAD, DEMO_MODEL
+from benchmarks.local_engine.figures import Figures
+from benchmarks.local_engine.local_loop import EngineConfig, Job
+from benchmarks.local_engine.measured_model import make_weights, start_model
+from benchmarks.local_engine.prompt_tokens import chat_token_ids
+from benchmarks.local_engine.speculative_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 
@@ -94,7 +94,7 @@ def compare(options: argparse.Namespace) -> list[Figures]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print the table, and say whether all answers are equal."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.head_exactness", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, required=True, help="prompt file, as benchmarks.prompts reads")
+    parser.add_argument("--prompts", type=Path, required=True, help="prompt file, as benchmarks.lib.prompts reads")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target (the demo model)")
     parser.add_argument("--head", type=Path, default=DEMO_HEAD, help="EAGLE-3 head (the demo model's)")
     parser.add_argument("--settings", default="num_steps=5:topk=8", help="of the head (num_steps=5:topk=8)")

@@ -19,9 +19,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from benchmarks.prompt_files import Record, databases_beside, exchange, records, trajectory
-from benchmarks.report import machine, markdown_table, write_json
-from benchmarks.repository import DEMO_MODEL
+from benchmarks.lib.prompt_files import Record, databases_beside, exchange, records, trajectory
+from benchmarks.lib.report import machine, markdown_table, write_json
+from benchmarks.lib.repository import DEMO_MODEL
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.proposers.registry import ProposerSpec, load_proposers
 

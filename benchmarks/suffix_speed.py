@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.report import machine, markdown_table, write_json
+from benchmarks.lib.report import machine, markdown_table, write_json
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.proposers.suffix.cache import PIECE, SuffixCache

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import head_exactness
-from benchmarks.engine_loop import LocalLoop
+from benchmarks.local_engine.local_loop import LocalLoop
 from support.eagle_heads import EAGLE3, Shape, write_head
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"

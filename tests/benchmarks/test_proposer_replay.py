@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.proposer_replay import Request, main, read, replay
-from benchmarks.repository import DEMO_MODEL
 
 TOKENIZER = DEMO_MODEL / "tokenizer.json"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.runner import Job, connect
+from benchmarks.lib.runner import Job, connect
 from support.ask import ask, jobs, state, wait_until
 from support.cluster import Cluster
 from support.state_checker import CheckedSession, sessions_of

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.exact_law import (
+from benchmarks.distribution.exact_law import (
     Law,
     chi_square,
     conditionals,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.prompts import load_prompts, spread
-from benchmarks.runner import Job
+from benchmarks.lib.prompts import load_prompts, spread
+from benchmarks.lib.runner import Job
 from support.ask import ask, tokens_of
 from support.cluster import Cluster
 from support.second_draft import draft_service, drafters_at

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.exactness_cells import Count, EngineSetting
+from benchmarks.exactness.cells import Count, EngineSetting
 from support.ask import ask, jobs
 from support.cluster import Cluster
 from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.continuations import continuation_key, write_continuations
+from benchmarks.lib.continuations import continuation_key, write_continuations
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, Target
 from support import proposers
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exactness_cells
-from benchmarks.continuations import continuation_key, write_continuations
-from benchmarks.exactness_cells import Count, EngineSetting, total
-from benchmarks.prompts import load_prompts
-from benchmarks.runner import Job, connect
+from benchmarks.exactness import cells
+from benchmarks.exactness.cells import Count, EngineSetting, total
+from benchmarks.lib.continuations import continuation_key, write_continuations
+from benchmarks.lib.prompts import load_prompts
+from benchmarks.lib.runner import Job, connect
 from support.ask import ask, jobs, state
 from support.cluster import Cluster
 
 TESTS = Path(__file__).parents[1]
 TOKENS = 64
-PROPOSERS = (*exactness_cells.PROPOSERS, "suffix", "hybrid")
+PROPOSERS = (*cells.PROPOSERS, "suffix", "hybrid")
 SETTINGS = {
     "as it comes": (EngineSetting(), 256),
     "small chunks, pages of one token, preempted": (EngineSetting(16, 1, True, True), 400),

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.continuations import continuation_key, write_continuations
-from benchmarks.exactness_cells import Count
+from benchmarks.exactness.cells import Count
+from benchmarks.lib.continuations import continuation_key, write_continuations
 from support.ask import ask, jobs
 from support.cluster import Cluster
 from support.models import make_tiny_model

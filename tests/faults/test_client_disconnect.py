@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from benchmarks.runner import connect
+from benchmarks.lib.runner import connect
 from support.ask import jobs, state, wait_until
 from support.cluster import Cluster
 from support.hostile import HostileDrafter

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.runner import connect, verify_state
+from benchmarks.lib.runner import connect, verify_state
 from slipstream import AsyncClient
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from support.ask import ask, jobs, state, tokens_of, wait_until

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.runner import connect
+from benchmarks.lib.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster, free_ports
 from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, MAX_MISSES

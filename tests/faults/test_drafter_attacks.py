@@ -15,7 +15,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from benchmarks.runner import connect
+from benchmarks.lib.runner import connect
 from slipstream.v1 import draft_pb2
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_holdings import Holdings, Sample, held
-from benchmarks.fault_traffic import while_doing
+from benchmarks.drafter_faults.holdings import Holdings, Sample, held
+from benchmarks.drafter_faults.traffic import while_doing
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.shared_memory import rings_of

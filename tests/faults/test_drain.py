@@ -7,7 +7,7 @@ import grpc
 import httpx
 import pytest
 
-from benchmarks.runner import connect
+from benchmarks.lib.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.models import make_tiny_model

@@ -10,7 +10,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from benchmarks.socket_crowd import Group, gathered
+from benchmarks.idle_connections.socket_crowd import Group, gathered
 from slipstream import Client
 from slipstream.rpc.errors import SlipstreamError
 from support.ask import wait_until

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.runner import connect
+from benchmarks.lib.runner import connect
 from launcher.rollout.traffic_shift import SwapError, swap
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.runner import connect, verify_state
+from benchmarks.lib.runner import connect, verify_state
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.mixed_requests import answers, mixed

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 
-from benchmarks.runner import Job, connect, verify_state
+from benchmarks.lib.runner import Job, connect, verify_state
 
 
 def ask(cluster, jobs, concurrency=8):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engine_target import limits_of
+from benchmarks.local_engine.measured_model import limits_of
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuModel

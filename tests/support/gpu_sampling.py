@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.sampling_cases import SamplingCase
+from benchmarks.kernels.sampling_cases import SamplingCase
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.sampling import SamplingRows
 

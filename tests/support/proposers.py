@@ -1,7 +1,7 @@
 """Proposers that exist only in tests. The draft service loads them as it loads any third party's:
 
     --proposer random-tree=support.proposers:random_tree
-    --proposer oracle=support.proposers:oracle:FILE        FILE: benchmarks.continuations.write_continuations
+    --proposer oracle=support.proposers:oracle:FILE        FILE: benchmarks.lib.continuations.write_continuations
 
 Both are functions of the request's tokens alone, so that two runs of one request see the same trees.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.continuations import continuation_key, read_continuations
+from benchmarks.lib.continuations import continuation_key, read_continuations
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 

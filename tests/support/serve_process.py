@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.served import ServeError, Server, start_server
+from benchmarks.lib.server_process import ServeError, Server, start_server
 from launcher.cli.info import collect
 
 START_SECONDS = 120

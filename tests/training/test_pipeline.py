@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.runner import Job
+from benchmarks.lib.runner import Job
 from support.ask import ask, tokens_of
 from support.cluster import Cluster
 from support.models import SENTENCES

@@ -89,7 +89,7 @@ def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
 @pytest.mark.slow
 def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of one model, each of which chooses for itself out of the tables that it is sent."""
-    from benchmarks.engine_target import limits_of  # as late as `twins`
+    from benchmarks.local_engine.measured_model import limits_of  # as late as `twins`
     from slipstream_kernels.models.gpu.parallel.tp_worker_process import load_shared
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

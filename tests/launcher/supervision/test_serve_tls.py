@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.served import start_server
+from benchmarks.lib.server_process import start_server
 from launcher.cli.app import app
 from launcher.cli.info import collect
 from launcher.services.commands import Layout

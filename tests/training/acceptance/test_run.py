@@ -11,7 +11,7 @@ from copy import deepcopy
 
 import pytest
 
-from benchmarks.runner import Job
+from benchmarks.lib.runner import Job
 from slipstream.client import Client
 from slipstream.rpc.errors import NotFoundError
 from support.ask import ask

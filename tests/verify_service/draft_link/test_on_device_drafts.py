@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from benchmarks.speculation_overwritten import OverwrittenTrees
+from benchmarks.speculation.overwritten_trees import OverwrittenTrees
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.sampling_cases import SamplingCase, plain_case, random_case
+from benchmarks.kernels.sampling_cases import SamplingCase, plain_case, random_case
 from slipstream_kernels.ops.candidates import top_candidates
 from slipstream_kernels.ops.gpu.draft_top_k import draft_top_k, draft_top_k_reference, draft_top_k_workspace
 from support.gpu_sampling import cpu_rows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.sampling_cases import SamplingCase, plain_case, random_case
+from benchmarks.kernels.sampling_cases import SamplingCase, plain_case, random_case
 from slipstream_kernels.ops.filters import filter_reference
 from slipstream_kernels.ops.gpu.filters import BINS, filter_rows, filter_rows_reference
 from slipstream_kernels.ops.gpu.sort_keys import sort_key_reference

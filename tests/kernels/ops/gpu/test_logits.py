@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.sampling_cases import plain_case, random_case
+from benchmarks.kernels.sampling_cases import plain_case, random_case
 from slipstream_kernels.ops.gpu.logits import process, process_reference
 from slipstream_kernels.ops.logits import process_reference as process_on_cpu
 from support.gpu_sampling import cpu_rows

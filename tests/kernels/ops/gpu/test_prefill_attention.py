@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attention_scenes import Scene, Vectors, relative_error
+from benchmarks.kernels.attention_scenes import Scene, Vectors, relative_error
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attention_scenes import Pass, Scene, Vectors, relative_error
+from benchmarks.kernels.attention_scenes import Pass, Scene, Vectors, relative_error
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
 from slipstream_kernels.ops.gpu.prefix_attention import prefix_attention, prefix_attention_reference

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.sampling_cases import SamplingCase, plain_case, random_case
+from benchmarks.kernels.sampling_cases import SamplingCase, plain_case, random_case
 from slipstream_kernels.ops.gpu.sampling import sample, sample_reference, sampling_workspace
 from slipstream_kernels.ops.sampling import sample_reference as sample_on_cpu
 from support.gpu_sampling import cpu_rows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attention_scenes import Pass, Scene, Vectors, relative_error
+from benchmarks.kernels.attention_scenes import Pass, Scene, Vectors, relative_error
 
 TOKENS = 512
 ROUNDING = 4e-3

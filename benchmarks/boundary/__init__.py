@@ -1,0 +1,1 @@
+"""What a drafter beyond the process boundary costs."""

@@ -1,0 +1,1 @@
+"""A server under kills, stops, hostile drafters and clients that leave."""

@@ -1,0 +1,1 @@
+"""Speed on a CPU beside Hugging Face transformers."""

@@ -1,0 +1,1 @@
+"""The joint distribution of sampled tokens against the exact one."""

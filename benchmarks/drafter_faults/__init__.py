@@ -1,0 +1,1 @@
+"""What faults of drafters cost the requests that run meanwhile."""

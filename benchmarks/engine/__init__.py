@@ -1,0 +1,1 @@
+"""Speed of the GPU engine as it is served."""

@@ -1,0 +1,1 @@
+"""What one tenant gets beside another."""

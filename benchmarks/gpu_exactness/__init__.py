@@ -1,0 +1,1 @@
+"""Answers of the GPU engine, whatever drafts for them, against plain decoding's."""

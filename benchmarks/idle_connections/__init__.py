@@ -1,0 +1,1 @@
+"""A server beside thousands of sockets that say nothing."""

@@ -1,0 +1,1 @@
+"""A small model and its head at the tensor shapes of a large one."""

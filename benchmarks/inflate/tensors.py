@@ -1,0 +1,92 @@
+"""Tensors of a widened model, and of a random one, by their names in a Hugging Face folder, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from pathlib import Path
+
+import torch
+
+from benchmarks.inflate.shape import Shape, check
+from benchmarks.inflate.widening import Widening, normal
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
+
+
+class Inflation:
+    """A model of `shape` that computes what the model in `folder` computes. Raises ShapeError, CheckpointError."""
+
+    def __init__(self, folder: Path, shape: Shape, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        source = ModelConfig.from_folder(folder)
+        check(source, shape)
+        self.config = shape.config(source)
+        self._widening = Widening.of(source, shape, device=device, seed=seed)
+        self._tensors = {name: tensor.to(device) for name, tensor in load_tensors(folder, source).items()}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bfloat16 tensor, in the order of `expected_shapes`; each is made when it is asked for."""
+        for name, shape in expected_shapes(self.config):
+            yield name, self._tensor(name, shape)
+
+    def embedding(self) -> torch.Tensor:
+        """Rows by token, bfloat16 [vocabulary, hidden]."""
+        return self._tensor("model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size))
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        kind, widening, source = name.split(".")[-2], self._widening, self._tensors.get(name)
+        if kind == "lm_head":
+            rows = self._tensors["model.embed_tokens.weight"] if source is None else source
+            return widening.scores(name, rows, shape)
+        if kind == "embed_tokens":
+            assert source is not None
+            return widening.embedding(source, shape)
+        if kind.endswith("norm"):
+            return widening.norm(source, shape, final=name == "model.norm.weight")
+        if kind == "o_proj":
+            return widening.attention_writer(source, shape)
+        if kind == "down_proj":
+            return widening.writer(source, shape)
+        return widening.reader(name, source, shape, heads=kind == "q_proj")
+
+
+class RandomModel:
+    """A model of `shape` whose weights are all random, with the constants of the model in `folder`.
+
+    Linear layers keep the variance of their input; those that write the stream are damped by the number of layers, so
+    that it stays of the order of 1. Logits are about standard normal.
+    """
+
+    def __init__(self, folder: Path, shape: Shape, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.config = shape.config(ModelConfig.from_folder(folder))
+        self._device = torch.device(device)
+        self._seed = seed
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bfloat16 tensor, in the order of `expected_shapes`; each is made when it is asked for."""
+        for name, shape in expected_shapes(self.config):
+            scale = self._scale(name, shape)
+            tensor = normal(name, shape, scale, seed=self._seed, device=self._device)
+            yield name, tensor.add_(1.0) if name.endswith("norm.weight") else tensor
+
+    def embedding(self) -> torch.Tensor:
+        """Rows by token, bfloat16 [vocabulary, hidden]."""
+        name, (rows, columns) = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
+        return normal(name, (rows, columns), self._scale(name, (rows, columns)), seed=self._seed, device=self._device)
+
+    def _scale(self, name: str, shape: tuple[int, ...]) -> float:
+        if name.endswith("norm.weight"):
+            return 0.1
+        if "embed_tokens" in name:
+            return 1.0
+        damping = 2 * self.config.num_layers if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+        return 1.0 / sqrt(shape[-1] * damping)
+
+
+TensorSource = Inflation | RandomModel
+
+
+def source_of(kind: str, folder: Path, shape: Shape, *, device: torch.device | str, seed: int = 0) -> TensorSource:
+    """An inflated or a random model by its name on the command line."""
+    kinds: Mapping[str, type[TensorSource]] = {"inflated": Inflation, "random": RandomModel}
+    return kinds[kind](folder, shape, device=device, seed=seed)

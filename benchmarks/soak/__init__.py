@@ -1,0 +1,1 @@
+"""A server under steady load for an hour: latencies, memory, descriptors."""

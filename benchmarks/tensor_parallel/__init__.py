@@ -1,0 +1,1 @@
+"""One model on several GPUs against one: the same answers, and how fast."""

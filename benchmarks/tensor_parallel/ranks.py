@@ -1,0 +1,114 @@
+"""A model of large shapes in one process or shared by several: what each rank makes, and which weights follow which.
+
+    python -m benchmarks.tensor_parallel.ranks
+
+is ranks 1 and up; they are started by rank 0, as slipstream_kernels.models.gpu.parallel.tp_worker_process says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.inflate.shape import Shape
+from benchmarks.inflate.shape_arguments import shape_of
+from benchmarks.inflate.tensors import source_of
+from benchmarks.local_engine.local_loop import EngineConfig
+from benchmarks.local_engine.measured_model import HashedModel, limits_of, start_model
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.gpu.gpu_model import GpuModel
+from slipstream_kernels.models.gpu.parallel.tp_driver import LeadingGpuModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
+    FollowerProcesses,
+    FollowerTask,
+    run_follower,
+    start_ranks,
+)
+from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
+
+KINDS = ("random", "inflated")
+"""Weights in the order in which they are served, each overwriting those before it."""
+
+
+class SharedModel(HashedModel, LeadingGpuModel):
+    """Rank 0's part of a shared model, with a hash of each row of logits in the place of logprobs."""
+
+
+class Target:
+    """A model of weights of the first kind, ready for loops of at most `config`, and the other ranks' processes."""
+
+    def __init__(self, options: argparse.Namespace, size: int, config: EngineConfig) -> None:
+        self._folder, self._shape = options.model, shape_of(options)
+        self._followers: FollowerProcesses | None = None
+        self._shared: SharedModel | None = None
+        if size == 1:
+            device = torch.device(options.device)
+            self._weights = _weights(self._folder, self._shape, device, 0, 1)
+            model = start_model(self._weights, config, mode="exact", hashed=True)
+            assert isinstance(model, HashedModel)
+            self.model = model
+            return
+        task = FollowerTask(
+            str(self._folder.resolve()),
+            options.device,
+            "exact",
+            limits_of(config),
+            options=json.dumps(asdict(self._shape)),
+        )
+
+        def lead(device: torch.device, group: RankGroup) -> SharedModel:
+            self._group = group
+            self._weights = _weights(self._folder, self._shape, device, 0, size)
+            return SharedModel.from_weights(self._weights, task.limits, group=group, progress=True)
+
+        self._shared, self._followers = start_ranks(task, size, lead, module="benchmarks.tensor_parallel.ranks")
+        self.model = self._shared
+
+    def next_weights(self, kind: str) -> None:
+        """Go on with the next kind, on every rank. No loop may run."""
+        if self._shared is not None:
+            self._shared.stop_followers()
+        _refill(self.model, self._weights, self._folder, self._shape, kind)
+        if self._shared is not None:
+            self._group.wait_for_all()
+
+    def close(self) -> None:
+        """End the other ranks, after the last kind of weights."""
+        if self._shared is not None and self._followers is not None:
+            self._shared.stop_followers()
+            self._followers.stop()
+            self._shared.leave()
+
+
+def _weights(folder: Path, shape: Shape, device: torch.device, rank: int, size: int) -> GpuWeights:
+    source = source_of(KINDS[0], folder, shape, device=device)
+    return GpuWeights.from_tensors(source.config, source.tensors(), device, rank=rank, size=size, progress=rank == 0)
+
+
+def _refill(model: GpuModel, weights: GpuWeights, folder: Path, shape: Shape, kind: str) -> None:
+    model.wait()
+    device = weights.embedding.device
+    weights.refill(source_of(kind, folder, shape, device=device).tensors())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
+    folder, shape = Path(task.folder), Shape(**json.loads(task.options))
+    weights = _weights(folder, shape, device, group.rank, group.size)
+    model = GpuModel.from_weights(weights, task.limits, group=group)
+    group.wait_for_all()
+    follow(model, group)
+    for kind in KINDS[1:]:
+        _refill(model, weights, folder, shape, kind)
+        group.wait_for_all()
+        follow(model, group)
+    model.wait()
+
+
+if __name__ == "__main__":
+    run_follower(_serve)
