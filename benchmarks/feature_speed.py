@@ -25,7 +25,7 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig, Job, local_loop
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from training.answering.dataset import write_set
+from training.answers.dataset import write_set
 from training.features.run import Plan, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine
 

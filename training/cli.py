@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from slipstream.commands import Commands
-from training.commands.answers import answers
-from training.commands.evaluate import evaluate
-from training.commands.export import export
-from training.commands.features import features
-from training.commands.fit import fit
-from training.commands.prompts import prompts
-from training.commands.recorded import recorded
+from training.answers.command import answers
+from training.evaluate.command import evaluate
+from training.export.command import export
+from training.features.command import features
+from training.fit.command import fit
+from training.prompts.command import prompts
+from training.recorded.command import recorded
 
 app = Commands(
     name="slipstream train",

@@ -11,7 +11,7 @@ import numpy as np
 from slipstream_kernels.models.capture_layers import Bits, Capture
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
-from training.answering.dataset import write_set
+from training.answers.dataset import write_set
 
 
 def conversation(number: int, *texts: Sequence[int], category: str = "sums", produced: int = 1) -> dict[str, Any]:

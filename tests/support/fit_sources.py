@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from training.common.model import CausalLM, initialise
+from training.common.model_shape import ModelShape
 from training.features.source import FeatureSequence, TokenSequence
-from training.model import CausalLM, initialise
-from training.model_shape import ModelShape
 
 SHAPE = ModelShape(128, 32, 8, 2, 1, 16, 48, max_positions=512)
 EOS = 3

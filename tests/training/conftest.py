@@ -4,9 +4,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from training.model import CausalLM, initialise
-from training.model_shape import ModelShape
-from training.tokenizer import train_tokenizer
+from training.common.model import CausalLM, initialise
+from training.common.model_shape import ModelShape
+from training.demo_models.tokenizer import train_tokenizer
 
 WORDS = (
     "the",

@@ -14,7 +14,7 @@ from benchmarks.lib.runner import Job
 from support.ask import ask, tokens_of
 from support.cluster import Cluster
 from support.models import SENTENCES
-from training.answering.dataset import AnswerSet
+from training.answers.dataset import AnswerSet
 from training.cli import app
 
 READ = "0,1,2"

@@ -18,8 +18,8 @@ import torch
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 from slipstream_kernels.ops.sampling import SamplingRows, sample
-from training.answering.dataset import AnswerSet
-from training.durable import MismatchError
+from training.answers.dataset import AnswerSet
+from training.common.atomic_files import MismatchError
 from training.features.packing import Int32
 from training.features.reader import StateReader
 

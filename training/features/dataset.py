@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from training.durable import DamagedError, sha256_of
+from training.common.atomic_files import DamagedError, sha256_of
 from training.features.source import FeatureSequence, TokenSequence
 from training.features.texts import checked_index
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.weight_loader import weight_files
-from training.durable import sha256_of
+from training.common.atomic_files import sha256_of
 from training.features.settings import Machine
 from training.features.texts import Texts
 

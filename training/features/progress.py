@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.durable import AppendFile, check_task, json_lines
+from training.common.atomic_files import AppendFile, check_task, json_lines
 
 _BLOCK = 1 << 20
 

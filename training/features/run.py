@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.progress import ProgressBar
-from training.durable import check_task, sole_user, write_whole
+from training.common.atomic_files import check_task, sole_user, write_whole
 from training.features.agreement import check_agreement
 from training.features.dataset import FORMAT, INDEX, VERSION, read_index
+from training.features.disk_space import Room
 from training.features.identity import facts_of, fingerprint_of
 from training.features.packing import Int32
 from training.features.progress import Mark, Progress
 from training.features.reader import StateReader, open_reader
-from training.features.room import Room
 from training.features.settings import FeatureSettings, Machine
 from training.features.shards import Shard, shards_of
 from training.features.texts import Texts, read_texts

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """A conversation's tokens, or one of several parts of it (`training.answering.sequences`)."""
+    """A conversation's tokens, or one of several parts of it (`training.answers.sequences`)."""
 
     id: str
     part: int

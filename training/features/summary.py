@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training.features.room import size_text
+from training.features.disk_space import size_text
 from training.features.run import Outcome, Plan
 
 

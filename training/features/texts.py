@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from training.answering.dataset import AnswerSequence, AnswerSet
-from training.durable import MismatchError
+from training.answers.dataset import AnswerSequence, AnswerSet
+from training.common.atomic_files import MismatchError
 from training.features.settings import DROP, FeatureSettings
 from training.features.source import TokenSequence
-from training.recording.rendering import Rendering, check_rendering
+from training.recorded.rendering import Rendering, check_rendering
 
 Int32 = npt.NDArray[np.int32]
 

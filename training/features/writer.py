@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from slipstream_kernels.models.capture_layers import Bits
-from training.durable import AppendFile, DamagedError, sync_folder
+from training.common.atomic_files import AppendFile, DamagedError, sync_folder
 from training.features.packing import Piece
 from training.features.progress import Mark, Progress, last_whole
 from training.features.shards import Shard

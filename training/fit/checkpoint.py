@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from training.durable import sync_folder
+from training.common.atomic_files import sync_folder
 
 KEPT = 2
 

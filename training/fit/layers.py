@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.model import GatedMLP, Linear, Norm
-from training.model_shape import ModelShape
+from training.common.model import GatedMLP, Linear, Norm
+from training.common.model_shape import ModelShape
 
 __all__ = ["Attention", "GatedMLP", "Linear", "Norm", "Rotation", "initialise"]
 

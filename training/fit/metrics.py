@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from slipstream_kernels.progress import ProgressBar
-from training.durable import AppendFile, json_lines
+from training.common.atomic_files import AppendFile, json_lines
 from training.fit.acceptance import Chances
 
 JOURNAL: Final = "metrics.jsonl"

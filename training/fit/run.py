@@ -15,13 +15,13 @@ import torch
 
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from training.durable import check_task, sole_user, write_whole
+from training.common.atomic_files import check_task, sole_user, write_whole
 from training.features.source import FeatureSource
 from training.fit.batch import Frame
 from training.fit.card import CARD, render
 from training.fit.checkpoint import Checkpoints
-from training.fit.export import copy_tokenizer, write_head
 from training.fit.family import Family, Head, family_of
+from training.fit.head_folder import copy_tokenizer, write_head
 from training.fit.labels import examine
 from training.fit.learner import Learner, Tally
 from training.fit.loader import Loader, compute_dtype

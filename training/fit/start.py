@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.checkpoint.weight_loader import weight_files
-from training.durable import described
+from training.common.atomic_files import described
 from training.fit.family import Head
 from training.fit.target import SCORES, Target, read_named
 from training.fit.vocabulary import DraftVocabulary

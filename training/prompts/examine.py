@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from training.common.workers import follow_parent
 from training.prompts.duplicates import Signer
 from training.prompts.language import LanguageDetector
-from training.prompts.personal import PersonalDataFinder
+from training.prompts.pii import PersonalDataFinder
 from training.prompts.records import USER, Prompt, Turn, said
-from training.prompts.scrub import samples, scrub
+from training.prompts.redact import samples, scrub
 from training.prompts.settings import PromptSettings
-from training.workers import follow_parent
 
 TOO_SHORT: Final = "too short"
 TOO_LONG: Final = "too long"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from slipstream_kernels.progress import ProgressBar
-from training.durable import described, sole_user
+from training.common.atomic_files import described, sole_user
 from training.prompts.examine import Verdict, begin_worker, examine_all, examiner
-from training.prompts.personal import load_pipeline
+from training.prompts.pii import load_pipeline
 from training.prompts.records import (
     TEXT,
     Prompt,

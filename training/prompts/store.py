@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from training.durable import AppendFile, MismatchError, sha256_of, sole_user, sync_folder, write_whole
+from training.common.atomic_files import AppendFile, MismatchError, sha256_of, sole_user, sync_folder, write_whole
+from training.prompts.counters import Tally
 from training.prompts.duplicates import NearDuplicates
 from training.prompts.settings import PromptSettings
-from training.prompts.tally import Tally
 
 OUTPUTS: Final = ("train.jsonl", "heldout.jsonl", "dropped.jsonl")
 MANIFEST: Final = "manifest.json"

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.features import conversation, states_of, write_answers
-from training.answering.dataset import AnswerSet, write_set
-from training.durable import DamagedError
+from training.answers.dataset import AnswerSet, write_set
+from training.common.atomic_files import DamagedError
 from training.features.dataset import FeatureSet
 from training.features.online import OnlineFeatures
 from training.features.run import extract_features, plan_features
 from training.features.settings import FeatureSettings, Machine
 from training.features.source import FeatureSource
-from training.recording.rendering import Rendering
+from training.recorded.rendering import Rendering
 
 SETTINGS = FeatureSettings((3, 1))
 MACHINE = Machine(threads=1, rows=32)

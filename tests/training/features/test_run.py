@@ -14,10 +14,10 @@ import pytest
 
 from support.features import write_answers
 from support.killed_features import SETTINGS, SHARD_BYTES, run
-from training.durable import DamagedError, MismatchError, sole_user
+from training.common.atomic_files import DamagedError, MismatchError, sole_user
 from training.features.dataset import FeatureSet
+from training.features.disk_space import NoRoomError
 from training.features.progress import Mark, Progress, last_whole
-from training.features.room import NoRoomError
 from training.features.run import PROGRESS, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine
 

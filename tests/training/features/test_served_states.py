@@ -18,8 +18,8 @@ from support.drafters import WireDrafter, offer, tree_reply, wire_drafter
 from support.features import conversation
 from support.models import make_tiny_model
 from support.served_verify import Client, served
-from training.answering.dataset import write_set
-from training.durable import MismatchError
+from training.answers.dataset import write_set
+from training.common.atomic_files import MismatchError
 from training.features.dataset import FeatureSet
 from training.features.online import OnlineFeatures
 from training.features.run import extract_features, plan_features

@@ -9,11 +9,11 @@ import pytest
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from support.features import conversation
-from training.answering.dataset import write_set
-from training.durable import DamagedError, MismatchError
+from training.answers.dataset import write_set
+from training.common.atomic_files import DamagedError, MismatchError
 from training.features.settings import FeatureSettings
 from training.features.texts import read_texts
-from training.recording.rendering import Rendering
+from training.recorded.rendering import Rendering
 
 RECORDS = [
     conversation(1, [5, 6, 7, 8], [5, 6, 9], produced=2),

@@ -11,8 +11,8 @@ from support.fit_sources import InMemory, answered, small_target
 from support.served_chain import drafted_chain
 from training.fit.acceptance import Chances, simulate
 from training.fit.batch import Batch, collate
-from training.fit.export import write_head
 from training.fit.family import Findings, family_of
+from training.fit.head_folder import write_head
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from support.fit_sources import InMemory, answered, small_target, states_of
+from training.common.model import CausalLM
 from training.features.source import FeatureSequence
 from training.fit.labels import LabelError, examine
 from training.fit.target import Target
-from training.model import CausalLM
 
 FINAL = slice(96, 128)
 END = 3

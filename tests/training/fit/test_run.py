@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from draft_service.heads.loading import load_eagle
 from support.fit_sources import InMemory, answered, small_target
-from training.durable import MismatchError
+from training.common.atomic_files import MismatchError
 from training.fit.parallel import World
 from training.fit.run import CHECKPOINTS, fit, remove_run
 from training.fit.settings import FitSettings, RunOptions

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.fit_sources import InMemory, answered, small_target
-from training.durable import MismatchError
+from training.common.atomic_files import MismatchError
 from training.fit.family import FAMILIES
 from training.fit.parallel import World
 from training.fit.run import fit

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable import MismatchError
+from training.common.atomic_files import MismatchError
 from training.prompts import run
 from training.prompts.records import Turn
 from training.prompts.run import clean_prompts, is_heldout

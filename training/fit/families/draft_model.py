@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
-from training.attention_masks import block_mask, dense_mask
+from training.common.attention_masks import block_mask, dense_mask
+from training.common.model import CausalLM, initialise
+from training.common.model_shape import ModelShape
 from training.fit.batch import Batch
 from training.fit.cross_entropy import soft_cross_entropy
 from training.fit.families.last_state import LastStateFamily
@@ -18,8 +20,6 @@ from training.fit.family import Findings
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
 from training.fit.target import Target
-from training.model import CausalLM, initialise
-from training.model_shape import ModelShape
 
 
 class DraftModel(LastStateFamily):

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.fit.families.judged import Drafted
+from training.common.model_shape import ModelShape
+from training.fit.families.checkpoint_layout import public_config, shape_of
+from training.fit.families.distilled_head import Drafted
 from training.fit.families.last_state import LastStateFamily
-from training.fit.families.public import public_config, shape_of
-from training.fit.families.unrolled import UnrolledHead
+from training.fit.families.training_time_test import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.settings import FitSettings
 from training.fit.target import Target
 from training.fit.vocabulary import DraftVocabulary
-from training.model_shape import ModelShape
 
 UNROLL = 1
 SCORE_WEIGHT = 0.1

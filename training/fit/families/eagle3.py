@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from training.fit.families.public import public_config, shape_of
-from training.fit.families.unrolled import UnrolledHead
+from training.common.model_shape import ModelShape
+from training.fit.families.checkpoint_layout import public_config, shape_of
+from training.fit.families.training_time_test import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings
 from training.fit.start import vocabulary_of
 from training.fit.target import SCORES, Target
 from training.fit.vocabulary import DraftVocabulary, default_size, select
-from training.model_shape import ModelShape
 
 UNROLL = 7
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.fit.batch import Batch
-from training.fit.families.judged import Drafted, JudgedHead
+from training.fit.families.distilled_head import Drafted, JudgedHead
 from training.fit.families.last_state import HeadPerStepFamily
 from training.fit.layers import initialise
 from training.fit.settings import FitSettings

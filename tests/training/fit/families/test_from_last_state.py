@@ -13,9 +13,9 @@ from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from support.fit_sources import InMemory, answered, small_target
 from training.features.source import FeatureSequence
 from training.fit.batch import Batch, collate
-from training.fit.export import write_head
-from training.fit.families.judged import JudgedHead
+from training.fit.families.distilled_head import JudgedHead
 from training.fit.family import family_of
+from training.fit.head_folder import write_head
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings

@@ -1,1 +1,0 @@
-"""Stages, a module each; `training.cli` gathers them."""

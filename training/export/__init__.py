@@ -1,0 +1,1 @@
+"""The stage `export`: heads in the layouts that other engines load."""
