@@ -1,7 +1,7 @@
 """Which tile a linear layer is cut by: measured ahead for known devices and shapes, else by a rule.
 
-A table is `tuned_tiles/<device>.json`, written by benchmarks/kernels/tune_linear.py. Nothing is measured while requests run,
-and no choice changes a result's bits.
+A table is `tuned_tiles/<device>.json`, written by benchmarks/kernels/tune_linear.py. Nothing is measured while
+requests run, and no choice changes a result's bits.
 """
 
 from __future__ import annotations
