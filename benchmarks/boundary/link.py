@@ -20,7 +20,7 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig, LinkState
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 __all__ = [
     "GPU_SPIN_SECONDS",
@@ -42,7 +42,7 @@ class TimedLink(DraftLink):
     """A link that keeps the times of its commits and collections."""
 
     def __init__(
-        self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None, device: str, step_rows: int
+        self, facts: LinkFacts, config: LinkConfig, rings: DeviceRingPool | None, device: str, step_rows: int
     ) -> None:
         """device: the model's. step_rows: of the largest step."""
         super().__init__(facts, config, rings=rings)
@@ -84,7 +84,7 @@ def timed_link(
     rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
     device = model.kv.keys.device
     if CUDA_IPC in transports:
-        rings = DeviceRings(CudaMemory(device.index or 0), step_rows=rows, hidden_size=config.hidden_size)
+        rings = DeviceRingPool(CudaMemory(device.index or 0), step_rows=rows, hidden_size=config.hidden_size)
     return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, str(device), rows)
 
 

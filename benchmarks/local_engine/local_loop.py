@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from verify_service.core.draft_source import FeatureTaker, Follower, ForesightSource, NoTrees, TreeSource
+from verify_service.core.draft_source import DraftSource, HiddenStateTaker, NoDrafts, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import (
     FinishReason,
@@ -110,13 +110,13 @@ class LocalLoop:
         self,
         model: Any,
         config: EngineConfig,
-        trees: TreeSource | None,
-        taker: FeatureTaker | None = None,
-        foresight: ForesightSource | None = None,
-        follower: Follower | None = None,
+        trees: DraftSource | None,
+        taker: HiddenStateTaker | None = None,
+        foresight: OutcomeTreeSource | None = None,
+        follower: OnDeviceDrafter | None = None,
     ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoTrees(), self._take, taker, foresight, follower)
+        self.loop = VerifyLoop(model, config, trees or NoDrafts(), self._take, taker, foresight, follower)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -217,10 +217,10 @@ class LocalLoop:
 def local_loop(
     model: Any,
     config: EngineConfig,
-    trees: TreeSource | None = None,
-    taker: FeatureTaker | None = None,
-    foresight: ForesightSource | None = None,
-    follower: Follower | None = None,
+    trees: DraftSource | None = None,
+    taker: HiddenStateTaker | None = None,
+    foresight: OutcomeTreeSource | None = None,
+    follower: OnDeviceDrafter | None = None,
 ) -> Iterator[LocalLoop]:
     """A started loop over a loaded model, stopped at the end; hidden states go to `taker`.
 

@@ -12,7 +12,7 @@ import torch
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Extended, Wanted
+from verify_service.core.draft_source import Committed, StateChunk, StateSpan
 from verify_service.core.draft_source import Opening as LinkOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
@@ -20,8 +20,8 @@ from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host
 from verify_service.hidden_states import device_ring_pool as device_rings
-from verify_service.hidden_states.device_ring import Span
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.hidden_states.rows import HiddenStateRows
 
 KEY = RequestKey(1, 1)
 HIDDEN = 1024
@@ -85,21 +85,21 @@ def numbers(first: int, rows: int) -> torch.Tensor:
     return torch.arange(first, first + rows).repeat_interleave(HIDDEN).to(torch.bfloat16).view(rows, HIDDEN)
 
 
-def stepped(link: DraftLink, first: int, rows: int) -> FeatureRows:
+def stepped(link: DraftLink, first: int, rows: int) -> HiddenStateRows:
     """What a step that computes these positions captures; on the host are other numbers than on the device."""
-    (spans,) = link.route([Wanted(KEY, first, rows)], (1,))
+    (spans,) = link.route([StateSpan(KEY, first, rows)], (1,))
     copied = partial(fill, spans, first, rows)
-    return FeatureRows((1,), first, np.zeros((rows, HIDDEN), np.uint16), spans, copied)
+    return HiddenStateRows((1,), first, np.zeros((rows, HIDDEN), np.uint16), spans, copied)
 
 
-def fill(spans: Sequence[Span], first: int, rows: int) -> None:
+def fill(spans: Sequence[RingSlice], first: int, rows: int) -> None:
     for span in spans:
         span.target[span.place : span.place + rows * HIDDEN] = numbers(first, rows).flatten()
 
 
 def decode(link: DraftLink, steps: int) -> int:
     """A prompt of three tokens, then steps; returns how many positions have states."""
-    link.extend([Extended(KEY, stepped(link, 0, 2))])
+    link.extend([StateChunk(KEY, stepped(link, 0, 2))])
     end, length = 2, 3
     for _ in range(steps):
         states = stepped(link, end, ROWS)

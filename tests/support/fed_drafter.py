@@ -13,7 +13,7 @@ from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.records import AttachRequest, Commit, Extend, Gap, LinkFacts, Offer, Open
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.hidden_states.rows import HiddenStateRows
 
 HIDDEN = 4
 ROW = 2 * 2 * HIDDEN
@@ -22,9 +22,9 @@ FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 2, 512, 64, feature_boundar
 KEY = RequestKey(1, 1)
 
 
-def states(first: int, end: int, boundaries: tuple[int, ...] = (1, 3)) -> FeatureRows:
+def states(first: int, end: int, boundaries: tuple[int, ...] = (1, 3)) -> HiddenStateRows:
     rows = np.repeat(np.arange(first, end, dtype=np.uint16), HIDDEN).reshape(-1, HIDDEN)
-    return FeatureRows(boundaries, first, np.concatenate([rows + 100 * i for i in range(len(boundaries))], axis=1))
+    return HiddenStateRows(boundaries, first, np.concatenate([rows + 100 * i for i in range(len(boundaries))], axis=1))
 
 
 class Kept:
@@ -36,7 +36,7 @@ class Kept:
     def reach(self, end: int) -> int:
         return min(self.first, end)
 
-    def read(self, first: int, end: int) -> FeatureRows | None:
+    def read(self, first: int, end: int) -> HiddenStateRows | None:
         return states(max(first, self.first), end) if self.first < end else None
 
 

@@ -10,7 +10,7 @@ from verify_service.core.draft_source import Committed
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 
 class Fixed(ScriptedTrees):
@@ -38,7 +38,7 @@ class Listener(Fixed):
         return ()
 
 
-def decoding(config: EngineConfig, memory: KVMemory, trees: Fixed, max_tokens: int = 100) -> RequestState:
+def decoding(config: EngineConfig, memory: KVCacheManager, trees: Fixed, max_tokens: int = 100) -> RequestState:
     params = SamplingParams(seed=1, max_tokens=max_tokens)
     state = admitted(config, range(10, 17), sampling=params, trees=trees)
     state.line = 0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from slipstream_kernels.token_tree import TokenTree
 from support.request_mix import Expected
 from support.verify_loop import OracleTrees
-from verify_service.core.draft_source import Committed, Prepared
+from verify_service.core.draft_source import Committed, OutcomeTree
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey
 
 MOST = 16
@@ -72,17 +72,17 @@ class ForeseeingTrees(OracleTrees):
         assert seconds >= 0
         return self.random.random() < self.ready
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         self.ahead += 1
         self.handed_over.update(keys)
         return [self._prepare(key) for key in keys]
 
-    def _prepare(self, key: RequestKey) -> list[Prepared]:
+    def _prepare(self, key: RequestKey) -> list[OutcomeTree]:
         pick, tree = self.random, self.under_way.get(key)
         nodes, depth = self.limits.get(key, (0, 0))
         if nodes < 1 or depth < 1 or pick.random() < 0.1:
             return []
-        prepared: list[Prepared] = []
+        prepared: list[OutcomeTree] = []
         truth = self._texts[key][len(self.tokens[key]) :]
         path: tuple[int, ...] = ()
         if tree is not None:
@@ -91,14 +91,14 @@ class ForeseeingTrees(OracleTrees):
         if len(path) < len(truth):
             end = (path, truth[len(path)])
             if pick.random() < self.right:
-                prepared.append(Prepared(*end, self._after(key, [*path, end[1]], nodes, depth)))
-            prepared.append(Prepared(*end, self._chain(nodes, depth)))
+                prepared.append(OutcomeTree(*end, self._after(key, [*path, end[1]], nodes, depth)))
+            prepared.append(OutcomeTree(*end, self._chain(nodes, depth)))
         while len(prepared) < pick.randint(1, MOST):
             ways = [()] if tree is None else [(), *(tree.path(node) for node in range(len(tree)))]
             some = tuple(tree.token_ids[node] for node in pick.choice(ways)) if tree is not None else ()
             if pick.random() < 0.1:
                 some = (*some, pick.randrange(512))
-            prepared.append(Prepared(some, pick.randrange(512), self._chain(nodes, depth)))
+            prepared.append(OutcomeTree(some, pick.randrange(512), self._chain(nodes, depth)))
         if pick.random() < 0.5:
             pick.shuffle(prepared)
         return prepared

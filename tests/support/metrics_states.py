@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verify_service.core.request import SourceCount
-from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.records import Mode
 from verify_service.engine.loop_stats import LoopState
@@ -22,5 +22,5 @@ LOOP = LoopState(
     prefix_hit_tokens=16,
     draining=False,
 )
-TALLY = Tally(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
+TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
 DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)

@@ -18,7 +18,7 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)
@@ -28,7 +28,7 @@ DEADLINE = 5.0
 
 @asynccontextmanager
 async def served(
-    open_seconds: float = 10.0, *, facts: LinkFacts = FACTS, rings: DeviceRings | None = None, **config: Any
+    open_seconds: float = 10.0, *, facts: LinkFacts = FACTS, rings: DeviceRingPool | None = None, **config: Any
 ) -> AsyncIterator[tuple[DraftLink, str]]:
     """A link behind a server on a free port; leaves nothing attached."""
     servicer = DraftLinkServicer(open_seconds=open_seconds)

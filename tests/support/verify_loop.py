@@ -15,12 +15,12 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
     Committed,
-    FeatureTaker,
-    Follower,
-    ForesightSource,
-    NoTrees,
+    DraftSource,
+    HiddenStateTaker,
+    NoDrafts,
+    OnDeviceDrafter,
     Opening,
-    TreeSource,
+    OutcomeTreeSource,
 )
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import (
@@ -87,15 +87,15 @@ class LoopRunner:
         self,
         target: Target,
         config: EngineConfig,
-        trees: TreeSource | None = None,
-        taker: FeatureTaker | None = None,
-        foresight: ForesightSource | None = None,
-        follower: Follower | None = None,
+        trees: DraftSource | None = None,
+        taker: HiddenStateTaker | None = None,
+        foresight: OutcomeTreeSource | None = None,
+        follower: OnDeviceDrafter | None = None,
     ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(self.model, config, trees or NoTrees(), self._take, taker, foresight, follower)
+        self.loop = VerifyLoop(self.model, config, trees or NoDrafts(), self._take, taker, foresight, follower)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -129,9 +129,9 @@ class LoopRunner:
 def running_loop(
     target: Target,
     config: EngineConfig,
-    trees: TreeSource | None = None,
-    taker: FeatureTaker | None = None,
-    foresight: ForesightSource | None = None,
+    trees: DraftSource | None = None,
+    taker: HiddenStateTaker | None = None,
+    foresight: OutcomeTreeSource | None = None,
 ) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
     runner = LoopRunner(target, config, trees, taker, foresight)
@@ -284,10 +284,10 @@ def admitted(
     sampling: SamplingParams = SamplingParams(seed=0),  # noqa: B008 - frozen
     tenant: str = "",
     weight: float = 1.0,
-    trees: TreeSource | None = None,
+    trees: DraftSource | None = None,
 ) -> RequestState:
     """The state of a request as admission leaves it, in a vocabulary of 512 and a context of 512."""
-    desk = Admission(config, trees or NoTrees(), vocab_size=512, max_context=512, eos_token_ids=(2,))
+    desk = Admission(config, trees or NoDrafts(), vocab_size=512, max_context=512, eos_token_ids=(2,))
     state = desk.admit(
         GenerationRequest(
             RequestKey(0, request_id),

@@ -12,18 +12,18 @@ import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.draft_source import Committed
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision
-from verify_service.core.step_time_model import PassCosts
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.core.step_time_model import StepTimeModel
 from verify_service.draft_link.hidden_state_feed import step_bytes
-from verify_service.scheduler.kv_cache_manager import KVMemory
-from verify_service.speculation.controller import Drafting
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.goodput import GoodputOptimizer
 
 _PROMPT = range(10, 40)
 _DEPTH = 5
@@ -113,13 +113,15 @@ class Rounds:
             "verify_service.speculation.controller.time", SimpleNamespace(perf_counter=lambda: self._clock.now)
         )
         self._random = random.Random(running)
-        self._costs = PassCosts(H200)
+        self._costs = StepTimeModel(H200)
         self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=64, step_nodes=1024)
-        self._memory = KVMemory(self._config, 1 << 20)
+        self._memory = KVCacheManager(self._config, 1 << 20)
         self._tokens, self._lacking = tokens, lacking
         self.head = Head(self._clock)
         measured = ((requests, rows, ms * self._random.uniform(0.97, 1.03)) for requests, rows, ms in H200)
-        self.drafting = Drafting(self.head, self._memory, self._config, NodeBudget(PassCosts(measured)))
+        self.drafting = SpeculationController(
+            self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured))
+        )
         self._states: list[RequestState] = []
         self._begun = 0
         self._decided_at = 0.0
@@ -157,7 +159,7 @@ class Rounds:
         """One pass; returns the nodes it had and the tokens it brought."""
         for state in self._states:
             state.computed = len(state.tokens) - 1
-        items = [ScheduledRows(state, 1) for state in self._states]
+        items = [ScheduledRequest(state, 1) for state in self._states]
         if any(state.wants_tree for state in self._states):
             self.drafting.attach_trees(items)
             self._clock.now += _host_seconds(len(items)) / 2
@@ -167,7 +169,7 @@ class Rounds:
         # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
         self._clock.now = self._decided_at = self._clock.now + seconds
-        decisions = [Decision(item, self._walk(item), 0) for item in items]
+        decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
         self.drafting.learn(decisions, len(items), nodes, seconds)
         going_on, output = [], 0
         for item, walk, _ in decisions:
@@ -185,7 +187,7 @@ class Rounds:
         self.drafting.report(going_on, len(self._states))
         return nodes, output
 
-    def _walk(self, item: ScheduledRows) -> Walk:
+    def _walk(self, item: ScheduledRequest) -> AcceptedPath:
         tree, at, path = item.tree, -1, []
         while tree is not None and (children := tree.children(at)):
             draw, at = self._random.random(), -1
@@ -197,4 +199,4 @@ class Rounds:
             if at < 0:
                 break
             path.append(at)
-        return Walk(tuple(path), tuple(1 for _ in (*path, 0)))
+        return AcceptedPath(tuple(path), tuple(1 for _ in (*path, 0)))

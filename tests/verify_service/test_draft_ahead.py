@@ -23,7 +23,7 @@ from verify_service.draft_link import circuit_breaker as patience
 from verify_service.draft_link.attachment import MAX_AHEAD
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
-from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts, Mode
 from verify_service.draft_link.slot import Slot
@@ -78,7 +78,7 @@ def ahead(drafter: WireDrafter, more: int, bonus: int, parent: tuple[int, int], 
     return tree_reply(stamp(drafter, more, bonus), tokens, tree_id=tree_id, parent=node)
 
 
-def tally(link: DraftLink) -> Tally:
+def tally(link: DraftLink) -> DraftStats:
     (state,) = link.state().drafters
     return state.tally
 
@@ -127,7 +127,7 @@ def test_the_tree_for_the_end_that_came_is_there_at_once() -> None:
             assert await collect(link) == TokenTree.chain([52, 53])
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 4
-            assert tally(link) == Tally(hits=2, drafted=3, accepted=1, ahead_hits=1, ahead_misses=1)
+            assert tally(link) == DraftStats(hits=2, drafted=3, accepted=1, ahead_hits=1, ahead_misses=1)
             assert held(link) == 0
 
     run(scenario)
@@ -273,7 +273,7 @@ def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 3
             assert (slot_of(link).given, slot_of(link).given_id) == (TokenTree.chain([52]), 3)
-            assert tally(link) == Tally(
+            assert tally(link) == DraftStats(
                 hits=2, late=1, drafted=2, accepted=1, ahead_hits=1, ahead_misses=1, ahead_late=1
             )
             link.commit([Committed(KEY, (52, 60), 8, 8, 4)])

@@ -16,7 +16,7 @@ from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, Commit, Offer, Reply, TreeReply
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 
 DEADLINE = 0.02
 KEYS = [RequestKey(1, number) for number in range(8)]
@@ -37,7 +37,7 @@ class Drafter:
         self.link: DraftLink | None = None
         self.calls: list[str] = []
 
-    def send(self, outbox: Outbox) -> None:
+    def send(self, outbox: SendQueue) -> None:
         while records := outbox.take():
             wanted = [record for record in records if isinstance(record, Commit) and record.max_nodes > 1]
             if self.lives:

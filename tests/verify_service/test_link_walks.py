@@ -29,8 +29,8 @@ from verify_service.draft_link.records import (
     Open,
     Reply,
     Resume,
-    Share,
     Stamp,
+    TrafficWeight,
     TreeReply,
 )
 
@@ -144,7 +144,7 @@ class Walk:
         resumes = drafter.read(self.draw.randint(0, 4))
         match self.draw.randrange(12):
             case 0:
-                resumes.append(Share(self.draw.choice([0.0, 0.25, 0.5, 1.0])))
+                resumes.append(TrafficWeight(self.draw.choice([0.0, 0.25, 0.5, 1.0])))
             case 1 if known := [each for each in drafter.slots.values() if each.tokens is not None]:
                 one = self.draw.choice(known)
                 one.tokens = None

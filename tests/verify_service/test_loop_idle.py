@@ -11,7 +11,7 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.verify_loop import running_loop
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
-from verify_service.model_runner.cpu_runner import CpuEngine
+from verify_service.model_runner.cpu_runner import CpuModelRunner
 
 CONFIG = EngineConfig(num_pages=128, adaptive=False)
 REQUEST = GenerationRequest(
@@ -22,13 +22,13 @@ REQUEST = GenerationRequest(
 def test_a_loop_without_requests_works_ahead_until_one_comes(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     left, begun = [40], threading.Event()
 
-    def prepare(engine: CpuEngine) -> bool:
+    def prepare(engine: CpuModelRunner) -> bool:
         begun.set()
         time.sleep(0.005)
         left[0] -= 1
         return left[0] > 0
 
-    monkeypatch.setattr(CpuEngine, "prepare", prepare)
+    monkeypatch.setattr(CpuModelRunner, "prepare", prepare)
     with running_loop(model, CONFIG) as runner:
         assert begun.wait(60.0)
         answer = runner.run([REQUEST])[0]
@@ -39,10 +39,10 @@ def test_a_loop_without_requests_works_ahead_until_one_comes(model: CausalLM, mo
 
 
 def test_work_ahead_that_fails_costs_nothing(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(engine: CpuEngine) -> bool:
+    def prepare(engine: CpuModelRunner) -> bool:
         raise RuntimeError("prepare")
 
-    monkeypatch.setattr(CpuEngine, "prepare", prepare)
+    monkeypatch.setattr(CpuModelRunner, "prepare", prepare)
     with running_loop(model, CONFIG) as runner:
         assert runner.loop.wait_idle(60.0)
         assert runner.run([REQUEST])[0].last.error is None

@@ -9,7 +9,7 @@ import pytest
 from slipstream_kernels.draft_protocol.proposer_host import CommitValue, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 from tests.verify_service.draft_link.transports.test_in_process import FACTS, KEY, LateHost
-from verify_service.core.draft_source import Committed, Haste, Opening
+from verify_service.core.draft_source import Committed, Opening, WaitUrgency
 from verify_service.core.request import SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import DrafterState, LinkConfig
@@ -23,7 +23,7 @@ class Played:
     """Steps of one request whose text is fours, and whose drafter guesses fours, or fives where it is `wrong`."""
 
     def __init__(
-        self, takes: float, haste: Haste, *, plain: float = 0.01, wrong: bool = False, reach: float | None = REACH
+        self, takes: float, haste: WaitUrgency, *, plain: float = 0.01, wrong: bool = False, reach: float | None = REACH
     ) -> None:
         """Its trees take so long, a plain step `plain` seconds."""
         self.host = LateHost(takes)
@@ -67,7 +67,7 @@ class Played:
 
 
 def test_requests_that_insist_get_trees_of_a_slow_drafter() -> None:
-    played = Played(0.09, Haste.INSISTENT)
+    played = Played(0.09, WaitUrgency.INSISTENT)
     first = [played.step() for _ in range(3)]
     assert max(first) <= LIMIT + NEXT_TO_NONE
     for _ in range(60):
@@ -81,11 +81,11 @@ def test_requests_that_insist_get_trees_of_a_slow_drafter() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"haste": Haste.HURRIED},
-        {"haste": Haste.WEIGHED},  # three tokens more in ten plain steps' time
-        {"haste": Haste.INSISTENT, "takes": 0.3},
-        {"haste": Haste.INSISTENT, "wrong": True},
-        {"haste": Haste.INSISTENT, "reach": None},
+        {"haste": WaitUrgency.HURRIED},
+        {"haste": WaitUrgency.WEIGHED},  # three tokens more in ten plain steps' time
+        {"haste": WaitUrgency.INSISTENT, "takes": 0.3},
+        {"haste": WaitUrgency.INSISTENT, "wrong": True},
+        {"haste": WaitUrgency.INSISTENT, "reach": None},
     ],
     ids=str,
 )
@@ -97,7 +97,7 @@ def test_nobody_waits_longer_where_others_are_held_up_or_it_is_in_vain(changes) 
 
 
 def test_where_trees_decide_on_speed_alone_they_are_waited_for_as_long_as_they_save_time() -> None:
-    played = Played(0.04, Haste.WEIGHED, plain=0.03)
+    played = Played(0.04, WaitUrgency.WEIGHED, plain=0.03)
     for _ in range(60):
         played.step()
     assert played.trees > 30
@@ -105,7 +105,7 @@ def test_where_trees_decide_on_speed_alone_they_are_waited_for_as_long_as_they_s
 
 
 def test_one_that_hangs_after_it_was_waited_for_costs_one_deadline() -> None:
-    played = Played(0.09, Haste.INSISTENT)
+    played = Played(0.09, WaitUrgency.INSISTENT)
     for _ in range(60):
         played.step()
     played.host.takes = 1e9
@@ -114,7 +114,7 @@ def test_one_that_hangs_after_it_was_waited_for_costs_one_deadline() -> None:
 
 
 def test_trees_that_are_all_too_late_are_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    played = Played(0.5, Haste.INSISTENT)
+    played = Played(0.5, WaitUrgency.INSISTENT)
     with caplog.at_level(logging.WARNING):
         for _ in range(4000):
             played.step()

@@ -9,9 +9,9 @@ import pytest
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import StepPlan
-from verify_service.core.step_time_model import PassCosts
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import SchedulerOutput
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import SLOWDOWN, PassShare
 from verify_service.scheduler.scheduler import Scheduler
 
@@ -21,8 +21,8 @@ class Bench:
 
     def __init__(self, base: float = 1e6, **settings: int | bool) -> None:
         self.config = EngineConfig(**({"num_pages": 256, "page_size": 4} | settings))  # type: ignore[arg-type]  # mixed
-        self.memory = KVMemory(self.config, 512)
-        costs = PassCosts([(1, rows, 1e-3 * (base + rows)) for rows in (1, 64)])
+        self.memory = KVCacheManager(self.config, 512)
+        costs = StepTimeModel([(1, rows, 1e-3 * (base + rows)) for rows in (1, 64)])
         self.scheduler = Scheduler(self.config, self.memory, PassShare(costs, self.config.prefill_chunk))
         self.ticket = 0
         self.preempted = 0
@@ -34,7 +34,7 @@ class Bench:
         self.scheduler.add(state)
         return state
 
-    def step(self) -> StepPlan:
+    def step(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         assert plan is not None
         self.scheduler.charge(plan.rows)
@@ -60,7 +60,7 @@ class Bench:
         return len(over)
 
 
-def counts(plan: StepPlan) -> dict[str, int]:
+def counts(plan: SchedulerOutput) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in plan.rows:
         found[item.state.tenant] = found.get(item.state.tenant, 0) + item.count

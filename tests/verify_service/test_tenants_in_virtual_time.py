@@ -15,9 +15,9 @@ from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_time_model import PassCosts
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.scheduler import Scheduler
 from verify_service.scheduler.tree_share import cut_trees, observe_wait
@@ -55,8 +55,8 @@ class Server:
         self.config = EngineConfig(
             num_pages=self.num_pages, page_size=8, max_running=self.max_running, prefill_chunk=64, fair=self.fair
         )
-        self.costs = PassCosts([(1, rows, 1e-3 * (self.base + rows)) for rows in (1, 64)])
-        self.memory = KVMemory(self.config, 512)
+        self.costs = StepTimeModel([(1, rows, 1e-3 * (self.base + rows)) for rows in (1, 64)])
+        self.memory = KVCacheManager(self.config, 512)
         self.passes = PassShare(self.costs, 64)
         self.scheduler = Scheduler(self.config, self.memory, self.passes)
         self.ready: dict[RequestState, float] = {}
@@ -97,7 +97,7 @@ class Server:
             for state in [item.state for item in plan.rows if item.decides]:
                 self.commit(state)
 
-    def attach_trees(self, items: list[ScheduledRows]) -> None:
+    def attach_trees(self, items: list[ScheduledRequest]) -> None:
         """Wait for the trees of these rows' requests, and verify what they may have of them."""
         awaiting = [item for item in items if item.state.wants_tree]
         if not awaiting:

@@ -14,7 +14,7 @@ NO_TOKEN = -1
 _FADE = 0.02
 
 
-class Walk(NamedTuple):
+class AcceptedPath(NamedTuple):
     """The accepted path below the root, `nodes` in order, and the tokens decided along it.
 
     `tokens` has one entry more than `nodes`: `tokens[i]` was sampled at the row of `nodes[i - 1]`, the first one at
@@ -25,7 +25,7 @@ class Walk(NamedTuple):
     tokens: tuple[int, ...]
 
 
-def walk(tree: TokenTree, sampled: Sequence[int]) -> Walk:
+def accept(tree: TokenTree, sampled: Sequence[int]) -> AcceptedPath:
     """Follow the sampled tokens from the root, as long as a child carries them.
 
     `sampled[0]` was sampled at the root, `sampled[1 + i]` at node i. As parents come before their children, one pass
@@ -39,16 +39,16 @@ def walk(tree: TokenTree, sampled: Sequence[int]) -> Walk:
             at = node
             nodes.append(node)
             tokens.append(sampled[1 + node])
-    return Walk(tuple(nodes), tuple(tokens))
+    return AcceptedPath(tuple(nodes), tuple(tokens))
 
 
-def cut(tree: TokenTree, *, max_nodes: int, max_depth: int) -> TokenTree | None:
+def truncated(tree: TokenTree, *, max_nodes: int, max_depth: int) -> TokenTree | None:
     """The part of a tree within both limits; `max_nodes` counts the root. None where no node is left."""
     tree = tree.truncated(max(0, max_nodes - 1), max(0, max_depth))
     return tree if len(tree) else None
 
 
-def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, ...]:
+def accepted_by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, ...]:
     """The nodes of a tree, and those of them that were accepted, by proposer in the order in which they first appear.
 
     Empty where the tree is one proposer's own.
@@ -58,7 +58,7 @@ def by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[SourceCount, 
     return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
 
 
-def matched(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
+def match_path(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
     """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
     ids, parents, at, count = tree.token_ids, tree.parents, -1, 0
     for token in tokens:

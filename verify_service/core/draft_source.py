@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request import FinishReason, RequestKey, SamplingParams
-from verify_service.core.step_result import Outcome
-from verify_service.hidden_states.device_ring import Span
-from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
+from verify_service.core.step_result import DeviceStepResult
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +34,11 @@ class Opening:
     tenant: str
     adapter_id: str
     cached_length: int
-    history: FeatureHistory | None = None
+    history: HiddenStateHistory | None = None
     """Hidden states of the request's positions, for the loop's thread; None where none are kept."""
 
 
-class Haste(Enum):
+class WaitUrgency(Enum):
     """Whom a long wait for trees would hold up."""
 
     HURRIED = 1
@@ -66,20 +66,20 @@ class Committed(NamedTuple):
     total_length: int
     max_nodes: int
     max_depth: int
-    features: FeatureRows | None = None
+    features: HiddenStateRows | None = None
     tree: TokenTree | None = None
     catch_up: bool = False
-    haste: Haste = Haste.HURRIED
+    haste: WaitUrgency = WaitUrgency.HURRIED
 
 
-class Extended(NamedTuple):
+class StateChunk(NamedTuple):
     """States of tokens that a request had before, such as a chunk of its prompt."""
 
     key: RequestKey
-    features: FeatureRows
+    features: HiddenStateRows
 
 
-class Wanted(NamedTuple):
+class StateSpan(NamedTuple):
     """A request whose states a step computes: of `length` positions from `first` on, at most."""
 
     key: RequestKey
@@ -87,7 +87,7 @@ class Wanted(NamedTuple):
     length: int
 
 
-class TreeSource(Protocol):
+class DraftSource(Protocol):
     """A supplier of token trees. Every method but `known` and `default` is called by the loop's thread alone.
 
     No method raises, and none but `collect` may wait.
@@ -136,7 +136,7 @@ class TreeSource(Protocol):
         ...
 
 
-class Prepared(NamedTuple):
+class OutcomeTree(NamedTuple):
     """A tree for one way in which the step under way may end: these drafted tokens accepted, and then `token`."""
 
     path: tuple[int, ...]
@@ -144,7 +144,7 @@ class Prepared(NamedTuple):
     tree: TokenTree
 
 
-class ForesightSource(Protocol):
+class OutcomeTreeSource(Protocol):
     """A tree source whose trees may be there before the step is decided that leads to them.
 
     Nothing raises; used by the loop's thread, between the launch of a step and its `commit`.
@@ -158,7 +158,7 @@ class ForesightSource(Protocol):
         """Wait up to so long until all trees are there that may be; whether most of those that draft have any."""
         ...
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """What there is for each of these requests, whose next step begins with it; what comes later is late.
 
         Trees keep within the budget of the last `Committed`; there are 16 at most.
@@ -166,7 +166,7 @@ class ForesightSource(Protocol):
         ...
 
 
-class FeatureTaker(Protocol):
+class HiddenStateTaker(Protocol):
     """Whoever wants hidden states. Nothing raises or waits; used by the loop's thread."""
 
     def deaf(self) -> bool:
@@ -177,16 +177,16 @@ class FeatureTaker(Protocol):
         """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
         ...
 
-    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         """Where a step that captures these boundaries puts states of each of `wanted` on the device, if anywhere."""
         ...
 
-    def extend(self, chunks: Sequence[Extended]) -> None:
+    def extend(self, chunks: Sequence[StateChunk]) -> None:
         """States that one step computed beside those in `Committed`; called before that step's `commit`."""
         ...
 
 
-class NoTrees:
+class NoDrafts:
     """The tree source of a service without proposers."""
 
     def known(self, name: str) -> bool:
@@ -214,23 +214,23 @@ class NoTrees:
         return None
 
 
-Reads = Sequence["torch.cuda.Event"]
+ReadEvents = Sequence["torch.cuda.Event"]
 """Once all have come, nothing of an outcome is read any more."""
 
 
-class FollowedRows(NamedTuple):
+class EnqueuedRequest(NamedTuple):
     """A request that a step decides, which adds `most` tokens at most: its row of the results, where its states go."""
 
     key: RequestKey
     row: int
     most: int
-    spans: Sequence[Span]
+    spans: Sequence[RingSlice]
 
 
-class Follower(Protocol):
+class OnDeviceDrafter(Protocol):
     """A tree source that can have trees begun before a step is decided. Used by the loop's thread; nothing waits."""
 
-    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+    def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
         """To be called right after the launch."""
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
-from verify_service.kv_cache.prefix_cache import Lease, Namespace
+from verify_service.kv_cache.prefix_cache import Namespace, PrefixHandle
 
 _NOTHING = range(0)
 
@@ -46,7 +46,7 @@ class RequestState:
     spread: int = 0
     line: int = -1
     pages: list[int] = field(default_factory=list)
-    lease: Lease | None = None
+    lease: PrefixHandle | None = None
     begun: bool = False
     prefilled: bool = False
     wants_tree: bool = False

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.request_state import RequestState
 
 
-class Choice(NamedTuple):
+class OutcomeCandidate(NamedTuple):
     """A tree for one way in which the step before may end: after its node `node`, -1 for none, with that token."""
 
     node: int
@@ -20,7 +20,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class ScheduledRows:
+class ScheduledRequest:
     """`count` tokens of a request from `first` on, its first token whose KV was not written when this was planned.
 
     The step `decides` where the rows reach the request's last token, whose value may be known to the engine alone;
@@ -33,7 +33,7 @@ class ScheduledRows:
     state: RequestState
     count: int
     tree: TokenTree | None = None
-    choices: tuple[Choice, ...] | None = None
+    choices: tuple[OutcomeCandidate, ...] | None = None
     unsettled: bool = False
     laid: tuple[int, int] | None = None
     """Nodes and levels that the step has room for, where it was launched with a tree that only the device knew."""
@@ -84,7 +84,7 @@ class ScheduledRows:
     def _most(self) -> tuple[int, int]:
         return self.laid or most_rows(self.tree)
 
-    def settle(self, before: Walk) -> None:
+    def settle(self, before: AcceptedPath) -> None:
         """The step before has decided this, by which the engine chose."""
         node = before.nodes[-1] if before.nodes else -1
         fitting = (each.tree for each in self.choices or () if (each.node, each.token) == (node, before.tokens[-1]))
@@ -94,13 +94,13 @@ class ScheduledRows:
 
 
 @dataclass(slots=True)
-class StepPlan:
+class SchedulerOutput:
     """One forward pass: requests in the order of their arrival within each of decode and prefill.
 
     Those `left_out` decode, but take turns with others of their tenant, or are held back while they await trees.
     """
 
-    rows: list[ScheduledRows] = field(default_factory=list)
+    rows: list[ScheduledRequest] = field(default_factory=list)
     started: list[RequestState] = field(default_factory=list)
     preempted: list[RequestState] = field(default_factory=list)
     left_out: frozenset[RequestState] = frozenset()

@@ -6,33 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from verify_service.core.acceptance import Walk
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.hidden_states.device_ring import Span
+from verify_service.core.acceptance import AcceptedPath
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.hidden_states.device_ring import RingSlice
 
 if TYPE_CHECKING:
     import torch
 
 
-class Decision(NamedTuple):
+class VerifyResult(NamedTuple):
     """Tokens that a step decided for a request, not yet cut to its limits.
 
     `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow.
     """
 
-    item: ScheduledRows
-    walk: Walk
+    item: ScheduledRequest
+    walk: AcceptedPath
     first_row: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class StepHandle:
     """A step that an engine was given; engines add what they need to decide it."""
 
-    deciding: Sequence[ScheduledRows]
+    deciding: Sequence[ScheduledRequest]
 
 
-class Outcome(NamedTuple):
+class DeviceStepResult(NamedTuple):
     """What a step under way leaves on its device, once `ready` comes; None where all is there.
 
     Row i of `results`, int32 [items, 130] as `tree_walk` writes it, is of the i-th item that decides. `routes`: where
@@ -41,4 +41,4 @@ class Outcome(NamedTuple):
 
     results: torch.Tensor
     ready: torch.cuda.Event | None
-    routes: Mapping[ScheduledRows, tuple[Span, ...]]
+    routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]

@@ -19,7 +19,7 @@ _MOST_OFF = 2.0
 """Times what is expected, or less by so many times, that one pass counts for: some capture a graph."""
 
 
-class PassCosts:
+class StepTimeModel:
     """Seconds of a pass of some requests and nodes: measured at start-up, interpolated, corrected by what passes take.
 
     More nodes never cost less. Two factors correct the table, one of what requests take without nodes and one of what

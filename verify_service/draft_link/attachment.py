@@ -17,11 +17,11 @@ from slipstream.rpc.errors import (
 )
 from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
 from slipstream_kernels.token_tree import MAX_ROWS
-from verify_service.draft_link.circuit_breaker import Patience
-from verify_service.draft_link.draft_stats import Tally
-from verify_service.draft_link.rate_limiter import Allowance
+from verify_service.draft_link.circuit_breaker import CircuitBreaker
+from verify_service.draft_link.draft_stats import DraftStats
+from verify_service.draft_link.rate_limiter import ReplyRateLimiter
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Mode, Offer
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.slot import SlotTable
 from verify_service.draft_link.transports.base import Transport
 from verify_service.hidden_states.device_ring import DeviceRing
@@ -50,8 +50,8 @@ class Attachment:
     epoch: int
     request: AttachRequest
     slots: SlotTable
-    outbox: Outbox
-    allowance: Allowance
+    outbox: SendQueue
+    allowance: ReplyRateLimiter
     transport: Transport | None = None
     """Known once the exchange begins."""
     transport_reason: str = ""
@@ -62,14 +62,14 @@ class Attachment:
     """Has its proposers draft behind a step under way; None where they cannot."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""
-    patience: Patience = field(default_factory=Patience)
+    patience: CircuitBreaker = field(default_factory=CircuitBreaker)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.draft_link.traffic_weight`."""
     state_room: int = 0
     """Bytes of hidden states that may yet be sent after this step."""
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
-    tallies: tuple[Tally, ...] = field(init=False)
+    tallies: tuple[DraftStats, ...] = field(init=False)
     """One for each offer, in order."""
     stale: int = 0
     """Records dropped for their stamp, late trees among them."""
@@ -77,7 +77,7 @@ class Attachment:
     """Whether the log says that all its trees come too late."""
 
     def __post_init__(self) -> None:
-        self.tallies = tuple(Tally() for _ in self.request.offers)
+        self.tallies = tuple(DraftStats() for _ in self.request.offers)
         self.share = 1.0 if self.request.share is None else self.request.share
 
     @property
@@ -116,7 +116,7 @@ def new_attachment(epoch: int, request: AttachRequest, num_slots: int, outbox_li
     """One whose exchange has not begun."""
     ahead = ahead_limit(request)
     slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
-    return Attachment(epoch, request, slots, Outbox(outbox_limit), Allowance(num_slots, ahead))
+    return Attachment(epoch, request, slots, SendQueue(outbox_limit), ReplyRateLimiter(num_slots, ahead))
 
 
 def unguessable_epochs() -> Iterator[int]:

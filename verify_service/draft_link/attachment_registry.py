@@ -23,15 +23,15 @@ from verify_service.draft_link.attachment import (
 )
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachRequest, LinkFacts
-from verify_service.draft_link.router import Bindings
+from verify_service.draft_link.router import DraftRouter
 from verify_service.draft_link.transports.base import Wake
-from verify_service.draft_link.transports.negotiation import Means, Ways
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.draft_link.transports.negotiation import NegotiatedTransports, TransportNegotiator
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 _log = logging.getLogger(__name__)
 
 
-class Registry:
+class AttachmentRegistry:
     """Enters attachments in the bindings and takes them out again. The draft link's lock guards all but `find_means`.
 
     `malformed` counts those that ended for a record they must not have sent.
@@ -43,15 +43,15 @@ class Registry:
         self,
         facts: LinkFacts,
         config: LinkConfig,
-        bindings: Bindings,
-        rings: DeviceRings | None,
+        bindings: DraftRouter,
+        rings: DeviceRingPool | None,
         epochs: Iterator[int] | None = None,
     ) -> None:
         self._facts = facts
         self._config = config
         self._bindings = bindings
-        self._ways = Ways(facts, config, rings)
-        self._means: dict[int, Means] = {}
+        self._ways = TransportNegotiator(facts, config, rings)
+        self._means: dict[int, NegotiatedTransports] = {}
         self._epochs = unguessable_epochs() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
         self.malformed = 0
@@ -73,11 +73,11 @@ class Registry:
         _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
         return attachment
 
-    def find_means(self, request: AttachRequest, transports: Sequence[str]) -> Means:
+    def find_means(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
         """What its exchange can go by, found without the lock; raises SlipstreamError where that is nothing."""
         return self._ways.means(request, transports)
 
-    def equip(self, attachment: Attachment, means: Means) -> None:
+    def equip(self, attachment: Attachment, means: NegotiatedTransports) -> None:
         """Keep them until its exchange begins. Raises why it has ended, if it has meanwhile."""
         if attachment.ended is not None:
             means.close()
@@ -97,7 +97,7 @@ class Registry:
         del self._means[epoch]
         return attachment
 
-    def end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
+    def end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
         """Take it out; its requests go elsewhere. Idempotent.
 
         Returns what it has not used, whose memory is let go without the lock, as that of its transport is.

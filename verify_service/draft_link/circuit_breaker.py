@@ -13,7 +13,7 @@ MORE_TIME = 1.25
 
 
 @dataclass(slots=True)
-class Patience:
+class CircuitBreaker:
     """After `MAX_MISSES` waits in a row that ended without the trees, waiting is suspended, then probed once.
 
     One that has said nothing since a wait for it was in vain is not waited for before it is heard: whatever became of

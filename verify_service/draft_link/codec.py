@@ -34,8 +34,8 @@ from verify_service.draft_link.records import (
     Reply,
     Resume,
     RingAddress,
-    Share,
     Stamp,
+    TrafficWeight,
     TreeReply,
     Unfit,
 )
@@ -178,7 +178,7 @@ def decode_replies(data: bytes, num_slots: int, reader: TreeReader | None = None
         raise InvalidArgumentError(
             f"a message of {len(replies)} replies, the limit with {num_slots} slots is {most}", field="replies"
         )
-    share = [Share(message.share)] if message.HasField("share") else []
+    share = [TrafficWeight(message.share)] if message.HasField("share") else []
     return [*map(_reply, replies), *share]
 
 

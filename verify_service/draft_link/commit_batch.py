@@ -10,18 +10,18 @@ from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES, bytes_of
 from verify_service.draft_link.records import Commit
 from verify_service.draft_link.slot import Slot
-from verify_service.hidden_states.device_ring import DeviceRows, Span
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.hidden_states.device_ring import DeviceRows, RingSlice
+from verify_service.hidden_states.rows import HiddenStateRows
 
 
 @dataclass(slots=True, eq=False)
-class CommitMessage:
+class CommitBatch:
     """The commits of one step to one attachment."""
 
     attachment: Attachment
     records: list[Commit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[RingSlice] = field(default_factory=list)
     state_bytes: int = 0
 
     def add(self, slot: Slot, committed: Committed) -> None:
@@ -55,7 +55,7 @@ class CommitMessage:
         return fits
 
 
-def _aligned(slot: Slot, features: FeatureRows | None) -> FeatureRows | None:
+def _aligned(slot: Slot, features: HiddenStateRows | None) -> HiddenStateRows | None:
     """The states of a step, if the slot wants them and they follow those it has."""
     if not slot.boundaries or features is None or features.first != slot.featured:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from verify_service.core.draft_source import Haste
+from verify_service.core.draft_source import WaitUrgency
 
 FIRST_SECONDS = 0.001
 """The deadline before any step was measured."""
@@ -18,7 +18,7 @@ MARGIN = 1.5
 _RECENT = 32
 
 
-class Deadline:
+class DraftDeadline:
     """`limit` seconds, or `share` of a plain step where that is less; without a share the limit alone counts.
 
     Steps are measured from the moment their trees are settled to the commit of their tokens. Those that had no trees
@@ -52,14 +52,14 @@ class Deadline:
             return min(self._limit, self._share * self._usually)
         return min(self._limit, self._share * min(self._drafted) if self._drafted else FIRST_SECONDS)
 
-    def seconds_for(self, gain: float, usual: float | None = None, haste: Haste = Haste.HURRIED) -> float:
+    def seconds_for(self, gain: float, usual: float | None = None, haste: WaitUrgency = WaitUrgency.HURRIED) -> float:
         """The longest wait for trees that bring `gain` tokens each, on average, and come after `usual` seconds."""
         least = self.seconds
         if self._share is not None:
             return min(self._limit, max(least, self._worth(gain)))
-        if self._reach is None or usual is None or haste is Haste.HURRIED:
+        if self._reach is None or usual is None or haste is WaitUrgency.HURRIED:
             return least
-        insists = haste is Haste.INSISTENT and gain >= LEAST_GAIN
+        insists = haste is WaitUrgency.INSISTENT and gain >= LEAST_GAIN
         most = self._reach if insists else min(self._reach, self._worth(gain))
         return max(least, min(MARGIN * usual, most)) if usual <= most else least
 

@@ -13,23 +13,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Extended, FollowedRows, Opening, Prepared, Reads, Wanted
+from verify_service.core.draft_source import (
+    Committed,
+    EnqueuedRequest,
+    Opening,
+    OutcomeTree,
+    ReadEvents,
+    StateChunk,
+    StateSpan,
+)
 from verify_service.core.request import FinishReason, RequestKey
-from verify_service.core.step_result import Outcome
+from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment, check_token, negotiate
-from verify_service.draft_link.attachment_registry import Registry
-from verify_service.draft_link.draft_deadline import Deadline
+from verify_service.draft_link.attachment_registry import AttachmentRegistry
+from verify_service.draft_link.draft_deadline import DraftDeadline
 from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
 from verify_service.draft_link.on_device_drafts import follow
 from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts, Reply
 from verify_service.draft_link.refusals import Refusal, Refusals
-from verify_service.draft_link.reply_handler import Intake
-from verify_service.draft_link.router import Bindings, Place
+from verify_service.draft_link.reply_handler import ReplyHandler
+from verify_service.draft_link.router import DraftRouter, SlotRef
 from verify_service.draft_link.transports.base import Transport, Wake
-from verify_service.draft_link.transports.negotiation import Means
-from verify_service.draft_link.wait_policy import TURN_SECONDS, deaf, learn, patience_for
-from verify_service.hidden_states.device_ring import Span
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.draft_link.transports.negotiation import NegotiatedTransports
+from verify_service.draft_link.wait_policy import TURN_SECONDS, all_unresponsive, breaker_of, learn
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +53,7 @@ class DraftLink:
         on_wait: Callable[[float], None] | None = None,
         epochs: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        rings: DeviceRings | None = None,
+        rings: DeviceRingPool | None = None,
     ) -> None:
         """`rings` are those of the model's GPU, without which no states go through its memory."""
         self.facts = facts
@@ -53,10 +61,10 @@ class DraftLink:
         self._on_wait = on_wait
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._bindings = Bindings(clock)
-        self._intake = Intake(self._bindings, facts.vocab_size, clock)
-        self._registry = Registry(facts, config, self._bindings, rings, epochs)
-        self._deadline = Deadline(config.deadline, config.deadline_share, config.deadline_reach)
+        self._bindings = DraftRouter(clock)
+        self._intake = ReplyHandler(self._bindings, facts.vocab_size, clock)
+        self._registry = AttachmentRegistry(facts, config, self._bindings, rings, epochs)
+        self._deadline = DraftDeadline(config.deadline, config.deadline_share, config.deadline_reach)
         self._refusals = Refusals(clock)
         self._waits = self._misses = 0
 
@@ -87,12 +95,12 @@ class DraftLink:
         with self._changed:
             return tuple(sorted(self._bindings.wanted_boundaries()))
 
-    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         """Where a step puts states on the device for those drafters that take them from there."""
         with self._changed:
             return self._bindings.route(wanted, captured, self.facts.hidden_size)
 
-    def extend(self, chunks: Sequence[Extended]) -> None:
+    def extend(self, chunks: Sequence[StateChunk]) -> None:
         """Tell whoever wants states of those that a step computed of tokens it did not decide."""
         with self._changed:
             self._bindings.extend(chunks)
@@ -122,7 +130,7 @@ class DraftLink:
             places = [self._bindings.place(key) for key in wanted]
             self._pick_up(places)
             begun = now = self._clock()
-            longest = patience_for(places, self._deadline, now, self._bindings.haste)
+            longest = breaker_of(places, self._deadline, now, self._bindings.haste)
             awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
             if waited := awaited:
                 until = now + max(longest[place.attachment.epoch] for place in awaited)
@@ -159,13 +167,13 @@ class DraftLink:
                 self._wait(open_ones, left)
             return 2 * sum(bool(place.slot.ahead) for place in places) >= len(places)
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """The trees ahead of each request, whose next step begins."""
         with self._changed:
             places = {place.slot.key: place for place in self._drafted(keys)}
             return [places[key].slot.hand_over() if key in places else () for key in keys]
 
-    def follow(self, rows: Sequence[FollowedRows], outcome: Outcome) -> Reads:
+    def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Have proposers of this process draft behind a step under way."""
         with self._changed:
             return follow(rows, self._drafted(row.key for row in rows), outcome)
@@ -192,7 +200,9 @@ class DraftLink:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
         with self._changed:
             live, now = self._bindings.live, self._clock()
-            return any(each.patience.hangs(now) for each in live) and deaf(live, self._bindings.catching_up, now)
+            return any(each.patience.hangs(now) for each in live) and all_unresponsive(
+                live, self._bindings.catching_up, now
+            )
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
@@ -232,7 +242,9 @@ class DraftLink:
         version, transports = negotiate(request, self.facts, (IN_PROCESS,))
         with self._changed:
             attachment = self._registry.enter(request)
-        transport = connect(attachment, Means(transports).agreed(version, attachment, self.config.deadline))
+        transport = connect(
+            attachment, NegotiatedTransports(transports).agreed(version, attachment, self.config.deadline)
+        )
         with self._changed:
             attachment.transport = transport
             attachment.patience.heard(self._clock())
@@ -333,12 +345,12 @@ class DraftLink:
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
-    def _drafted(self, keys: Iterable[RequestKey]) -> list[Place]:
+    def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Where these requests' trees come from, of those whose drafter is asked for them."""
         places, now = self._bindings.places(keys), self._clock()
         return [at for at in places if at.slot.drafted_for and at.attachment.patience.drafts(now)]
 
-    def _wait(self, awaited: Sequence[Place], seconds: float) -> None:
+    def _wait(self, awaited: Sequence[SlotRef], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
         attachments = {place.attachment.epoch: place.attachment for place in awaited}
         polled = [each.transport for each in attachments.values() if each.transport and each.transport.polled]
@@ -353,7 +365,7 @@ class DraftLink:
             self._changed.acquire()
         self._pick_up(awaited)
 
-    def _count_wait(self, places: Sequence[Place], seconds: float) -> None:
+    def _count_wait(self, places: Sequence[SlotRef], seconds: float) -> None:
         """A step has waited for the trees of these."""
         self._waits += 1
         for tally in {id(place.slot.tally): place.slot.tally for place in places}.values():
@@ -361,7 +373,7 @@ class DraftLink:
         if self._on_wait is not None:
             self._on_wait(seconds)
 
-    def _pick_up(self, places: Sequence[Place | None]) -> None:
+    def _pick_up(self, places: Sequence[SlotRef | None]) -> None:
         for attachment in {place.attachment.epoch: place.attachment for place in places if place}.values():
             self._take_in(attachment)
 
@@ -379,7 +391,7 @@ class DraftLink:
         self._intake.apply(attachment, replies, size)
         attachment.patience.heard(self._clock())
 
-    def _end(self, attachment: Attachment, reason: SlipstreamError) -> Means | None:
+    def _end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
         """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""
         means = self._registry.end(attachment, reason)
         self._changed.notify_all()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import by_source, matched
+from verify_service.core.acceptance import accepted_by_source, match_path
 from verify_service.core.request import SourceCount
 from verify_service.draft_link.answer_time import AnswerTimes
 
@@ -16,7 +16,7 @@ _FADE = 0.02
 
 
 @dataclass(slots=True)
-class Tally:
+class DraftStats:
     """Counters from the attachment's start.
 
     `hits` and `misses` count trees that were there when a step asked for them, and those that a step waited for in
@@ -62,11 +62,11 @@ class Tally:
 
         Returns the last node accepted, -1 for none.
         """
-        node, count = matched(tree, tokens[:-1])
+        node, count = match_path(tree, tokens[:-1])
         self.judge(count)
         self.drafted += len(tree)
         self.accepted += count
-        for name, drafted, accepted in by_source(tree, tree.path(node)):
+        for name, drafted, accepted in accepted_by_source(tree, tree.path(node)):
             before = self.sources.get(name, SourceCount(name, 0, 0))
             self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
         return node

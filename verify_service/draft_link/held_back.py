@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, ForesightSource, Opening, Prepared, TreeSource
+from verify_service.core.draft_source import Committed, DraftSource, Opening, OutcomeTree, OutcomeTreeSource
 from verify_service.core.request import FinishReason, RequestKey
 
 TOLD_SECONDS = 1.0
@@ -16,7 +16,7 @@ MOST_TOKENS = 4096
 """Told at once: of a message that fits every transport."""
 
 
-class Link(TreeSource, ForesightSource, Protocol):
+class Link(DraftSource, OutcomeTreeSource, Protocol):
     """Where drafters are attached."""
 
     def deaf(self) -> bool:
@@ -24,7 +24,7 @@ class Link(TreeSource, ForesightSource, Protocol):
         ...
 
 
-class HeldBack:
+class PausingLink:
     """The link as the verify loop sees it. Implements TreeSource and ForesightSource.
 
     While all drafters hang it does not listen, but once in a while. Then it asks them for trees of which nothing comes
@@ -81,7 +81,7 @@ class HeldBack:
     def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
         return self._lags or self._link.await_prepared(keys, seconds)
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[Prepared]]:
+    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """Nothing while the link lags behind."""
         return [()] * len(keys) if self._lags else self._link.take_prepared(keys)
 

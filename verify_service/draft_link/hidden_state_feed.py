@@ -5,7 +5,7 @@ from __future__ import annotations
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.records import Extend
 from verify_service.draft_link.slot import Slot
-from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
+from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 
 RECORD_BYTES = 1 << 18
 """States of one Extend, at most; but one row always. Copies of so many bytes stay within a processor's cache."""
@@ -23,18 +23,23 @@ def step_bytes(running: int) -> int:
     return max(STEP_BYTES, ALONE_BYTES // max(1, running))
 
 
-def reachable(history: FeatureHistory | None, end: int) -> int:
+def reachable(history: HiddenStateHistory | None, end: int) -> int:
     """The first of the positions from which on all states before `end` are kept; `end` where none is."""
     return end if history is None else history.reach(end)
 
 
-def bytes_of(slot: Slot, features: FeatureRows) -> int:
+def bytes_of(slot: Slot, features: HiddenStateRows) -> int:
     """Of these states at the boundaries that a slot wants."""
     return 2 * len(slot.boundaries) * features.hidden_size * len(features)
 
 
 def send_states(
-    attachment: Attachment, slot: Slot, history: FeatureHistory | None, fresh: FeatureRows, *, catch_up: bool = True
+    attachment: Attachment,
+    slot: Slot,
+    history: HiddenStateHistory | None,
+    fresh: HiddenStateRows,
+    *,
+    catch_up: bool = True,
 ) -> bool:
     """Send the states before `fresh.end` that a slot lacks, as far as there is room, and time; the next step goes on.
 

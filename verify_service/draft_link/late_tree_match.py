@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slipstream_kernels.token_tree import TokenTree
 
 
-class Hindsight:
+class LateTreeMatch:
     """Follows the text down a tree, from the state on that the tree was made for."""
 
     __slots__ = ("_at", "_tree", "right")

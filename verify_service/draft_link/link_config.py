@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from verify_service.core.draft_source import Haste
+from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import TRANSPORTS, Attachment
-from verify_service.draft_link.draft_deadline import Deadline
-from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.draft_deadline import DraftDeadline
+from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.records import Mode
 
 AUTO = "auto"
@@ -61,7 +61,7 @@ class DrafterState:
     share: float
     catching_up: int
     stale: int
-    tally: Tally
+    tally: DraftStats
     answer: float | None = None
     deadline: float = 0.0
 
@@ -87,7 +87,7 @@ class LinkState:
     refused: int = 0
 
 
-def drafter_states(attachment: Attachment, catching_up: int, deadline: Deadline) -> list[DrafterState]:
+def drafter_states(attachment: Attachment, catching_up: int, deadline: DraftDeadline) -> list[DrafterState]:
     """One state for each proposer of a live attachment, which has so many requests yet to take over."""
     assert attachment.transport is not None
     request, taken = attachment.request, attachment.slots.taken()
@@ -106,7 +106,7 @@ def drafter_states(attachment: Attachment, catching_up: int, deadline: Deadline)
             attachment.stale,
             replace(tally, sources=dict(tally.sources)),
             tally.answers.usual,
-            deadline.seconds_for(tally.gain, tally.answers.usual, Haste.INSISTENT),
+            deadline.seconds_for(tally.gain, tally.answers.usual, WaitUrgency.INSISTENT),
         )
         for offer, tally in zip(request.offers, attachment.tallies, strict=True)
     ]

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
-from verify_service.core.draft_source import FollowedRows
-from verify_service.core.step_result import Outcome
+from verify_service.core.draft_source import EnqueuedRequest
+from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.router import Place
+from verify_service.draft_link.router import SlotRef
 
 if TYPE_CHECKING:
     import torch
 
 
-def follow(rows: Sequence[FollowedRows], places: Iterable[Place], outcome: Outcome) -> list[torch.cuda.Event]:
+def follow(
+    rows: Sequence[EnqueuedRequest], places: Iterable[SlotRef], outcome: DeviceStepResult
+) -> list[torch.cuda.Event]:
     """Ask those among the drafters that can, each for the trees of its requests."""
     by_key = {row.key: row for row in rows}
     asked: dict[Attachment, tuple[torch.Tensor, list[FollowValue]]] = {}

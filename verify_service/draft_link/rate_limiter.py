@@ -17,7 +17,7 @@ OPENED_PER_STEP = 64
 """Tokens more for each step of each request."""
 
 
-class Allowance:
+class ReplyRateLimiter:
     """Replies that may still come, and tokens that may be told again.
 
     A correct drafter answers each record once or twice and never runs out of replies. One that drafts ahead may send

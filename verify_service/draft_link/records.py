@@ -125,13 +125,13 @@ class Nack:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TrafficWeight:
     """The part of the requests that the drafter takes from now on; it belongs to no slot."""
 
     share: float
 
 
-Reply = TreeReply | Resume | Nack | Share
+Reply = TreeReply | Resume | Nack | TrafficWeight
 """Draft to verify."""
 
 

@@ -12,8 +12,8 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 from verify_service.draft_link.attachment import Attachment, check_share
-from verify_service.draft_link.records import Nack, Reply, Resume, Share, TreeReply
-from verify_service.draft_link.router import Bindings
+from verify_service.draft_link.records import Nack, Reply, Resume, TrafficWeight, TreeReply
+from verify_service.draft_link.router import DraftRouter
 from verify_service.draft_link.slot import Slot
 
 _log = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ MOST_SOURCES, LONGEST_SOURCE = 8, 64
 """Different proposers that one tree's nodes are counted for, and bytes of a name: clients hear of them at each step."""
 
 
-class Intake:
+class ReplyHandler:
     """Applies replies to slots. The draft link's lock guards it. `stale` counts records dropped for their stamp."""
 
     __slots__ = ("_bindings", "_clock", "_vocab_size", "stale")
 
-    def __init__(self, bindings: Bindings, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bindings: DraftRouter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bindings = bindings
         self._clock = clock
         self._vocab_size = vocab_size
@@ -42,7 +42,7 @@ class Intake:
         attachment.allowance.spend(len(replies), size)
         resumed: set[int] = set()
         for reply in replies:
-            if isinstance(reply, Share):
+            if isinstance(reply, TrafficWeight):
                 self._take_share(attachment, reply.share)
                 continue
             slot = attachment.slots.matching(reply.stamp)

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from verify_service.core.draft_source import Committed, Extended, Haste, Opening, Wanted
+from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
 from verify_service.core.request import FinishReason, RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
-from verify_service.draft_link.commit_batch import CommitMessage
+from verify_service.draft_link.commit_batch import CommitBatch
 from verify_service.draft_link.hidden_state_feed import reachable, send_states, step_bytes
 from verify_service.draft_link.records import Close, Gap, Offer, Open
 from verify_service.draft_link.slot import Slot
-from verify_service.draft_link.traffic_weight import choose, draw
-from verify_service.hidden_states.device_ring import Span
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.hidden_states.rows import HiddenStateRows
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class SlotRef:
     """A request's slot of one attachment."""
 
     attachment: Attachment
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RoutedRequest:
     """A request between begin and end, with all that a drafter needs to be brought up to date."""
 
     opening: Opening
@@ -38,28 +38,28 @@ class Running:
     max_nodes: int = 1
     max_depth: int = 0
     draw: float = 0.0
-    place: Place | None = None
-    successor: Place | None = None
+    place: SlotRef | None = None
+    successor: SlotRef | None = None
     """Where the request goes once that drafter has caught up; fed beside `place` until then."""
     declined: int = 0
     """Epoch of an attachment that would not take the request over."""
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[SlotRef]:
         """All that is fed."""
         return [place for place in (self.place, self.successor) if place is not None]
 
 
-class Bindings:
+class DraftRouter:
     """All requests that began, all attachments, and the slots in between."""
 
     __slots__ = ("_asks", "_clock", "_hanging", "_turn", "attachments", "gaps", "haste", "running")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.haste = Haste.HURRIED
+        self.haste = WaitUrgency.HURRIED
         """That of the next step, as the last commit has it."""
-        self.running: dict[RequestKey, Running] = {}
+        self.running: dict[RequestKey, RoutedRequest] = {}
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
         self._turn = 0
@@ -87,25 +87,25 @@ class Bindings:
         """Attachments that are about to take requests over, once for each request."""
         return [running.successor.attachment for running in self.running.values() if running.successor is not None]
 
-    def place(self, key: RequestKey) -> Place | None:
+    def place(self, key: RequestKey) -> SlotRef | None:
         """Where a request's trees come from, None while it has no drafter or asks for no tree."""
         running = self.running.get(key)
         if running is None or running.place is None or running.place.slot.max_nodes <= 1:
             return None
         return running.place
 
-    def places(self, keys: Iterable[RequestKey]) -> list[Place]:
+    def places(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Those of all these requests that have a drafter."""
         found = (self.running[key].place for key in keys if key in self.running)
         return [place for place in found if place is not None]
 
-    def handed_over(self, commits: Sequence[Committed]) -> list[Place]:
+    def handed_over(self, commits: Sequence[Committed]) -> list[SlotRef]:
         """Places whose trees ahead were taken for a step under way."""
         return [place for place in self.places(each.key for each in commits) if place.slot.handed_over]
 
     def begin(self, opening: Opening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
-        running = Running(opening, list(opening.token_ids), draw=draw(opening))
+        running = RoutedRequest(opening, list(opening.token_ids), draw=routing_hash(opening))
         self.running[opening.key] = running
         self._bind(running, caught_up=True)
 
@@ -114,9 +114,11 @@ class Bindings:
         offers = (offer for attachment in self.live for offer in attachment.request.offers)
         return {boundary for offer in offers for boundary in offer.feature_boundaries}
 
-    def route(self, wanted: Sequence[Wanted], captured: Sequence[int], hidden_size: int) -> list[tuple[Span, ...]]:
+    def route(
+        self, wanted: Sequence[StateSpan], captured: Sequence[int], hidden_size: int
+    ) -> list[tuple[RingSlice, ...]]:
         """Room for states of each of `wanted`, in the rings of the drafters that take them from the device."""
-        routes: list[tuple[Span, ...]] = []
+        routes: list[tuple[RingSlice, ...]] = []
         for key, first, count in wanted:
             running = self.running.get(key)
             spans = [
@@ -127,7 +129,7 @@ class Bindings:
             routes.append(tuple(span for span in spans if span is not None))
         return routes
 
-    def extend(self, chunks: Sequence[Extended]) -> None:
+    def extend(self, chunks: Sequence[StateChunk]) -> None:
         """Feed states of tokens that requests had before."""
         self._make_room()
         for key, features in self._in_turn(chunks):
@@ -141,9 +143,9 @@ class Bindings:
 
         Returns the requests whose drafter lacks states of older tokens.
         """
-        batches: dict[int, CommitMessage] = {}
+        batches: dict[int, CommitBatch] = {}
         self._asks = any(committed.catch_up or committed.max_nodes > 1 for committed in commits)
-        self.haste = commits[0].haste if commits else Haste.HURRIED
+        self.haste = commits[0].haste if commits else WaitUrgency.HURRIED
         for committed in commits:
             running = self.running.get(committed.key)
             if running is None:
@@ -230,13 +232,13 @@ class Bindings:
             slot.close()
         self.rebalance()
 
-    def _bind(self, running: Running, *, caught_up: bool) -> None:
+    def _bind(self, running: RoutedRequest, *, caught_up: bool) -> None:
         """Give a request that has no drafter the one that is due."""
         running.place = self._take(self._due(running))
         if running.place is not None:
             self._open(running, running.place, caught_up=caught_up)
 
-    def _prepare(self, running: Running, place: Place) -> None:
+    def _prepare(self, running: RoutedRequest, place: SlotRef) -> None:
         """Have the drafter that is due catch up, if that is another one than the request has."""
         due, successor = self._due(running), running.successor
         if successor is not None and successor.attachment is not due:
@@ -248,7 +250,7 @@ class Bindings:
         if running.successor is not None:
             self._open(running, running.successor, caught_up=False)
 
-    def _hand_over(self, running: Running) -> None:
+    def _hand_over(self, running: RoutedRequest) -> None:
         """At a step boundary: let the successor take over if it has caught up."""
         successor = running.successor
         if successor is None or running.place is None or successor.attachment in self._hanging:
@@ -260,9 +262,9 @@ class Bindings:
             self._release(running.place, None)
             running.place, running.successor = successor, None
 
-    def _due(self, running: Running) -> Attachment | None:
+    def _due(self, running: RoutedRequest) -> Attachment | None:
         offering = self._offering(running.opening.proposer)
-        return choose([each for each in offering if each not in self._hanging] or offering, running.draw)
+        return pick_by_weight([each for each in offering if each not in self._hanging] or offering, running.draw)
 
     def _offering(self, proposer: str) -> list[Attachment]:
         """Live attachments that offer a proposer, the newest first."""
@@ -270,11 +272,11 @@ class Bindings:
         return [each for each in newest_first if each.live and each.index_of(proposer) is not None]
 
     @staticmethod
-    def _take(attachment: Attachment | None) -> Place | None:
+    def _take(attachment: Attachment | None) -> SlotRef | None:
         slot = None if attachment is None else attachment.slots.take()
-        return None if attachment is None or slot is None else Place(attachment, slot)
+        return None if attachment is None or slot is None else SlotRef(attachment, slot)
 
-    def _open(self, running: Running, place: Place, *, caught_up: bool) -> None:
+    def _open(self, running: RoutedRequest, place: SlotRef, *, caught_up: bool) -> None:
         """Open a request's slot, but in the middle only if it is its turn; one that wants states waits for a step's."""
         index, offer = self._offer(running, place)
         place.slot.open(
@@ -293,10 +295,10 @@ class Bindings:
             place.slot.late = True
 
     @staticmethod
-    def _opens(running: Running, place: Place) -> bool:
+    def _opens(running: RoutedRequest, place: SlotRef) -> bool:
         return place.attachment.allowance.opens(len(running.tokens))
 
-    def _announce(self, running: Running, place: Place, computed: int) -> None:
+    def _announce(self, running: RoutedRequest, place: SlotRef, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
         opening, attachment, slot = running.opening, place.attachment, place.slot
         slot.late = False
@@ -322,7 +324,9 @@ class Bindings:
             self._gap(attachment, slot)
         attachment.send(1)
 
-    def _feed(self, running: Running, place: Place, committed: Committed, batches: dict[int, CommitMessage]) -> None:
+    def _feed(
+        self, running: RoutedRequest, place: SlotRef, committed: Committed, batches: dict[int, CommitBatch]
+    ) -> None:
         attachment, slot = place.attachment, place.slot
         slot.asked |= committed.catch_up
         begun = slot.handed_over
@@ -331,7 +335,7 @@ class Bindings:
             slot.begin(committed.tree)
         attachment.allowance.step()
         if slot.fed:
-            batches.setdefault(attachment.epoch, CommitMessage(attachment)).add(slot, committed)
+            batches.setdefault(attachment.epoch, CommitBatch(attachment)).add(slot, committed)
             slot.ask(self._clock())
         elif slot.late:
             if not slot.boundaries and self._opens(running, place):
@@ -350,7 +354,9 @@ class Bindings:
         for attachment in self.attachments.values():
             attachment.state_room = step_bytes(len(self.running))
 
-    def _feed_states(self, running: Running, place: Place, features: FeatureRows, *, catch_up: bool) -> None:
+    def _feed_states(
+        self, running: RoutedRequest, place: SlotRef, features: HiddenStateRows, *, catch_up: bool
+    ) -> None:
         """Bring a slot up to date with a step's states, and open it first if it waited for them.
 
         One for which no tree was asked yet need not catch up with older ones.
@@ -365,16 +371,16 @@ class Bindings:
             place.attachment.send(1)
 
     @staticmethod
-    def _offer(running: Running, place: Place) -> tuple[int, Offer]:
+    def _offer(running: RoutedRequest, place: SlotRef) -> tuple[int, Offer]:
         """What the place's drafter offers for the request."""
         index = place.attachment.index_of(running.opening.proposer) or 0
         return index, place.attachment.request.offers[index]
 
-    def _stand(self, running: Running, place: Place) -> None:
+    def _stand(self, running: RoutedRequest, place: SlotRef) -> None:
         _, offer = self._offer(running, place)
         place.slot.stand_at(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
 
-    def _release(self, place: Place, reason: FinishReason | None) -> None:
+    def _release(self, place: SlotRef, reason: FinishReason | None) -> None:
         attachment, slot = place.attachment, place.slot
         attachment.outbox.forget_gap(slot.index)
         if slot.announced:

@@ -23,7 +23,7 @@ def cost_of_states(size: int) -> int:
     return size // 4
 
 
-class Outbox:
+class SendQueue:
     """Batches of records in order; one batch becomes one message.
 
     `limit` bounds the sum of their costs. One record that is larger than the limit still fits an empty queue, so

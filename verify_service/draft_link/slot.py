@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.core.acceptance import matched
-from verify_service.core.draft_source import Prepared
+from verify_service.core.acceptance import match_path
+from verify_service.core.draft_source import OutcomeTree
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.answer_time import Asked
-from verify_service.draft_link.draft_stats import Tally
-from verify_service.draft_link.late_tree_match import Hindsight
+from verify_service.draft_link.draft_stats import DraftStats
+from verify_service.draft_link.late_tree_match import LateTreeMatch
 from verify_service.draft_link.records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
 
 NEAR_TOKENS = 32
@@ -39,9 +39,9 @@ class Slot:
     tree: TokenTree | None = None
     given: TokenTree | None = None
     """The tree that the step under way was given."""
-    hindsight: Hindsight | None = None
+    hindsight: LateTreeMatch | None = None
     """Of a tree that came when its step had begun without it."""
-    tally: Tally = field(default_factory=Tally)
+    tally: DraftStats = field(default_factory=DraftStats)
     """Of the proposer that drafts for the request."""
     asks: Asked = field(default_factory=Asked)
     fed: bool = False
@@ -120,7 +120,7 @@ class Slot:
     def open(
         self,
         key: RequestKey,
-        tally: Tally,
+        tally: DraftStats,
         *,
         caught_up: bool,
         boundaries: tuple[int, ...] = (),
@@ -185,15 +185,15 @@ class Slot:
         """Whether the step that a tree was made for has begun."""
         return reply.stamp.base_length < self.base_length or (self.handed_over and self.supposes(reply))
 
-    def hand_over(self) -> list[Prepared]:
+    def hand_over(self) -> list[OutcomeTree]:
         """The trees ahead, cut to what the present state wants, for a step that begins before its state is known."""
         self.handed_over = True
-        prepared: list[Prepared] = []
+        prepared: list[OutcomeTree] = []
         paths = {parent: self._path(parent) for _, _, parent in self.ahead}
         for (base_length, token, parent), reply in self.ahead.items():
             path = paths[parent]
             if path is not None and base_length == self.base_length + len(path) + 1:
-                prepared.append(Prepared(path, token, self._cut(reply.tree)))
+                prepared.append(OutcomeTree(path, token, self._cut(reply.tree)))
         return prepared
 
     def begin(self, tree: TokenTree | None) -> None:
@@ -212,7 +212,7 @@ class Slot:
         if self.given is None or parent.tree_id != self.given_id or parent.node >= len(self.given):
             return None
         path = tuple(self.given.token_ids[node] for node in self.given.path(parent.node))
-        return path if matched(self.given, path) == (parent.node, len(path)) else None
+        return path if match_path(self.given, path) == (parent.node, len(path)) else None
 
     def _cut(self, tree: TokenTree) -> TokenTree:
         if len(tree) >= self.max_nodes or tree.depth > self.max_depth:
@@ -256,7 +256,7 @@ class Slot:
                 self.origin = ParentNode(self.given_id, node)
         elif self.tree and not self.max_ahead:
             self.tally.late += 1
-            self.hindsight = self.hindsight or Hindsight(self.tree)
+            self.hindsight = self.hindsight or LateTreeMatch(self.tree)
         if self.hindsight is not None and self.hindsight.follow(tokens):
             self.tally.judge(self.hindsight.right)
             self.hindsight = None
@@ -275,7 +275,7 @@ class Slot:
     def look_back(self, tree: TokenTree, tokens: Sequence[int]) -> None:
         """A checked tree has come for a state that `tokens` have followed by now: see what it would have brought."""
         if self.hindsight is None and not self.max_ahead:
-            hindsight = Hindsight(tree)
+            hindsight = LateTreeMatch(tree)
             if hindsight.follow(tokens):
                 self.tally.judge(hindsight.right)
             else:

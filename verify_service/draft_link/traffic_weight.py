@@ -12,7 +12,7 @@ from verify_service.draft_link.attachment import Attachment
 _TOKENS_READ = 1024
 
 
-def draw(opening: Opening) -> float:
+def routing_hash(opening: Opening) -> float:
     """A number in [0, 1) that a request keeps, also when it is resumed: a hash of prompt, seed, choice and tenant."""
     prompt = opening.token_ids[: opening.prompt_length]
     digest = blake2b(digest_size=8)
@@ -22,7 +22,7 @@ def draw(opening: Opening) -> float:
     return int.from_bytes(digest.digest(), "little") / 2**64
 
 
-def choose(attachments: Sequence[Attachment], number: float) -> Attachment | None:
+def pick_by_weight(attachments: Sequence[Attachment], number: float) -> Attachment | None:
     """The one that drafts for a request of this number; `attachments` offer its proposer, the newest first.
 
     From 0 on, each takes as much of the line to 1 as its share says; what is left over is the oldest one's.

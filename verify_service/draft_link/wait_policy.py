@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from verify_service.core.draft_source import Haste
+from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.draft_deadline import Deadline
-from verify_service.draft_link.router import Place
+from verify_service.draft_link.draft_deadline import DraftDeadline
+from verify_service.draft_link.router import SlotRef
 
 _log = logging.getLogger(__name__)
 
@@ -18,8 +18,8 @@ TURN_SECONDS = 0.0002
 """How long a step sleeps at one ring while trees may come from elsewhere too."""
 
 
-def patience_for(
-    places: Sequence[Place | None], deadline: Deadline, now: float, haste: Haste = Haste.HURRIED
+def breaker_of(
+    places: Sequence[SlotRef | None], deadline: DraftDeadline, now: float, haste: WaitUrgency = WaitUrgency.HURRIED
 ) -> dict[int, float]:
     """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
     tallies = {id(place.slot.tally): (place.attachment, place.slot.tally) for place in places if place is not None}
@@ -32,7 +32,7 @@ def patience_for(
     }
 
 
-def learn(places: Sequence[Place | None], patient: set[int], now: float, waited: float = 0.0) -> None:
+def learn(places: Sequence[SlotRef | None], patient: set[int], now: float, waited: float = 0.0) -> None:
     """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss.
 
     Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
@@ -70,7 +70,7 @@ def _tell_of_late_trees(attachment: Attachment) -> None:
     )  # fmt: skip
 
 
-def deaf(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:
+def all_unresponsive(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:
     """Whether all attachments hang that have requests, or all there are where none has any.
 
     One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.

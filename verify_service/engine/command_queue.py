@@ -35,7 +35,7 @@ class Stop:
 Command = GenerationRequest | CancelRequest | CancelSession | Drain | Stop
 
 
-class Inbox:
+class CommandQueue:
     """An ordered queue with one reader, who sleeps while there is nothing to do."""
 
     def __init__(self) -> None:

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verify_service.core.draft_source import Extended, FeatureTaker, Wanted
+from verify_service.core.draft_source import HiddenStateTaker, StateChunk, StateSpan
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.engine.step_queue import Step
-from verify_service.hidden_states.device_ring import Span
-from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
-from verify_service.hidden_states.store import FeatureStore
-from verify_service.model_runner.base import StepEngine
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
+from verify_service.hidden_states.store import HiddenStateStore
+from verify_service.model_runner.base import ModelRunner
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ LINGER_SECONDS = 30.0
 """How long states are captured that nobody asks for any more: a drafter that died is mostly back by then."""
 
 
-class Features:
+class HiddenStateCapture:
     """Captures what is asked for, from the next step on; nothing is captured or kept while nobody asks.
 
     While those who asked take nothing in nothing is captured either, but what is kept stays.
@@ -33,9 +33,9 @@ class Features:
 
     def __init__(
         self,
-        engine: StepEngine[Any],
-        store: FeatureStore,
-        taker: FeatureTaker | None,
+        engine: ModelRunner[Any],
+        store: HiddenStateStore,
+        taker: HiddenStateTaker | None,
         always: tuple[int, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,7 +48,7 @@ class Features:
         self._boundaries: tuple[int, ...] = ()
         self._captured: tuple[int, ...] = ()
         self._asked_at = float("-inf")
-        self._held: dict[ScheduledRows, FeatureRows] = {}
+        self._held: dict[ScheduledRequest, HiddenStateRows] = {}
 
     def prepare(self) -> None:
         """Settle what the next step captures. To be called before each launch, and before its trees are waited for."""
@@ -66,15 +66,15 @@ class Features:
             except Exception:  # noqa: BLE001 - states may cost speed and nothing else
                 _log.exception("states cannot be captured at boundaries %s", list(captured))
 
-    def direct(self, items: Sequence[ScheduledRows]) -> None:
+    def direct(self, items: Sequence[ScheduledRequest]) -> None:
         """Settle where the states of the next step go, of these items with their trees."""
         routes = self._routes(self._taker, items) if self._taker is not None and self._captured else {}
         if routes:
             self._engine.direct(routes)
 
     def take(
-        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
-    ) -> dict[RequestKey, FeatureRows]:
+        self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
+    ) -> dict[RequestKey, HiddenStateRows]:
         """Keep what a decided step has captured, and tell of the states of prompts; before the step's tokens are known.
 
         `live` and `deciding` are those of its items whose requests go on. Returns the states of each root and of the
@@ -99,44 +99,46 @@ class Features:
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are not kept")
 
-    def history(self, state: RequestState) -> FeatureHistory | None:
+    def history(self, state: RequestState) -> HiddenStateHistory | None:
         """What is kept of a request."""
         return None if self._taker is None else _History(self._store, state)
 
     def _take(
-        self, step: Step, live: Sequence[ScheduledRows], deciding: Sequence[ScheduledRows]
-    ) -> dict[RequestKey, FeatureRows]:
+        self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
+    ) -> dict[RequestKey, HiddenStateRows]:
         states = self._engine.states(step.launched)
         if states is None:
             return {}
         captured = states.of(live)
         roots = {item.state.key: item.base - 1 for item in deciding}
         if states.boundaries == self._store.boundaries:
-            at_once: list[tuple[Sequence[int], FeatureRows]] = []
+            at_once: list[tuple[Sequence[int], HiddenStateRows]] = []
             for item, features in captured:
                 if roots.get(item.state.key) == features.first:
                     self._held[item] = features
                 else:  # those in front of the root are history once what was decided is told
                     at_once.append((item.state.pages, features))
             self._store.write(at_once)
-        chunks: list[Extended] = []
-        decided: dict[RequestKey, FeatureRows] = {}
+        chunks: list[StateChunk] = []
+        decided: dict[RequestKey, HiddenStateRows] = {}
         for item, features in captured:
             key = item.state.key
             if not item.state.proposer or item.state.rests:
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
-                chunks.append(Extended(key, features.of(features.first, root)))
+                chunks.append(StateChunk(key, features.of(features.first, root)))
             if key in roots:
                 decided[key] = features.of(root, features.end)
         if chunks and self._taker is not None:
             self._taker.extend(chunks)
         return decided
 
-    def _routes(self, taker: FeatureTaker, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, tuple[Span, ...]]:
+    def _routes(
+        self, taker: HiddenStateTaker, items: Sequence[ScheduledRequest]
+    ) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
         drafted = [item for item in items if item.state.proposer and not item.state.rests]
-        wanted = [Wanted(item.state.key, item.first, item.count + item.depth) for item in drafted]
+        wanted = [StateSpan(item.state.key, item.first, item.count + item.depth) for item in drafted]
         try:
             routes = taker.route(wanted, self._boundaries)
         except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
@@ -144,7 +146,7 @@ class Features:
             return {}
         return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}
 
-    def _settled(self, taker: FeatureTaker) -> tuple[int, ...]:
+    def _settled(self, taker: HiddenStateTaker) -> tuple[int, ...]:
         """What is asked for, with what was asked for until recently: to begin anew costs all that is kept."""
         try:
             asked = {*self._always, *taker.wanted_boundaries()}
@@ -166,7 +168,7 @@ class _History:
 
     __slots__ = ("_state", "_store")
 
-    def __init__(self, store: FeatureStore, state: RequestState) -> None:
+    def __init__(self, store: HiddenStateStore, state: RequestState) -> None:
         self._store = store
         self._state = state
 
@@ -174,5 +176,5 @@ class _History:
         kept = min(end, self._state.settled)
         return self._store.reach(self._state.pages, kept) if kept == end else end
 
-    def read(self, first: int, end: int) -> FeatureRows | None:
+    def read(self, first: int, end: int) -> HiddenStateRows | None:
         return self._store.read(self._state.pages, first, min(end, self._state.settled))

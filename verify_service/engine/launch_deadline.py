@@ -13,7 +13,7 @@ _ASIDE = 2e-4
 """Seconds of a launch that are not the engine's, before any was measured whole."""
 
 
-class LaunchTime:
+class LaunchDeadline:
     """Learns from steps without prompt rows, and from launches. Times are those of one clock, in seconds."""
 
     __slots__ = ("_launches", "_steps", "_whole")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verify_service.engine.output_processor import Epilogue
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.engine.output_processor import OutputProcessor
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.scheduler import Scheduler
 
@@ -62,8 +62,8 @@ class LoopState:
 def snapshot(
     counters: LoopCounters,
     scheduler: Scheduler,
-    memory: KVMemory,
-    epilogue: Epilogue,
+    memory: KVCacheManager,
+    epilogue: OutputProcessor,
     passes: PassShare,
     *,
     draining: bool,

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from slipstream.rpc.errors import InternalError
-from verify_service.core.acceptance import NO_TOKEN, by_source
+from verify_service.core.acceptance import NO_TOKEN, accepted_by_source
 from verify_service.core.device_fault import end_if_device_lost
 from verify_service.core.request import FinishReason, SpeculationStep, StepOutput
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
 from verify_service.engine.request_output import PLAIN_STEP, end_output, score_outputs, step_output
 from verify_service.engine.step_queue import Step
-from verify_service.model_runner.base import StepEngine
-from verify_service.speculation.controller import Drafting
+from verify_service.model_runner.base import ModelRunner
+from verify_service.speculation.controller import SpeculationController
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ class _Decided:
     step: Step
     seconds: float
     now: float
-    scored: Sequence[ScheduledRows] = ()
-    entries: list[tuple[Decision, tuple[int, ...], FinishReason | None]] = field(default_factory=list)
+    scored: Sequence[ScheduledRequest] = ()
+    entries: list[tuple[VerifyResult, tuple[int, ...], FinishReason | None]] = field(default_factory=list)
 
 
-class Epilogue:
+class OutputProcessor:
     """Gathers decisions, and later turns them into outputs, in order."""
 
-    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+    def __init__(self, engine: ModelRunner[Any], drafting: SpeculationController) -> None:
         self._engine = engine
         self._drafting = drafting
         self._decided: list[_Decided] = []
@@ -54,7 +54,7 @@ class Epilogue:
         """Whether there is anything left to do."""
         return bool(self._decided or self._outputs)
 
-    def begin(self, step: Step, live: Sequence[ScheduledRows], seconds: float, now: float) -> None:
+    def begin(self, step: Step, live: Sequence[ScheduledRequest], seconds: float, now: float) -> None:
         """A step is decided, which took the engine so many seconds; `now` is time.monotonic().
 
         `live` are its items whose requests are not over. Their prompts' tokens count as scored as far as they are.
@@ -64,7 +64,7 @@ class Epilogue:
             item.state.scored = item.scored.stop
         self._decided.append(_Decided(step, seconds, now, scored))
 
-    def add(self, decision: Decision, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+    def add(self, decision: VerifyResult, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """A decision of that step has made `tokens` output, which ends there for `reason`, if it does."""
         self._decided[-1].entries.append((decision, tokens, reason))
 
@@ -119,17 +119,17 @@ class Epilogue:
         except Exception:  # noqa: BLE001 - it may cost speed and nothing else
             _log.exception("nothing is learnt from a step")
 
-    def _scores(self, decided: _Decided, item: ScheduledRows) -> Iterable[StepOutput]:
+    def _scores(self, decided: _Decided, item: ScheduledRequest) -> Iterable[StepOutput]:
         return score_outputs(item.state, self._engine.prompt_scores(decided.step.launched, item))
 
     def _output(
-        self, decided: _Decided, decision: Decision, tokens: Sequence[int], reason: FinishReason | None
+        self, decided: _Decided, decision: VerifyResult, tokens: Sequence[int], reason: FinishReason | None
     ) -> Iterable[StepOutput]:
         logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens)) if tokens else ()
         speculation = self._count(decision, len(tokens))
         return (step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now),)
 
-    def _count(self, decision: Decision, count: int) -> SpeculationStep:
+    def _count(self, decision: VerifyResult, count: int) -> SpeculationStep:
         """Enter a decision of which `count` tokens are output into the figures."""
         state, tree = decision.item.state, decision.item.tree
         state.verify_steps += 1
@@ -138,7 +138,7 @@ class Epilogue:
         if tree is None:
             return PLAIN_STEP
         accepted = decision.walk.nodes[:count]
-        step = SpeculationStep(len(tree), len(accepted), state.proposer, by_source(tree, accepted))
+        step = SpeculationStep(len(tree), len(accepted), state.proposer, accepted_by_source(tree, accepted))
         state.drafted_tokens += step.drafted
         state.accepted_tokens += step.accepted
         self.drafted_tokens += step.drafted

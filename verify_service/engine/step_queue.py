@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Launched
-from verify_service.engine.launch_deadline import LaunchTime
-from verify_service.model_runner.base import StepEngine
-from verify_service.speculation.controller import Drafting
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.engine.launch_deadline import LaunchDeadline
+from verify_service.model_runner.base import ModelRunner
+from verify_service.speculation.controller import SpeculationController
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """A step under way; `launched_at` is time.perf_counter() in seconds."""
 
-    items: Sequence[ScheduledRows]
-    launched: Launched
+    items: Sequence[ScheduledRequest]
+    launched: StepHandle
     launched_at: float
 
     @property
@@ -30,15 +30,15 @@ class Step:
         return any(item.tree is not None or item.laid is not None for item in self.items)
 
 
-class Pipeline:
+class StepQueue:
     """Keeps an engine supplied. Steps leave in the order they came."""
 
-    def __init__(self, engine: StepEngine[Any], drafting: Drafting) -> None:
+    def __init__(self, engine: ModelRunner[Any], drafting: SpeculationController) -> None:
         self._engine = engine
         self._drafting = drafting
         self._steps: deque[Step] = deque()
         self._decided_at = 0.0
-        self._times = LaunchTime()
+        self._times = LaunchDeadline()
 
     def __bool__(self) -> bool:
         """Whether any step is under way."""
@@ -65,7 +65,7 @@ class Pipeline:
         return len(steps) == 1 and self._engine.chooses and self._drafting.needs_no_wait(steps[0].items)
 
     @property
-    def under_way(self) -> Mapping[RequestState, ScheduledRows]:
+    def under_way(self) -> Mapping[RequestState, ScheduledRequest]:
         """Rows of requests in the newest step under way."""
         return {item.state: item for item in self._steps[-1].items} if self._steps else {}
 
@@ -76,7 +76,7 @@ class Pipeline:
 
     def launch(
         self,
-        items: Sequence[ScheduledRows],
+        items: Sequence[ScheduledRequest],
         prepared_from: float | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ class Pipeline:
             item.state.spread -= item.reach
         return step
 
-    def decide(self, step: Step) -> tuple[list[Decision], float]:
+    def decide(self, step: Step) -> tuple[list[VerifyResult], float]:
         """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before.
 
         What the step behind it has chosen is settled with that.
@@ -127,7 +127,7 @@ class Pipeline:
         self._settle(decisions)
         return decisions, seconds
 
-    def _settle(self, decisions: Sequence[Decision]) -> None:
+    def _settle(self, decisions: Sequence[VerifyResult]) -> None:
         unsettled = {item.state: item for step in self._steps for item in step.items if item.unsettled}
         for decision in decisions if unsettled else ():
             item = unsettled.get(decision.item.state)

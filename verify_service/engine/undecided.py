@@ -7,12 +7,12 @@ tree, those of the accepted path. No other request is touched, and its pages do 
 from __future__ import annotations
 
 from slipstream.rpc.errors import InternalError
-from verify_service.core.acceptance import NO_TOKEN, Walk
-from verify_service.core.step_result import Decision
+from verify_service.core.acceptance import NO_TOKEN, AcceptedPath
+from verify_service.core.step_result import VerifyResult
 from verify_service.engine.request_output import cut_output
 
 
-def decided_part(decision: Decision) -> Decision | None:
+def decided_part(decision: VerifyResult) -> VerifyResult | None:
     """The decision up to its last token, without it where it is NO_TOKEN; None where nothing is left.
 
     A decision whose output ends before that token is returned as it is.
@@ -20,7 +20,7 @@ def decided_part(decision: Decision) -> Decision | None:
     nodes, tokens = decision.walk
     if tokens[-1] != NO_TOKEN or cut_output(decision.item.state, tokens)[0] < len(tokens):
         return decision
-    return decision._replace(walk=Walk(nodes[:-1], tokens[:-1])) if nodes else None
+    return decision._replace(walk=AcceptedPath(nodes[:-1], tokens[:-1])) if nodes else None
 
 
 def undecided_error(position: int) -> InternalError:

@@ -15,27 +15,27 @@ from slipstream.rpc.errors import (
     UnavailableError,
 )
 from verify_service.core.device_fault import end_if_device_lost
-from verify_service.core.draft_source import FeatureTaker, Follower, ForesightSource, TreeSource
+from verify_service.core.draft_source import DraftSource, HiddenStateTaker, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, StepOutput
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision
-from verify_service.core.step_time_model import PassCosts
-from verify_service.engine.command_queue import CancelRequest, CancelSession, Drain, Inbox, Stop
-from verify_service.engine.hidden_state_capture import Features
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, Stop
+from verify_service.engine.hidden_state_capture import HiddenStateCapture
 from verify_service.engine.loop_stats import LoopCounters, LoopState, snapshot
-from verify_service.engine.output_processor import Epilogue
+from verify_service.engine.output_processor import OutputProcessor
 from verify_service.engine.request_output import cut_output, end_output, refusal
-from verify_service.engine.step_queue import Pipeline, Step
+from verify_service.engine.step_queue import Step, StepQueue
 from verify_service.engine.undecided import decided_part, undecided_error
-from verify_service.model_runner.factory import TargetModel, new_engine
+from verify_service.model_runner.factory import TargetModel, new_model_runner
 from verify_service.scheduler.admission import Admission
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.scheduler import Scheduler
-from verify_service.speculation.controller import Drafting
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.goodput import GoodputOptimizer
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class VerifyLoop:
         self,
         model: TargetModel,
         config: EngineConfig,
-        trees: TreeSource,
+        trees: DraftSource,
         sink: Sink,
-        taker: FeatureTaker | None = None,
-        foresight: ForesightSource | None = None,
-        follower: Follower | None = None,
+        taker: HiddenStateTaker | None = None,
+        foresight: OutcomeTreeSource | None = None,
+        follower: OnDeviceDrafter | None = None,
         tell_started: Callable[[list[RequestKey]], None] = lambda keys: None,
     ) -> None:
         """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything.
@@ -71,16 +71,18 @@ class VerifyLoop:
         max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._tell_started = tell_started
-        self._inbox = Inbox()
-        self._memory = KVMemory(config, max_context, model.config.hidden_size)
-        self._engine = new_engine(model, config, self._memory.page_table)
+        self._inbox = CommandQueue()
+        self._memory = KVCacheManager(config, max_context, model.config.hidden_size)
+        self._engine = new_model_runner(model, config, self._memory.page_table)
         self._engine.warm_up()
-        costs = PassCosts(self._engine.pass_costs())
+        costs = StepTimeModel(self._engine.pass_costs())
         self._passes = PassShare(costs, config.prefill_chunk)
         self._scheduler = Scheduler(config, self._memory, self._passes)
-        self._drafting = Drafting(trees, self._memory, config, NodeBudget(costs), foresight, follower, self._passes)
-        self._pipeline = Pipeline(self._engine, self._drafting)
-        self._features = Features(self._engine, self._memory.features, taker, config.feature_boundaries)
+        self._drafting = SpeculationController(
+            trees, self._memory, config, GoodputOptimizer(costs), foresight, follower, self._passes
+        )
+        self._pipeline = StepQueue(self._engine, self._drafting)
+        self._features = HiddenStateCapture(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(
             config,
             trees,
@@ -89,7 +91,7 @@ class VerifyLoop:
             eos_token_ids=tuple(model.config.eos_token_ids),
         )
         self._states: dict[RequestKey, RequestState] = {}
-        self._epilogue = Epilogue(self._engine, self._drafting)
+        self._epilogue = OutputProcessor(self._engine, self._drafting)
         self._counters = LoopCounters()
         self._draining = False
         self._state = self._snapshot()
@@ -185,7 +187,7 @@ class VerifyLoop:
 
     def _launch(self) -> bool:
         """Schedule, draft, and start to verify. False where no step can be started now."""
-        items: list[ScheduledRows] | None = None
+        items: list[ScheduledRequest] | None = None
         try:
             if self._drafting.leaves_time(self._scheduler.running):
                 self._deliver()
@@ -208,7 +210,7 @@ class VerifyLoop:
         As late as that keeps the engine supplied. What comes of it is known once the one under way is decided.
         """
         under_way = self._pipeline.under_way
-        items: list[ScheduledRows] | None = None
+        items: list[ScheduledRequest] | None = None
         try:
             self._features.prepare()
             spare, asked = self._pipeline.spare_seconds(), time.perf_counter()
@@ -225,7 +227,7 @@ class VerifyLoop:
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
 
-    def _schedule(self) -> list[ScheduledRows]:
+    def _schedule(self) -> list[ScheduledRequest]:
         """Rows of the next step; none where the steps under way must be decided first."""
         plan = self._scheduler.schedule(may_preempt=not self._pipeline)
         if plan is None:
@@ -251,7 +253,7 @@ class VerifyLoop:
         """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
         try:
             decisions, seconds = self._pipeline.decide(step)
-            live: Sequence[ScheduledRows] = [item for item in step.items if not item.state.gone]
+            live: Sequence[ScheduledRequest] = [item for item in step.items if not item.state.gone]
             if live:
                 if len(live) < len(step.items):
                     decisions = [decision for decision in decisions if not decision.item.state.gone]
@@ -260,7 +262,9 @@ class VerifyLoop:
             _log.exception("a verify step failed")
             self._fail([item.state.key for item in step.items if not item.state.gone])
 
-    def _commit(self, step: Step, live: Sequence[ScheduledRows], decisions: Sequence[Decision], seconds: float) -> None:
+    def _commit(
+        self, step: Step, live: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult], seconds: float
+    ) -> None:
         """Add what was decided to each request, tell drafters, and let go of what is over. Clients are told later."""
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
@@ -285,7 +289,7 @@ class VerifyLoop:
             _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error)
             self._leave([state.key], FinishReason.ERROR, error, keep=False)
 
-    def _commit_one(self, decision: Decision, now: float) -> tuple[int, ...]:
+    def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
         state = decision.item.state
         count, reason = cut_output(state, decision.walk.tokens)

@@ -33,7 +33,7 @@ class SlotKey(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class RingReservation:
     """Bytes of a ring up to `end`: in use while `queued` records name them, and until `message`, which had the last."""
 
     end: int
@@ -47,7 +47,7 @@ class Room:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Span:
+class RingSlice:
     """Room for the states of positions of one slot's request, from `first` on, which a step fills.
 
     Lives as long as the step that may write there, and the rows that it has computed.
@@ -65,7 +65,7 @@ class Span:
     """bfloat16 [any], all of the ring's data"""
     place: int
     """of the first number in `target`"""
-    room: Room
+    room: RingReservation
 
     def serves(self, slot: SlotKey) -> bool:
         """Whether it was made for what a slot holds."""
@@ -92,7 +92,7 @@ class DeviceRing:
         self._target = block.numbers()
         self._capacity = block.size - DATA_OFFSET
         self._written = self._released = self._tail = 0
-        self._rooms: deque[tuple[Room, weakref.ref[Span]]] = deque()
+        self._rooms: deque[tuple[RingReservation, weakref.ref[RingSlice]]] = deque()
 
     @property
     def quiet(self) -> bool:
@@ -115,7 +115,7 @@ class DeviceRing:
             raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
         self._released = messages
 
-    def reserve(self, slot: SlotKey, first: int, count: int, hidden_size: int) -> Span | None:
+    def reserve(self, slot: SlotKey, first: int, count: int, hidden_size: int) -> RingSlice | None:
         """Room for states of a slot's positions; None while the drafter has not released enough."""
         row_bytes = 2 * len(slot.boundaries) * hidden_size
         size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -125,9 +125,11 @@ class DeviceRing:
         if start + size - self._oldest() > self._capacity:
             return None
         self._written = start + size
-        room = Room(self._written)
+        room = RingReservation(self._written)
         place = start % self._capacity // 2
-        span = Span(slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, place, room)
+        span = RingSlice(
+            slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, place, room
+        )
         self._rooms.append((room, weakref.ref(span)))
         return span
 
@@ -149,4 +151,4 @@ class DeviceRows(NamedTuple):
     position: int
     rows: int
     row_bytes: int
-    room: Room
+    room: RingReservation

@@ -41,7 +41,7 @@ class _Kept:
         return self.ring.over and self.ring.quiet
 
 
-class DeviceRings:
+class DeviceRingPool:
     """Makes rings. One that is over is freed, or serves another process, once its own has gone; not while it may live.
 
     For any thread. Waits for the device.

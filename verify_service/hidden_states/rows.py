@@ -11,11 +11,11 @@ import numpy as np
 from slipstream_kernels.models.capture_layers import Bits
 
 if TYPE_CHECKING:
-    from verify_service.hidden_states.device_ring import SlotKey, Span
+    from verify_service.hidden_states.device_ring import RingSlice, SlotKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LateRows:
+class PendingRows:
     """Some rows of a step's, which may be on their way to the host until `load` returns all of them."""
 
     load: Callable[[], Bits]
@@ -25,9 +25,9 @@ class LateRows:
     def __len__(self) -> int:
         return len(self.places)
 
-    def of(self, first: int, end: int) -> LateRows:
+    def of(self, first: int, end: int) -> PendingRows:
         """Those of some of its rows."""
-        return LateRows(self.load, self.places[first:end], self.width)
+        return PendingRows(self.load, self.places[first:end], self.width)
 
     def bits(self) -> Bits:
         """The rows themselves; waits for them."""
@@ -35,7 +35,7 @@ class LateRows:
         return rows[places.start : places.stop] if isinstance(places, range) else rows[places]
 
 
-class FeatureRows:
+class HiddenStateRows:
     """States of the positions from `first` on, one a row; that of position p predicted token p + 1.
 
     `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in their
@@ -49,8 +49,8 @@ class FeatureRows:
         self,
         boundaries: tuple[int, ...],
         first: int,
-        rows: Bits | LateRows,
-        spans: tuple[Span, ...] = (),
+        rows: Bits | PendingRows,
+        spans: tuple[RingSlice, ...] = (),
         copied: Callable[[], None] | None = None,
     ) -> None:
         self.boundaries = boundaries
@@ -66,20 +66,20 @@ class FeatureRows:
     @property
     def rows(self) -> Bits:
         """All of them; waits where they are on their way."""
-        if isinstance(self._rows, LateRows):
+        if isinstance(self._rows, PendingRows):
             self._rows = self._rows.bits()
         return self._rows
 
     def located(self) -> tuple[Bits, range | list[int]]:
         """An array of rows, perhaps a step's with those of others, and which of its rows these are; waits as `rows`."""
-        if isinstance(self._rows, LateRows):
+        if isinstance(self._rows, PendingRows):
             return self._rows.load(), self._rows.places
         return self._rows, range(self._count)
 
     @property
     def hidden_size(self) -> int:
         """Columns of a state."""
-        width = self._rows.width if isinstance(self._rows, LateRows) else self._rows.shape[1]
+        width = self._rows.width if isinstance(self._rows, PendingRows) else self._rows.shape[1]
         return width // len(self.boundaries)
 
     @property
@@ -87,12 +87,12 @@ class FeatureRows:
         """The position behind the last one."""
         return self.first + self._count
 
-    def of(self, first: int, end: int) -> FeatureRows:
+    def of(self, first: int, end: int) -> HiddenStateRows:
         """Those of some of its positions."""
         assert self.first <= first <= end <= self.end
         low, high = first - self.first, end - self.first
-        rows = self._rows.of(low, high) if isinstance(self._rows, LateRows) else self._rows[low:high]
-        return FeatureRows(self.boundaries, first, rows, self.spans, self._copied)
+        rows = self._rows.of(low, high) if isinstance(self._rows, PendingRows) else self._rows[low:high]
+        return HiddenStateRows(self.boundaries, first, rows, self.spans, self._copied)
 
     def has(self, boundaries: Sequence[int]) -> bool:
         """Whether all these boundaries were captured."""
@@ -107,7 +107,7 @@ class FeatureRows:
         by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
-    def span_of(self, slot: SlotKey) -> Span | None:
+    def span_of(self, slot: SlotKey) -> RingSlice | None:
         """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them.
 
         Waits until they are there.
@@ -120,13 +120,13 @@ class FeatureRows:
         return None
 
 
-class FeatureHistory(Protocol):
+class HiddenStateHistory(Protocol):
     """What is stored of one request's states. For the loop's thread, while the request is in a step or begins."""
 
     def reach(self, end: int) -> int:
         """The first of the positions from which on all states before `end` are kept; `end` where none is."""
         ...
 
-    def read(self, first: int, end: int) -> FeatureRows | None:
+    def read(self, first: int, end: int) -> HiddenStateRows | None:
         """Those of the positions `first` to `end` - 1, without what lies before a hole; None if the last is gone."""
         ...

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.jit.row_copies import copy_rows
 from slipstream_kernels.models.capture_layers import Bits
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.hidden_states.rows import HiddenStateRows
 
 _NONE = np.empty(0, np.int64)
 
@@ -25,7 +25,7 @@ class _Copies:
     places: list[int] = field(default_factory=list)
 
 
-class FeatureStore:
+class HiddenStateStore:
     """A block of rows for each KV page that was written while states were captured.
 
     It takes `limit` bytes of host memory at most, once there is a layout: where that is less than all pages need, the
@@ -79,7 +79,7 @@ class FeatureStore:
             self._full.discard(block)
             self._free.append(block)
 
-    def write(self, kept: Sequence[tuple[Sequence[int], FeatureRows]]) -> None:
+    def write(self, kept: Sequence[tuple[Sequence[int], HiddenStateRows]]) -> None:
         """Keep states, at the boundaries of the layout, of positions of requests, each beside the pages it holds."""
         if not self.capacity:
             return
@@ -108,7 +108,7 @@ class FeatureStore:
             first += high - low
 
     def reach(self, pages: Sequence[int], end: int) -> int:
-        """As `FeatureHistory.reach`, of a request that holds `pages`."""
+        """As `HiddenStateHistory.reach`, of a request that holds `pages`."""
         at, size = end, self._page_size
         while at > 0 and (at - 1) // size < len(pages):
             page = pages[(at - 1) // size]
@@ -118,8 +118,8 @@ class FeatureStore:
                 break
         return at
 
-    def read(self, pages: Sequence[int], first: int, end: int) -> FeatureRows | None:
-        """As `FeatureHistory.read`, of a request that holds `pages`. A copy."""
+    def read(self, pages: Sequence[int], first: int, end: int) -> HiddenStateRows | None:
+        """As `HiddenStateHistory.read`, of a request that holds `pages`. A copy."""
         parts: list[Bits] = []
         at = end
         while at > first:
@@ -131,7 +131,7 @@ class FeatureStore:
             at -= len(rows)
             if at > low:
                 break
-        return FeatureRows(self.boundaries, at, np.concatenate(parts[::-1])) if parts else None
+        return HiddenStateRows(self.boundaries, at, np.concatenate(parts[::-1])) if parts else None
 
     def _tail(self, page: int, first: int, end: int) -> Bits:
         """Rows of the positions from `first` to `end` - 1, all within a page, without those before a hole."""

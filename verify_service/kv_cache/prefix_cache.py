@@ -30,7 +30,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class PrefixHandle:
     """A cached prefix in use: its pages in order, and the node they end at. They stay until the lease is released."""
 
     pages: tuple[int, ...]
@@ -71,13 +71,15 @@ class PrefixCache:
         root = self._roots.get(namespace)
         return 0 if root is None else self._descend(root, tuple(tokens))[1]
 
-    def acquire(self, namespace: Namespace, tokens: Sequence[int]) -> Lease:
+    def acquire(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixHandle:
         """Lease the longest cached prefix of `tokens`; it may be empty."""
         node, matched = self._descend(self._root(namespace), tuple(tokens), split=True)
         self._lock(node)
-        return Lease(tuple(self._path_pages(node)[: matched // self._page_size]), node)
+        return PrefixHandle(tuple(self._path_pages(node)[: matched // self._page_size]), node)
 
-    def extend(self, namespace: Namespace, tokens: Sequence[int], pages: Sequence[int], lease: Lease) -> Lease:
+    def extend(
+        self, namespace: Namespace, tokens: Sequence[int], pages: Sequence[int], lease: PrefixHandle
+    ) -> PrefixHandle:
         """Hand full pages over to the tree and lease them: the new lease replaces `lease`.
 
         `pages[i]` holds the i-th page of `tokens`; those of `lease` come first. The caller's own pages now belong
@@ -98,9 +100,9 @@ class PrefixCache:
             node = child
         self._lock(node)
         self._unlock(lease.node)
-        return Lease(tuple(self._path_pages(node)), node)
+        return PrefixHandle(tuple(self._path_pages(node)), node)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: PrefixHandle) -> None:
         """End a lease."""
         self._unlock(lease.node)
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import PositionLogprobs
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Launched, Outcome
-from verify_service.hidden_states.device_ring import Span
-from verify_service.model_runner.captured_states import StepStates
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import DeviceStepResult, StepHandle, VerifyResult
+from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.model_runner.captured_states import CapturedStates
 
 if TYPE_CHECKING:
     import torch
 
 
-L = TypeVar("L", bound=Launched)
+L = TypeVar("L", bound=StepHandle)
 
 
-class StepEngine(Protocol[L]):
+class ModelRunner(Protocol[L]):
     """Owns the target model, its KV cache and the sampling parameters of running requests.
 
     Steps are decided in the order they were launched, and work as if each was over before the next began: a step
@@ -63,18 +63,18 @@ class StepEngine(Protocol[L]):
         """
         ...
 
-    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
         """Where the next step launched puts states of its items on the device, beside keeping them for `states`.
 
         Of each item's tokens, then of its accepted nodes.
         """
         ...
 
-    def states(self, launched: L) -> StepStates | None:
+    def states(self, launched: L) -> CapturedStates | None:
         """What a decided step has captured; None where nothing was asked for as it was launched."""
         ...
 
-    def launch(self, items: Sequence[ScheduledRows]) -> L:
+    def launch(self, items: Sequence[ScheduledRequest]) -> L:
         """Start a step over all rows of `items`; with a lookahead of 1 or more, without waiting for anything.
 
         A row whose token is not in `state.tokens` yet takes the one that the step before decides. No request is in
@@ -82,7 +82,7 @@ class StepEngine(Protocol[L]):
         """
         ...
 
-    def outcome(self, launched: L) -> Outcome | None:
+    def outcome(self, launched: L) -> DeviceStepResult | None:
         """What a step that was just launched will leave for others to compute with; None where nothing stays there."""
         ...
 
@@ -90,7 +90,7 @@ class StepEngine(Protocol[L]):
         """The next step overwrites what somebody reads of an outcome until this event comes."""
         ...
 
-    def decide(self, launched: L) -> list[Decision]:
+    def decide(self, launched: L) -> list[VerifyResult]:
         """Wait for a step: the tokens of every request it decides, in the order of `launched.deciding`.
 
         Then the KV of the step's tokens and of all accepted nodes is in page slots.
@@ -101,14 +101,14 @@ class StepEngine(Protocol[L]):
         """Count tokens as output of a request that goes on."""
         ...
 
-    def logprobs(self, launched: L, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+    def logprobs(self, launched: L, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
         """Logprobs of the first `count` tokens of a decision, from the raw logits; none unless its request wants them.
 
         To be called before the second launch after that of the decision's step.
         """
         ...
 
-    def prompt_scores(self, launched: L, item: ScheduledRows) -> PromptScores:
+    def prompt_scores(self, launched: L, item: ScheduledRequest) -> PromptScores:
         """Logprobs of the tokens that follow the positions `item.scored`, from the raw logits. The step is decided."""
         ...
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 
 IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class CpuBatch:
     """A forward pass and where its rows came from.
 
     `deciding` are the items whose next token is decided; their logit rows follow one another, root first, then the
@@ -26,13 +26,13 @@ class StepRows:
     """
 
     batch: RowBatch
-    deciding: list[ScheduledRows]
+    deciding: list[ScheduledRequest]
     lines: IntArray
     positions: IntArray
     node_slots: list[int]
 
 
-class RowBuilder:
+class CpuBatchBuilder:
     """Writes rows into buffers that live as long as the engine: a step's arrays hold until the next `build`."""
 
     def __init__(self, config: EngineConfig, page_table: IntArray, first_scratch_slot: int) -> None:
@@ -49,9 +49,9 @@ class RowBuilder:
         self._ancestors = np.zeros(rows * max(1, config.max_nodes - 1), dtype=np.int32)
         self._count = np.arange(rows + 1, dtype=np.int32)
 
-    def build(self, items: Sequence[ScheduledRows]) -> StepRows:
+    def build(self, items: Sequence[ScheduledRequest]) -> CpuBatch:
         """Rows of `items` in order; each item's nodes follow its committed tokens."""
-        deciding: list[ScheduledRows] = []
+        deciding: list[ScheduledRequest] = []
         node_slots: list[int] = []
         spans: list[tuple[int, int]] = []
         depths = [() if item.tree is None else item.tree.depths for item in items]
@@ -72,7 +72,7 @@ class RowBuilder:
             spans.append((root, row))
         return self._cut(row, width, deciding, node_slots, spans)
 
-    def _write_committed(self, item: ScheduledRows, row: int) -> None:
+    def _write_committed(self, item: ScheduledRequest, row: int) -> None:
         state, size = item.state, self._page_size
         first = item.first
         if item.count == 1:
@@ -93,7 +93,7 @@ class RowBuilder:
         self._num_ancestors[row:end] = 0
 
     def _write_nodes(
-        self, item: ScheduledRows, tree: TokenTree, depths: Sequence[int], row: int, scratch: int, width: int
+        self, item: ScheduledRequest, tree: TokenTree, depths: Sequence[int], row: int, scratch: int, width: int
     ) -> None:
         base = item.base
         end = row + len(tree)
@@ -113,10 +113,10 @@ class RowBuilder:
         self,
         rows: int,
         width: int,
-        deciding: list[ScheduledRows],
+        deciding: list[ScheduledRequest],
         node_slots: list[int],
         spans: list[tuple[int, int]],
-    ) -> StepRows:
+    ) -> CpuBatch:
         if len(spans) == 1:
             logit_rows = self._count[spans[0][0] : spans[0][1]]
         else:
@@ -133,4 +133,4 @@ class RowBuilder:
             page_table=self._page_table,
             logit_rows=logit_rows,
         )
-        return StepRows(batch, deciding, self._page_lines[logit_rows], self._positions[logit_rows] + 1, node_slots)
+        return CpuBatch(batch, deciding, self._page_lines[logit_rows], self._positions[logit_rows] + 1, node_slots)

@@ -15,17 +15,17 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
-from verify_service.core.acceptance import Walk, walk
+from verify_service.core.acceptance import AcceptedPath, accept
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.prompt_scores import PromptScores, next_tokens
 from verify_service.core.request import PositionLogprobs
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Launched
-from verify_service.hidden_states.device_ring import Span
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.captured_states import StepStates, places_of
-from verify_service.model_runner.cpu_batch import RowBuilder, StepRows
+from verify_service.model_runner.captured_states import CapturedStates, places_of
+from verify_service.model_runner.cpu_batch import CpuBatch, CpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 from verify_service.model_runner.sampling_table import SamplingTable
 
@@ -40,16 +40,16 @@ _SCORED_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CpuStep(Launched):
+class CpuStepHandle(StepHandle):
     """A step that is over. `logits` float32 [rows of all decisions, vocab]."""
 
-    decisions: list[Decision]
+    decisions: list[VerifyResult]
     logits: FloatArray
-    states: StepStates | None = None
-    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
+    states: CapturedStates | None = None
+    scores: dict[ScheduledRequest, PromptScores] = field(default_factory=dict)
 
 
-class CpuEngine:
+class CpuModelRunner:
     """A StepEngine over a model whose passes run in the calling thread and its team."""
 
     lookahead = 0
@@ -62,7 +62,7 @@ class CpuEngine:
             num_pages=config.num_pages, page_size=config.page_size, scratch_slots=max(1, scratch_slots)
         )
         self._page_size = config.page_size
-        self._builder = RowBuilder(config, page_table.entries, self._cache.scratch_slot(0))
+        self._builder = CpuBatchBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._boundaries: tuple[int, ...] = ()
 
@@ -100,39 +100,39 @@ class CpuEngine:
     def prepare(self) -> bool:
         return False
 
-    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
         assert not routes, "there is no device to put states on"
 
-    def states(self, launched: CpuStep) -> StepStates | None:
+    def states(self, launched: CpuStepHandle) -> CapturedStates | None:
         return launched.states
 
-    def outcome(self, launched: CpuStep) -> None:
+    def outcome(self, launched: CpuStepHandle) -> None:
         """No device has anything."""
 
     def start_after(self, read: torch.cuda.Event) -> None:
         """Nothing is read there."""
 
-    def launch(self, items: Sequence[ScheduledRows]) -> CpuStep:
+    def launch(self, items: Sequence[ScheduledRequest]) -> CpuStepHandle:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
         capture = self._new_capture(len(rows.batch))
         logits = self._model.forward(self._cache, rows.batch, capture)
         scores = self._score(items)
         if not rows.deciding:
-            return CpuStep((), [], logits, self._states(capture, items, []), scores)
+            return CpuStepHandle((), [], logits, self._states(capture, items, []), scores)
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
         sampled = sample(logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
         self._compact(decisions, rows.node_slots)
-        return CpuStep(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
+        return CpuStepHandle(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
 
-    def decide(self, launched: CpuStep) -> list[Decision]:
+    def decide(self, launched: CpuStepHandle) -> list[VerifyResult]:
         return launched.decisions
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         self._sampling.commit(state, tokens)
 
-    def logprobs(self, launched: CpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+    def logprobs(self, launched: CpuStepHandle, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
         top = decision.item.state.sampling.logprobs
         if top is None:
             return ()
@@ -140,16 +140,16 @@ class CpuEngine:
         rows = launched.logits[chosen_rows(decision, count)]
         return logprob_entries(chosen, *logprobs(rows, chosen, top))
 
-    def prompt_scores(self, launched: CpuStep, item: ScheduledRows) -> PromptScores:
+    def prompt_scores(self, launched: CpuStepHandle, item: ScheduledRequest) -> PromptScores:
         return launched.scores[item]
 
-    def _score(self, items: Sequence[ScheduledRows]) -> dict[ScheduledRows, PromptScores]:
+    def _score(self, items: Sequence[ScheduledRequest]) -> dict[ScheduledRequest, PromptScores]:
         """What the rows of the pass that has just run tell of their prompts' tokens."""
         wanted = [item for item in items if item.scored]
         places = places_of(items, {}) if wanted else {}
         return {item: self._scores(item, places[item][0] - item.first) for item in wanted}
 
-    def _scores(self, item: ScheduledRows, offset: int) -> PromptScores:
+    def _scores(self, item: ScheduledRequest, offset: int) -> PromptScores:
         """Of an item's `scored` positions; the row of each is `offset` from it."""
         chosen, top = next_tokens(item.state.tokens, item.scored), item.state.sampling.prompt_logprobs or 0
         rows = np.arange(item.scored.start + offset, item.scored.stop + offset, dtype=np.int32)
@@ -171,24 +171,26 @@ class CpuEngine:
         return Capture.of(self._boundaries, rows, num_layers=config.num_layers, hidden_size=config.hidden_size)
 
     def _states(
-        self, capture: Capture | None, items: Sequence[ScheduledRows], decisions: Sequence[Decision]
-    ) -> StepStates | None:
+        self, capture: Capture | None, items: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult]
+    ) -> CapturedStates | None:
         if capture is None:
             return None
         places = places_of(items, {decision.item: decision.walk.nodes for decision in decisions})
-        return StepStates(self._boundaries, lambda: capture.rows, capture.rows.shape[1], places)
+        return CapturedStates(self._boundaries, lambda: capture.rows, capture.rows.shape[1], places)
 
-    def _decide(self, rows: StepRows, sampled: list[int]) -> list[Decision]:
-        decisions: list[Decision] = []
+    def _decide(self, rows: CpuBatch, sampled: list[int]) -> list[VerifyResult]:
+        decisions: list[VerifyResult] = []
         first = 0
         for item in rows.deciding:
             end = first + item.num_rows
-            decided = Walk((), (sampled[first],)) if item.tree is None else walk(item.tree, sampled[first:end])
-            decisions.append(Decision(item, decided, first))
+            decided = (
+                AcceptedPath((), (sampled[first],)) if item.tree is None else accept(item.tree, sampled[first:end])
+            )
+            decisions.append(VerifyResult(item, decided, first))
             first = end
         return decisions
 
-    def _compact(self, decisions: Sequence[Decision], node_slots: Sequence[int]) -> None:
+    def _compact(self, decisions: Sequence[VerifyResult], node_slots: Sequence[int]) -> None:
         """Copy the KV of accepted nodes from scratch slots to the page slots of their positions."""
         sources: list[int] = []
         targets: list[int] = []

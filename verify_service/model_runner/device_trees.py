@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 
 _log = logging.getLogger(__name__)
 
 
-def take_all(items: Sequence[ScheduledRows]) -> bool:
+def verifies_all_nodes(items: Sequence[ScheduledRequest]) -> bool:
     """Whether a step takes all nodes of its trees, be it that it has one request alone, whose rows are cheap."""
     fixed = not any(item.state.adaptive and item.state.proposer for item in items)
     return (fixed or len(items) == 1) and all(item.count == 1 for item in items)
 
 
-def unread(items: Sequence[ScheduledRows]) -> list[ScheduledRows]:
+def not_on_host(items: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
     """Those of a step's rows whose trees only a device knows."""
     return [item for item in items if isinstance(item.tree, DeviceTree)]
 
 
-def read_late(items: Sequence[ScheduledRows]) -> None:
+def copy_to_host(items: Sequence[ScheduledRequest]) -> None:
     """Have the host know the trees, which only a device knew, of a step that is launched; waits for them."""
     for item in items:
         tree = item.tree
         assert isinstance(tree, DeviceTree)
         item.laid = tree.most_nodes, tree.most_depth
-        item.tree = read(tree)
+        item.tree = read_tree(tree)
 
 
-def read(tree: DeviceTree) -> TokenTree | None:
+def read_tree(tree: DeviceTree) -> TokenTree | None:
     """What the host gets to know of a tree; None where it is empty, or cannot be read. Waits for it."""
     try:
         return tree.read() or None

@@ -14,9 +14,9 @@ from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.outcome_tree_table import choice_tables
+from verify_service.model_runner.outcome_tree_table import outcome_tree_table
 
 IntArray = NDArray[np.int32]
 
@@ -24,7 +24,7 @@ _UNKNOWN = -1
 """Token id of a row that takes what the step before decided."""
 
 
-class GpuRows:
+class GpuBatchBuilder:
     """Plans passes. A plan's arrays are its own and hold for as long as somebody needs them."""
 
     def __init__(self, page_table: PageTable, page_size: int, first_scratch_slot: int) -> None:
@@ -33,8 +33,8 @@ class GpuRows:
         self._first_scratch_slot = first_scratch_slot
 
     def build(
-        self, items: Sequence[ScheduledRows], before: Mapping[RequestState, int] = MappingProxyType({})
-    ) -> tuple[PassPlan, list[ScheduledRows]]:
+        self, items: Sequence[ScheduledRequest], before: Mapping[RequestState, int] = MappingProxyType({})
+    ) -> tuple[PassPlan, list[ScheduledRequest]]:
         """The plan, and the items that decide a token in the order of the plan's.
 
         An item of one token is a decoding span, and so is a root with its tree; other tokens are prefill spans. Items
@@ -53,10 +53,10 @@ class GpuRows:
 
     @staticmethod
     def places(
-        items: Sequence[ScheduledRows], accepted: Mapping[ScheduledRows, tuple[int, ...]]
-    ) -> dict[ScheduledRows, range | list[int]]:
+        items: Sequence[ScheduledRequest], accepted: Mapping[ScheduledRequest, tuple[int, ...]]
+    ) -> dict[ScheduledRequest, range | list[int]]:
         """The rows of `build`'s plan that hold each item's tokens, and behind them its accepted nodes."""
-        places: dict[ScheduledRows, range | list[int]] = {}
+        places: dict[ScheduledRequest, range | list[int]] = {}
         row = 0
         for item in items:
             if item.count == 1 or item.tree is not None:
@@ -70,7 +70,7 @@ class GpuRows:
                 row = end
         return places
 
-    def scored(self, items: Sequence[ScheduledRows], scored: Sequence[ScheduledRows]) -> IntArray:
+    def scored(self, items: Sequence[ScheduledRequest], scored: Sequence[ScheduledRequest]) -> IntArray:
         """`PassPlan.scored` of those of a plan's items that have scored positions, one item after the other."""
         places = self.places(items, {})
         tables = []
@@ -84,10 +84,10 @@ class GpuRows:
 
     @staticmethod
     def packed_places(
-        items: Sequence[ScheduledRows], accepted: Mapping[ScheduledRows, tuple[int, ...]]
-    ) -> dict[ScheduledRows, range | list[int]]:
+        items: Sequence[ScheduledRequest], accepted: Mapping[ScheduledRequest, tuple[int, ...]]
+    ) -> dict[ScheduledRequest, range | list[int]]:
         """The same where the rows of each item's tokens are followed by room for all nodes that it could accept."""
-        places: dict[ScheduledRows, range | list[int]] = {}
+        places: dict[ScheduledRequest, range | list[int]] = {}
         row = 0
         for item in items:
             places[item] = range(row, row + item.count + len(accepted.get(item, ())))
@@ -96,16 +96,16 @@ class GpuRows:
 
     @staticmethod
     def committed(
-        items: Sequence[ScheduledRows],
-        deciding: Sequence[ScheduledRows],
-        spans: Sequence[tuple[ScheduledRows, int, int, int]],
+        items: Sequence[ScheduledRequest],
+        deciding: Sequence[ScheduledRequest],
+        spans: Sequence[tuple[ScheduledRequest, int, int, int]],
     ) -> NDArray[np.int64]:
         """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [n, 4].
 
         Of each of `spans`, which are (item, rows at most, place of the first, places from one row to the next), the
         rows of its tokens and then of the nodes that it may accept. `items` and `deciding` are those of the plan.
         """
-        starts: dict[ScheduledRows, tuple[int, int]] = {}
+        starts: dict[ScheduledRequest, tuple[int, int]] = {}
         row = 0
         for item in items:
             if item.count == 1 or item.tree is not None:
@@ -142,7 +142,7 @@ class GpuRows:
         deciding = np.empty((len(spans.deciding), 4), dtype=np.int32)
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
-        choices = choice_tables(spans.deciding, before) if spans.chooses else {}
+        choices = outcome_tree_table(spans.deciding, before) if spans.chooses else {}
         drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
@@ -172,12 +172,12 @@ class _Spans:
         self.items: list[int] = []
         self.parents: list[int] = []
         self.token_ids: list[int] = []
-        self.deciding: list[ScheduledRows] = []
+        self.deciding: list[ScheduledRequest] = []
         self.logits = 0
         self.keep_logits = False
         self.chooses = False
 
-    def add(self, item: ScheduledRows, first: int, count: int, tree: TokenTree | None, *, decides: bool) -> None:
+    def add(self, item: ScheduledRequest, first: int, count: int, tree: TokenTree | None, *, decides: bool) -> None:
         """`count` tokens of an item from `first` on, of which one alone may not be known yet, and then a tree."""
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]

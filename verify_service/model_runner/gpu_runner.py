@@ -14,18 +14,18 @@ from slipstream_kernels.models.capture_layers import Bits, boundaries_of
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import StateCopies, StateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import PositionLogprobs
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Launched, Outcome
-from verify_service.hidden_states.device_ring import Span
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import DeviceStepResult, StepHandle, VerifyResult
+from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.captured_states import StepStates
-from verify_service.model_runner.device_trees import read, unread
-from verify_service.model_runner.gpu_batch import GpuRows
+from verify_service.model_runner.captured_states import CapturedStates
+from verify_service.model_runner.device_trees import not_on_host, read_tree
+from verify_service.model_runner.gpu_batch import GpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NODES, _TOKENS = 2, 2 + MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuStep(Launched):
+class GpuStepHandle(StepHandle):
     """A step on the device. `logprobs`, by a decision's first logit row, are filled in as the first is asked for.
 
     So are `scores`, by item.
@@ -46,17 +46,17 @@ class GpuStep(Launched):
 
     first_rows: list[int]
     ticket: Ticket
-    items: Sequence[ScheduledRows]
+    items: Sequence[ScheduledRequest]
     boundaries: tuple[int, ...] = ()
-    routes: Mapping[ScheduledRows, tuple[Span, ...]] = field(default_factory=dict)
+    routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = field(default_factory=dict)
     packed: bool = False
     """Whether states reach the host compacted to what could be accepted."""
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[VerifyResult] = field(default_factory=list)
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
-    scores: dict[ScheduledRows, PromptScores] = field(default_factory=dict)
+    scores: dict[ScheduledRequest, PromptScores] = field(default_factory=dict)
 
 
-class GpuEngine:
+class GpuModelRunner:
     """A StepEngine over a model that keeps tokens, counts and KV on its device from step to step."""
 
     lookahead = 1
@@ -65,9 +65,9 @@ class GpuEngine:
         _check_limits(model, config)
         self._model = model
         self._page_table = page_table
-        self._rows = GpuRows(page_table, config.page_size, model.first_scratch_slot)
+        self._rows = GpuBatchBuilder(page_table, config.page_size, model.first_scratch_slot)
         self._boundaries: tuple[int, ...] = ()
-        self._routes: Mapping[ScheduledRows, tuple[Span, ...]] = {}
+        self._routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = {}
         self._places: dict[RequestState, int] = {}
 
     @property
@@ -119,7 +119,7 @@ class GpuEngine:
     def prepare(self) -> bool:
         return self._model.capture_next()
 
-    def direct(self, routes: Mapping[ScheduledRows, tuple[Span, ...]]) -> None:
+    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
         # Where a capture failed, the one before it is still in force.
         captured = set(self._boundaries)
         self._routes = {
@@ -127,7 +127,7 @@ class GpuEngine:
             for item, spans in routes.items()
         }
 
-    def states(self, launched: GpuStep) -> StepStates | None:
+    def states(self, launched: GpuStepHandle) -> CapturedStates | None:
         shape = launched.ticket.states_shape if launched.boundaries else None
         if shape is None:
             return None
@@ -136,9 +136,9 @@ class GpuEngine:
         places_of = self._rows.packed_places if launched.packed else self._rows.places
         places = places_of(launched.items, accepted)
         load, copied = partial(_rows_of, ticket), ticket.wait_for_copies
-        return StepStates(launched.boundaries, load, shape[1], places, launched.routes, copied)
+        return CapturedStates(launched.boundaries, load, shape[1], places, launched.routes, copied)
 
-    def launch(self, items: Sequence[ScheduledRows]) -> GpuStep:
+    def launch(self, items: Sequence[ScheduledRequest]) -> GpuStepHandle:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
         routes, self._routes = self._routes, {}
@@ -153,40 +153,40 @@ class GpuEngine:
         else:
             ticket = self._model.launch(plan)
         self._places = {item.state: place for place, item in enumerate(deciding)}
-        return GpuStep(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
+        return GpuStepHandle(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
 
-    def outcome(self, launched: GpuStep) -> Outcome:
+    def outcome(self, launched: GpuStepHandle) -> DeviceStepResult:
         ticket = launched.ticket
-        return Outcome(ticket.decided, ticket.left, launched.routes)
+        return DeviceStepResult(ticket.decided, ticket.left, launched.routes)
 
     def start_after(self, read: torch.cuda.Event) -> None:
         self._model.start_after(read)
 
-    def decide(self, launched: GpuStep) -> list[Decision]:
+    def decide(self, launched: GpuStepHandle) -> list[VerifyResult]:
         results = launched.ticket.results()[: len(launched.deciding)]
         decisions = launched.decisions
         heads = results[:, : _TOKENS + 1 : _TOKENS].tolist()  # how many are accepted, and the first token
         for row, (item, first_row, (accepted, token)) in enumerate(
             zip(launched.deciding, launched.first_rows, heads, strict=True)
         ):
-            walk = Walk((), (token,))
+            walk = AcceptedPath((), (token,))
             if accepted:
                 nodes = results[row, _NODES : _NODES + accepted].tolist()
-                walk = Walk(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
-            decisions.append(Decision(item, walk, first_row))
+                walk = AcceptedPath(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
+            decisions.append(VerifyResult(item, walk, first_row))
         return decisions
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         """The device has counted them already."""
 
-    def logprobs(self, launched: GpuStep, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+    def logprobs(self, launched: GpuStepHandle, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
         if decision.item.state.sampling.logprobs is None:
             return ()
         if not launched.logprobs:
             self._take_logprobs(launched)
         return launched.logprobs[decision.first_row][:count]
 
-    def prompt_scores(self, launched: GpuStep, item: ScheduledRows) -> PromptScores:
+    def prompt_scores(self, launched: GpuStepHandle, item: ScheduledRequest) -> PromptScores:
         if not launched.scores:
             values, ranks, ids, logs = self._model.scores(launched.ticket)
             end = 0
@@ -199,28 +199,28 @@ class GpuEngine:
                     )
         return launched.scores[item]
 
-    def _know(self, items: Sequence[ScheduledRows]) -> None:
+    def _know(self, items: Sequence[ScheduledRequest]) -> None:
         """Wait for the trees that the device has alone where the pass cannot take them from there."""
         first: DeviceTrees | None = None
-        for item in unread(items):
+        for item in not_on_host(items):
             tree = item.tree
             assert isinstance(tree, DeviceTree)
             first = first or tree.trees
             settled = all(item.count == 1 and item.decides for item in items)
             able = settled and self._model.takes_device_trees
             if not able or tree.trees is not first or item.state not in self._places:
-                item.tree = read(tree)
+                item.tree = read_tree(tree)
 
     def _copies(
         self,
-        items: Sequence[ScheduledRows],
-        deciding: Sequence[ScheduledRows],
-        routes: Mapping[ScheduledRows, tuple[Span, ...]],
+        items: Sequence[ScheduledRequest],
+        deciding: Sequence[ScheduledRequest],
+        routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]],
         *,
         packed: bool,
     ) -> StateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
-        rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRows, Span]]] = {}
+        rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRequest, RingSlice]]] = {}
         for item, spans in routes.items():
             for span in spans:
                 rings.setdefault((id(span.target), span.boundaries), []).append((item, span))
@@ -239,7 +239,7 @@ class GpuEngine:
         everything = self._rows.committed(items, deciding, [(item, item.count + item.depth, 0, 0) for item in items])
         return StateCopies(copies, everything[:, :3])
 
-    def _take_logprobs(self, launched: GpuStep) -> None:
+    def _take_logprobs(self, launched: GpuStepHandle) -> None:
         """All that any request of a step wants, in one call."""
         wanted = [
             (decision, top)

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_service.core.request import PositionLogprobs, TokenLogprob
-from verify_service.core.step_result import Decision
+from verify_service.core.step_result import VerifyResult
 
 
-def chosen_rows(decision: Decision, count: int) -> list[int]:
+def chosen_rows(decision: VerifyResult, count: int) -> list[int]:
     """Logit rows at which the first `count` tokens of a decision were sampled."""
     first = decision.first_row
     return [first, *(first + 1 + node for node in decision.walk.nodes)][:count]

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.gpu.batch.pass_plan import CHOICE
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 
 
-def choice_tables(items: Sequence[ScheduledRows], before: Mapping[RequestState, int]) -> dict[str, NDArray[np.int32]]:
+def outcome_tree_table(
+    items: Sequence[ScheduledRequest], before: Mapping[RequestState, int]
+) -> dict[str, NDArray[np.int32]]:
     """`choices`, `entries` and `entry_nodes` of a `PassPlan` whose items, all of which decide, are these in order.
 
     A tree that is on the device alone is a choice of one. `before` has the places of requests among those that the step

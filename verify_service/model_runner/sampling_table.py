@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.ops.sampling import SamplingRows
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 
 IntArray = NDArray[np.int32]
 
@@ -64,7 +64,7 @@ class SamplingTable:
         if self._history[line] >= 0:
             np.add.at(self._output_counts[line], np.asarray(tokens, dtype=np.int64), 1)
 
-    def gather(self, deciding: Sequence[ScheduledRows], lines: IntArray, positions: IntArray) -> SamplingRows:
+    def gather(self, deciding: Sequence[ScheduledRequest], lines: IntArray, positions: IntArray) -> SamplingRows:
         """Rows for the kernels: of each item its root, then its tree's nodes.
 
         `lines` int32 [n] names each row's line, `positions` int32 [n] the position of the token it decides.
@@ -121,7 +121,7 @@ class SamplingTable:
         if params.min_tokens:
             self._masked[state.line] = np.array(sorted({*params.stop_token_ids, *self._eos_token_ids}), dtype=np.int32)
 
-    def _paths(self, deciding: Sequence[ScheduledRows], offsets: IntArray) -> tuple[IntArray, IntArray]:
+    def _paths(self, deciding: Sequence[ScheduledRequest], offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Drafted tokens above and at each row that no output count holds yet."""
         tokens: list[int] = []
         row = 0
@@ -142,7 +142,7 @@ class SamplingTable:
         return np.cumsum(offsets, dtype=np.int32), np.array(tokens, dtype=np.int32)
 
     def _biases(
-        self, deciding: Sequence[ScheduledRows], offsets: IntArray
+        self, deciding: Sequence[ScheduledRequest], offsets: IntArray
     ) -> tuple[IntArray, IntArray, NDArray[np.float32]]:
         ids: list[IntArray] = []
         values: list[NDArray[np.float32]] = []
@@ -159,7 +159,7 @@ class SamplingTable:
             return offsets, self._no_ids, self._no_values
         return np.cumsum(offsets, dtype=np.int32), np.concatenate(ids), np.concatenate(values)
 
-    def _masks(self, deciding: Sequence[ScheduledRows], offsets: IntArray) -> tuple[IntArray, IntArray]:
+    def _masks(self, deciding: Sequence[ScheduledRequest], offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Ids that would end an output shorter than min_tokens."""
         ids: list[IntArray] = []
         row = 0

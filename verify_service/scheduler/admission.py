@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS
-from verify_service.core.draft_source import TreeSource
+from verify_service.core.draft_source import DraftSource
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, SpeculationParams
 from verify_service.core.request_state import RequestState
@@ -23,7 +23,7 @@ class Admission:
     def __init__(
         self,
         config: EngineConfig,
-        trees: TreeSource,
+        trees: DraftSource,
         *,
         vocab_size: int,
         max_context: int,

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from slipstream_kernels.models.page_pool import PagePool
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.hidden_states.store import FeatureStore
+from verify_service.hidden_states.store import HiddenStateStore
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.kv_cache.prefix_cache import PrefixCache
 
 
-class KVMemory:
+class KVCacheManager:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
     `features` lie beside the pages, and are dropped with them.
@@ -25,7 +25,7 @@ class KVMemory:
         self._page_size = config.page_size
         self._caching = config.prefix_cache
         self._total = config.num_pages
-        self.features = FeatureStore(
+        self.features = HiddenStateStore(
             num_pages=config.num_pages,
             page_size=config.page_size,
             hidden_size=hidden_size,

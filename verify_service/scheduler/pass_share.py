@@ -15,7 +15,7 @@ from math import ceil
 from typing import NamedTuple
 
 from verify_service.core.request_state import RequestState
-from verify_service.core.step_time_model import PassCosts
+from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.fair_share import Tenant, split, split_whole
 
 SLOWDOWN = 1.5
@@ -64,7 +64,7 @@ ALL = Turns()
 class PassShare:
     """Bounds passes by what they are measured to cost, waits for trees included. Used by the loop's thread."""
 
-    def __init__(self, costs: PassCosts, chunk: int) -> None:
+    def __init__(self, costs: StepTimeModel, chunk: int) -> None:
         """chunk: prompt rows of a pass, over all requests."""
         self._costs = costs
         self._slice = max(1, chunk // PROMPT_SLICES)

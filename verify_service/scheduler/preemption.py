@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verify_service.core.request_state import RequestState
 from verify_service.scheduler.fair_share import FairShare, Tenant, gives_way
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 
 class Preemption:
@@ -17,7 +17,7 @@ class Preemption:
 
     __slots__ = ("_memory", "_page_size", "_tenants")
 
-    def __init__(self, tenants: FairShare, memory: KVMemory, page_size: int) -> None:
+    def __init__(self, tenants: FairShare, memory: KVCacheManager, page_size: int) -> None:
         self._tenants = tenants
         self._memory = memory
         self._page_size = page_size

@@ -8,10 +8,10 @@ from itertools import islice
 
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows, StepPlan
-from verify_service.core.step_time_model import PassCosts
+from verify_service.core.scheduled_request import ScheduledRequest, SchedulerOutput
+from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.fair_share import FairShare, Tenant
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import ALL, Demand, PassShare, Turns
 from verify_service.scheduler.preemption import Preemption
 from verify_service.scheduler.prompt_chunks import PromptChunks, shares_of_chunk
@@ -31,7 +31,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        memory: KVMemory,
+        memory: KVCacheManager,
         passes: PassShare | None = None,
     ) -> None:
         """Without `passes` all passes cost the same. `places` says who may be added."""
@@ -40,7 +40,7 @@ class Scheduler:
         self._tenants = FairShare()
         self._preemption = Preemption(self._tenants, memory, config.page_size)
         self.places = QueuePlaces(config.max_running + config.max_queued, self._tenants)
-        self._passes = passes or PassShare(PassCosts([(1, 1, 1e-3)]), config.prefill_chunk)
+        self._passes = passes or PassShare(StepTimeModel([(1, 1, 1e-3)]), config.prefill_chunk)
         self._running: list[RequestState] = []
         self._lines = list(range(config.max_running))[::-1]
         self._turns = ALL
@@ -89,19 +89,19 @@ class Scheduler:
             self.places.freed()
         self._tenants.leave(state, waiting=waiting)
 
-    def charge(self, rows: Sequence[ScheduledRows]) -> None:
+    def charge(self, rows: Sequence[ScheduledRequest]) -> None:
         """A step is launched with these rows and their trees, which count to the tenants' shares."""
         if len(self._tenants) > 1:
             for item in rows:
                 self._tenants.charge(self._tenants.of(item.state), item.count + item.room - 1)
 
-    def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
+    def schedule(self, *, may_preempt: bool = True) -> SchedulerOutput | None:
         """Plan a step, beside those under way. None where that takes a preemption and `may_preempt` forbids it.
 
         The plan is empty only where nothing can start and what runs, if anything does, waits for steps under way.
         Nobody may be preempted before these are decided: what a request has to come back with is not known yet.
         """
-        plan = StepPlan()
+        plan = SchedulerOutput()
         self._blocked = False
         several = len(self._tenants) > 1
         if several and self.num_waiting and not self._make_way(plan, may_preempt=may_preempt):
@@ -122,7 +122,7 @@ class Scheduler:
         self._kept = None
         return plan
 
-    def _schedule_rows(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+    def _schedule_rows(self, plan: SchedulerOutput, *, may_preempt: bool) -> bool:
         """Plan decodes, then prompts; False where that takes a preemption which is forbidden."""
         plan.left_out = self._turns.left_out
         if not self._schedule_decodes(plan, may_preempt=may_preempt):
@@ -147,7 +147,7 @@ class Scheduler:
                 demand.prompt_rows = min(most, demand.prompt_rows + len(state.tokens))
         return [demand for demand in demands.values() if demand.decoding or demand.prompt_rows]
 
-    def _schedule_decodes(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+    def _schedule_decodes(self, plan: SchedulerOutput, *, may_preempt: bool) -> bool:
         """Plan the rows of all that decode; False where one finds no page and nobody may make way."""
         for state in self.running:
             length = state.length
@@ -160,7 +160,7 @@ class Scheduler:
                     return False
                 self._preempt(self._preemption.heaviest(self._running), plan)
             if state.line >= 0:
-                plan.rows.append(ScheduledRows(state, 1))
+                plan.rows.append(ScheduledRequest(state, 1))
         return True
 
     def _hold_last(self, state: RequestState) -> bool:
@@ -168,7 +168,7 @@ class Scheduler:
         memory, length = self._memory, state.length + state.spread
         return memory.grow(state, length) or (memory.reclaim(self._running) > 0 and memory.grow(state, length))
 
-    def _make_way(self, plan: StepPlan, *, may_preempt: bool) -> bool:
+    def _make_way(self, plan: SchedulerOutput, *, may_preempt: bool) -> bool:
         """Have requests of tenants that hold more than their share make way for one that cannot start without.
 
         False where that would be so, but nobody may be preempted now. At most one request starts by it a step.
@@ -196,7 +196,7 @@ class Scheduler:
             return True
         return True
 
-    def _preempt(self, victim: RequestState, plan: StepPlan) -> None:
+    def _preempt(self, victim: RequestState, plan: SchedulerOutput) -> None:
         """Send a request back to the head of its tenant's queue, also if it starts or has rows in this plan."""
         self._stop(victim, keep=True)
         self._tenants.requeue(victim)
@@ -204,7 +204,7 @@ class Scheduler:
         plan.started = [state for state in plan.started if state is not victim]
         plan.rows = [item for item in plan.rows if item.state is not victim]
 
-    def _schedule_prompts(self, plan: StepPlan) -> None:
+    def _schedule_prompts(self, plan: SchedulerOutput) -> None:
         """Share the chunk among tenants, then each one's part among its prompts; what one leaves goes to the others."""
         prompts = [state for state in self._running if state.remaining > 1]
         if not (prompts or self.num_waiting):
@@ -229,10 +229,10 @@ class Scheduler:
                 self._fill(demand.tenant, min(chunks.left, most), chunks, plan)
         for state, count in chunks.counts.items():
             if state not in plan.started:
-                plan.rows.append(ScheduledRows(state, count))
-        plan.rows += [ScheduledRows(state, chunks.counts[state]) for state in plan.started if state in chunks.counts]
+                plan.rows.append(ScheduledRequest(state, count))
+        plan.rows += [ScheduledRequest(state, chunks.counts[state]) for state in plan.started if state in chunks.counts]
 
-    def _fill(self, tenant: Tenant, rows: int, chunks: PromptChunks, plan: StepPlan) -> None:
+    def _fill(self, tenant: Tenant, rows: int, chunks: PromptChunks, plan: SchedulerOutput) -> None:
         """Give a tenant's prompts so many rows, those that wait included."""
         before, after = chunks.order(tenant.name, rows)
         rows = chunks.give(before, rows)
@@ -249,7 +249,7 @@ class Scheduler:
         self._blocked = not self._memory.fits(tenant.waiting[0])
         return not self._blocked and self._may_start(tenant.waiting[0])
 
-    def _start(self, tenant: Tenant, plan: StepPlan) -> RequestState:
+    def _start(self, tenant: Tenant, plan: SchedulerOutput) -> RequestState:
         state = self._tenants.start(tenant)
         state.line = self._lines.pop()
         insort(self._running, state, key=lambda running: running.ticket)

@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import cut
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.acceptance import truncated
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.scheduler.fair_share import split_whole
 from verify_service.scheduler.pass_share import Load, PassShare
 
-Drafts = Sequence[tuple[ScheduledRows, TokenTree]]
+Drafts = Sequence[tuple[ScheduledRequest, TokenTree]]
 
 LEAST_ASKED = 4
 """Rows of a tree that is asked for at least, once one of the request was cut."""
 
 
-def several_tenants(items: Sequence[ScheduledRows]) -> bool:
+def several_tenants(items: Sequence[ScheduledRequest]) -> bool:
     """Whether rows of a step are of more than one."""
     return any(item.state.tenant != items[0].state.tenant for item in items)
 
 
-def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRows], asking: set[str]) -> None:
+def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRequest], asking: set[str]) -> None:
     """A step of these items waited for trees that tenants `asking` want; it counts where others are in it."""
     if any(item.state.tenant not in asking for item in items):
         passes.waited(seconds)
 
 
-def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRows], room: int) -> Drafts:
+def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRequest], room: int) -> Drafts:
     """What of drafted trees their tenants may have, beside all that `items` have already; trees stay trees.
 
     room: nodes of the step that are left over all requests. A request whose tree is cut asks for smaller ones, as its
@@ -38,11 +38,11 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRows],
         return drafts
     sizes = [most_rows(tree)[0] for _, tree in drafts]
     allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
-    fitting: list[tuple[ScheduledRows, TokenTree]] = []
+    fitting: list[tuple[ScheduledRequest, TokenTree]] = []
     for (item, tree), nodes, most in zip(drafts, sizes, allowed, strict=True):
         item.state.most_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
         passes.cut_nodes += max(0, nodes - most)
-        part = tree if most >= nodes else cut(tree, max_nodes=1 + most, max_depth=most)
+        part = tree if most >= nodes else truncated(tree, max_nodes=1 + most, max_depth=most)
         if part is not None:
             fitting.append((item, part))
     return fitting
@@ -50,9 +50,9 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRows],
 
 def allowed_nodes(
     passes: PassShare,
-    drafting: Sequence[ScheduledRows],
+    drafting: Sequence[ScheduledRequest],
     sizes: Sequence[int],
-    items: Sequence[ScheduledRows],
+    items: Sequence[ScheduledRequest],
     room: int,
 ) -> list[int] | None:
     """Nodes that each of the items `drafting` may have of trees of these sizes, beside what all `items` have already.

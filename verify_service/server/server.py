@@ -25,12 +25,12 @@ from verify_service.draft_link import draft_servicer
 from verify_service.draft_link.attachment import CUDA_IPC
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import DraftLinkServicer
-from verify_service.draft_link.held_back import HeldBack
+from verify_service.draft_link.held_back import PausingLink
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
 from verify_service.engine.loop_stats import LoopState
 from verify_service.engine.verify_loop import THREAD_NAME, VerifyLoop
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.model_loader import Loaded, load
@@ -139,7 +139,7 @@ def _start(
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
         attach_host(link, host, device=settings.numbered_device, step_rows=settings.step_rows)
-    trees, engine = HeldBack(link), settings.engine_config(loaded.num_pages)
+    trees, engine = PausingLink(link), settings.engine_config(loaded.num_pages)
     loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link, verify.tell_started)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
@@ -149,7 +149,7 @@ def _start(
     return Backend(_facts(settings, loaded), loop, link)
 
 
-def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | None:
+def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool | None:
     """Rings of the model's GPU; None where there is none, nobody wants them, or its memory cannot be shared."""
     if settings.on_cpu or CUDA_IPC not in settings.transports or not settings.max_boundaries:
         return None
@@ -158,7 +158,7 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRings | N
     except DeviceMemoryError as error:
         _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
         return None
-    return DeviceRings(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
+    return DeviceRingPool(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
 
 
 def _progress(state: LoopState) -> tuple[int, int, int]:

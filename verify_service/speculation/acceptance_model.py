@@ -39,7 +39,7 @@ Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class ProposedTree:
     """A tree, whose it is, and how many tokens the request's tree before it was right for."""
 
     kind: Kind
@@ -87,13 +87,13 @@ class _Table:
         self._changed.clear()
 
 
-class PathChances:
+class AcceptanceModel:
     """Estimates for trees, and what is learned from trees that were verified."""
 
     def __init__(self) -> None:
         self._tables: dict[Kind, _Table] = {}
 
-    def paths(self, trees: Sequence[Drafted]) -> Floats:
+    def paths(self, trees: Sequence[ProposedTree]) -> Floats:
         """Chance of each node of all trees, one after the other, that it is output; never above its parent's."""
         chances: list[float] = []
         for drafted in trees:
@@ -105,7 +105,7 @@ class PathChances:
         for table in self._tables.values():
             _ = table.estimates
 
-    def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
+    def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         tree = drafted.tree
         table, streak = self._table(drafted.kind), min(drafted.streak, _STREAKS - 1)
@@ -118,7 +118,7 @@ class PathChances:
             ranks[parent] += 1
             table.observe(streak, min(tree.depths[node], _DEPTHS) - 1, claim, node in right)
 
-    def _of(self, drafted: Drafted) -> list[float]:
+    def _of(self, drafted: ProposedTree) -> list[float]:
         """`paths` of one tree. Plain numbers: a tree has too few for arrays to pay."""
         tree = drafted.tree
         estimates, first = self._table(drafted.kind).estimates, min(drafted.streak, _STREAKS - 1) * _DEPTHS * _CLAIMS

@@ -9,33 +9,33 @@ from types import MappingProxyType
 
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import cut
+from verify_service.core.acceptance import truncated
 from verify_service.core.draft_source import (
     Committed,
-    FollowedRows,
-    Follower,
-    ForesightSource,
+    DraftSource,
+    EnqueuedRequest,
+    OnDeviceDrafter,
     Opening,
-    Prepared,
-    Reads,
-    TreeSource,
+    OutcomeTree,
+    OutcomeTreeSource,
+    ReadEvents,
 )
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import FinishReason, RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Outcome
-from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
-from verify_service.model_runner.device_trees import read_late, take_all, unread
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import DeviceStepResult, VerifyResult
+from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
+from verify_service.model_runner.device_trees import copy_to_host, not_on_host, verifies_all_nodes
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observe_wait
-from verify_service.speculation.acceptance_model import Drafted
-from verify_service.speculation.draft_latency import TreeWaits
-from verify_service.speculation.goodput import NodeBudget
-from verify_service.speculation.node_selection import NodeChoice
+from verify_service.speculation.acceptance_model import ProposedTree
+from verify_service.speculation.draft_latency import DraftLatency
+from verify_service.speculation.goodput import GoodputOptimizer
+from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.outcome_trees import fitting
-from verify_service.speculation.tree_sizing import TreeWishes, haste_of
+from verify_service.speculation.tree_sizing import TreeSizer, haste_of
 
 _log = logging.getLogger(__name__)
 
@@ -44,17 +44,17 @@ _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
 
-class Drafting:
+class SpeculationController:
     """Asks a tree source for trees within budget and memory. Whatever the source does, the step goes on."""
 
     def __init__(
         self,
-        trees: TreeSource,
-        memory: KVMemory,
+        trees: DraftSource,
+        memory: KVCacheManager,
         config: EngineConfig,
-        budget: NodeBudget,
-        foresight: ForesightSource | None = None,
-        follower: Follower | None = None,
+        budget: GoodputOptimizer,
+        foresight: OutcomeTreeSource | None = None,
+        follower: OnDeviceDrafter | None = None,
         passes: PassShare | None = None,
     ) -> None:
         """`foresight` is what the source knows of steps to come; `follower` has trees begun behind steps.
@@ -66,17 +66,17 @@ class Drafting:
         self._foresight = foresight
         self._follower = follower
         self._budget = budget
-        self._choice = NodeChoice(budget.costs)
+        self._choice = NodeSelector(budget.costs)
         self._memory = memory
         self._step_nodes = config.step_nodes
-        self._waits = TreeWaits(budget)
+        self._waits = DraftLatency(budget)
         self._slow = True
-        self._wishes = TreeWishes(budget, config.step_nodes)
+        self._wishes = TreeSizer(budget, config.step_nodes)
         self._foreseen: set[RequestKey] = set()
         self._heard = True
         """Whether the source took in the last step's tokens."""
 
-    def begin(self, state: RequestState, history: FeatureHistory | None = None) -> None:
+    def begin(self, state: RequestState, history: HiddenStateHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
         request = state.request
         self._wishes.begin(state)
@@ -99,7 +99,7 @@ class Drafting:
             _log.exception("the tree source failed to begin a request, which decodes plainly")
             state.proposer = ""
 
-    def expects_trees(self, items: Iterable[ScheduledRows]) -> bool:
+    def expects_trees(self, items: Iterable[ScheduledRequest]) -> bool:
         """Whether a request will ask for a tree, and may get it, once the step of these rows is decided."""
         asking = self._asking(items)
         if not asking:
@@ -110,7 +110,7 @@ class Drafting:
             _log.exception("the tree source failed to say what it expects")
             return False
 
-    def needs_no_wait(self, items: Iterable[ScheduledRows]) -> bool:
+    def needs_no_wait(self, items: Iterable[ScheduledRequest]) -> bool:
         """Whether the step after that of these rows may begin with what is prepared for it, if anything is."""
         asking = self._asking(items)
         if not asking or self._foresight is None:
@@ -121,7 +121,7 @@ class Drafting:
             _log.exception("the tree source failed to say whom it waits for")
             return False
 
-    def await_prepared(self, items: Iterable[ScheduledRows], seconds: float | None) -> bool:
+    def await_prepared(self, items: Iterable[ScheduledRequest], seconds: float | None) -> bool:
         """Wait up to so long for trees for the ends of the step of these rows; whether the next may begin with them.
 
         Without a limit it may only where nobody asks for any.
@@ -135,7 +135,9 @@ class Drafting:
             _log.exception("the tree source failed to wait for trees")
             return False
 
-    def attach_choices(self, items: Sequence[ScheduledRows], before: Mapping[RequestState, ScheduledRows]) -> None:
+    def attach_choices(
+        self, items: Sequence[ScheduledRequest], before: Mapping[RequestState, ScheduledRequest]
+    ) -> None:
         """Give each item, of whose request the rows of `before` are under way, what is prepared for their end.
 
         Cut to what fits each end, and to `step_nodes` over all items, whatever each of them chooses.
@@ -153,7 +155,7 @@ class Drafting:
             item.choices = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), most)
             room -= item.room - 1
 
-    def _asking(self, items: Iterable[ScheduledRows]) -> list[RequestKey]:
+    def _asking(self, items: Iterable[ScheduledRequest]) -> list[RequestKey]:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
         if self._wishes.crowded or not self._heard:
             return []
@@ -168,7 +170,7 @@ class Drafting:
             and (self._wishes.pays or not item.state.adaptive)
         ]
 
-    def _take_prepared(self, keys: list[RequestKey]) -> Sequence[Sequence[Prepared]]:
+    def _take_prepared(self, keys: list[RequestKey]) -> Sequence[Sequence[OutcomeTree]]:
         if not keys or self._foresight is None:
             return [()] * len(keys)
         try:
@@ -182,11 +184,11 @@ class Drafting:
         """Whether anybody may draft behind a step under way."""
         return self._follower is not None
 
-    def follow(self, deciding: Sequence[ScheduledRows], outcome: Outcome) -> Reads:
+    def follow(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Have the next trees of a step's requests begun before it is decided; what must come before the next step."""
         asking = set(self._asking(deciding))
         rows = [
-            FollowedRows(item.state.key, row, 1 + item.depth, outcome.routes[item])
+            EnqueuedRequest(item.state.key, row, 1 + item.depth, outcome.routes[item])
             for row, item in enumerate(deciding)
             if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unsettled
         ]
@@ -202,7 +204,7 @@ class Drafting:
         """Whether trees will be waited for, judged by the last ones, so that other work may go before the next step."""
         return self._slow and any(state.wants_tree for state in running)
 
-    def attach_trees(self, items: Sequence[ScheduledRows]) -> None:
+    def attach_trees(self, items: Sequence[ScheduledRequest]) -> None:
         """Give each item whose request awaits a tree the one that arrived, cut to what fits.
 
         That is free pages, and `step_nodes` over all items: budgets handed out at different times may add up to more.
@@ -212,9 +214,9 @@ class Drafting:
         if not awaiting:
             return
         if self._follower is not None:
-            self._follower.take_unread(take_all(items))
+            self._follower.take_unread(verifies_all_nodes(items))
         trees = self._collect([item.state.key for item in awaiting])
-        arrived: list[tuple[ScheduledRows, TokenTree]] = []
+        arrived: list[tuple[ScheduledRequest, TokenTree]] = []
         levels = 1
         for item, tree in zip(awaiting, trees, strict=True):
             item.state.wants_tree = False
@@ -235,20 +237,20 @@ class Drafting:
             for state in states:
                 state.wants_tree = False
 
-    def read(self, items: Sequence[ScheduledRows], meanwhile: Callable[[], None] | None = None) -> bool:
+    def read(self, items: Sequence[ScheduledRequest], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
 
         `meanwhile` is called before they are waited for, and takes less time than a draft. Whatever fails here, the
         step goes on.
         """
-        late = unread(items)
+        late = not_on_host(items)
         try:
             if late and meanwhile is not None:
                 meanwhile()
         except Exception:  # noqa: BLE001 - the step is under way already
             _log.exception("what was to be done while a device drafts failed")
         begun = time.perf_counter()
-        read_late(late)
+        copy_to_host(late)
         self._waits.read()
         try:
             if late and self._follower is not None:
@@ -262,7 +264,7 @@ class Drafting:
         """The engine had nothing to do for so long before the step that was just launched."""
         self._waits.idled(seconds)
 
-    def _weigh(self, late: Sequence[ScheduledRows]) -> None:
+    def _weigh(self, late: Sequence[ScheduledRequest]) -> None:
         """Work out how much of trees that were taken whole, although a budget sizes them, was worth its rows."""
         for item in late:
             if item.tree is not None and item.state.adaptive:
@@ -271,12 +273,12 @@ class Drafting:
                 item.worth = 0 if part is None else len(part)
 
     def _choose(
-        self, arrived: Sequence[tuple[ScheduledRows, TokenTree]], items: Sequence[ScheduledRows], waited: float
+        self, arrived: Sequence[tuple[ScheduledRequest, TokenTree]], items: Sequence[ScheduledRequest], waited: float
     ) -> None:
         """Give items the nodes that pay and fit; those with a fixed budget all that fit, and first."""
         room = self._step_nodes
-        fixed: list[tuple[ScheduledRows, TokenTree]] = []
-        free: list[tuple[ScheduledRows, TokenTree]] = []
+        fixed: list[tuple[ScheduledRequest, TokenTree]] = []
+        free: list[tuple[ScheduledRequest, TokenTree]] = []
         for each in arrived:
             (free if each[0].state.adaptive and not isinstance(each[1], DeviceTree) else fixed).append(each)
         for item, tree in cut_trees(self._passes, fixed, items, room):
@@ -293,16 +295,16 @@ class Drafting:
             item.tree = self._fitted(item, part, room)
             room -= item.num_rows - 1
 
-    def _fitted(self, item: ScheduledRows, tree: TokenTree, room: int) -> TokenTree | None:
+    def _fitted(self, item: ScheduledRequest, tree: TokenTree, room: int) -> TokenTree | None:
         """What of a tree fits its request, the pages, and `room` nodes; None if nothing does."""
         state, base, (nodes, depth) = item.state, item.base, most_rows(tree)
         rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
         allowed = self._memory.grow_up_to(state, base + allowed) - base
         if allowed == depth and nodes < rows:
             return tree
-        return cut(tree, max_nodes=rows, max_depth=allowed)
+        return truncated(tree, max_nodes=rows, max_depth=allowed)
 
-    def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
+    def learn(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
         """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
 
         Also waits for trees that are over. What follows from all that is worked out here, too, and not when the next
@@ -331,8 +333,8 @@ class Drafting:
         self,
         progressed: Sequence[tuple[RequestState, tuple[int, ...]]],
         running: int,
-        features: Mapping[RequestKey, FeatureRows] = MappingProxyType({}),
-        under_way: Mapping[RequestState, ScheduledRows] = MappingProxyType({}),
+        features: Mapping[RequestKey, HiddenStateRows] = MappingProxyType({}),
+        under_way: Mapping[RequestState, ScheduledRequest] = MappingProxyType({}),
     ) -> None:
         """Tell the source what a step added to requests that go on, and which trees they want next.
 
@@ -401,5 +403,5 @@ class Drafting:
             return [None] * len(keys)
 
 
-def _drafted(state: RequestState, tree: TokenTree) -> Drafted:
-    return Drafted((state.proposer, state.sampling.temperature > 0), state.acceptance.last, tree)
+def _drafted(state: RequestState, tree: TokenTree) -> ProposedTree:
+    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last, tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.speculation.goodput import GoodputOptimizer
 
 _FAST = 0.1
 _MOST_IDLE = 4.0
@@ -25,10 +25,10 @@ class _Wait(NamedTuple):
     running: int
 
 
-class TreeWaits:
+class DraftLatency:
     """One wait a step, which is not looked at while the device has nothing to do, but when the budget is told of it."""
 
-    def __init__(self, budget: NodeBudget) -> None:
+    def __init__(self, budget: GoodputOptimizer) -> None:
         self._budget = budget
         self._begun = 0.0
         """When the newest wait began."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_service.core.acceptance import Acceptance
-from verify_service.core.step_time_model import Floats, PassCosts
+from verify_service.core.step_time_model import Floats, StepTimeModel
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ _LEAST_CHANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Bidder:
+class DepthCandidate:
     """A request that wants a tree: its acceptance so far and the deepest path it may have."""
 
     acceptance: Acceptance
@@ -53,17 +53,17 @@ class Bidder:
 
 
 @dataclass(slots=True)
-class _Weighing:
+class _Memo:
     """Who bid for levels, of how many requests and beside what nodes, by what facts, and what each was granted."""
 
-    bidders: Sequence[Bidder] = ()
+    bidders: Sequence[DepthCandidate] = ()
     requests: int = 0
     nodes: int = 0
     facts: object = None
     granted: list[int] = field(default_factory=list)
 
 
-class NodeBudget:
+class GoodputOptimizer:
     """Chooses how deep each request's next tree may be, so that tokens per second are highest.
 
     Level i of a request is expected to yield rate^i tokens and to cost its nodes' share of a verify pass; asking
@@ -72,7 +72,7 @@ class NodeBudget:
     changed: `PROBE_STEPS` of `PROBE_EVERY` steps.
     """
 
-    def __init__(self, costs: PassCosts) -> None:
+    def __init__(self, costs: StepTimeModel) -> None:
         self.costs = costs
         self._overall = Acceptance(tried=20.0, matched=14.0)
         self._presence = 1.0
@@ -90,7 +90,7 @@ class NodeBudget:
         self._remembered = 0
         """Steps since any trees paid, or what they cost was forgotten."""
         self._forget_after = FORGET_FIRST
-        self._bids = _Weighing(), _Weighing()
+        self._bids = _Memo(), _Memo()
         """What `levels` was asked last: of those that bid, and of all that would."""
         self.pays = True
         """Whether levels of all that bid, or would, were worth their cost when asked last; probes ask for others."""
@@ -127,7 +127,7 @@ class NodeBudget:
         self._waits[key].append(seconds / ((_AHEAD + levels) * _load(asked)))
 
     def levels(
-        self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0
+        self, bidders: Sequence[DepthCandidate], requests: int, others: Sequence[DepthCandidate] = (), *, nodes: int = 0
     ) -> list[int]:
         """Depth granted to each bidder, in order; the step has `requests`, and `nodes` besides what these get.
 
@@ -164,7 +164,7 @@ class NodeBudget:
         self._presence = 1.0
         self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
 
-    def _weigh(self, last: _Weighing, bidders: Sequence[Bidder], requests: int, nodes: int) -> list[int]:
+    def _weigh(self, last: _Memo, bidders: Sequence[DepthCandidate], requests: int, nodes: int) -> list[int]:
         """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""
         same_size = (len(bidders), requests, nodes) == (len(last.bidders), last.requests, last.nodes)
         last.bidders, last.requests, last.nodes = bidders, requests, nodes
@@ -190,7 +190,7 @@ class NodeBudget:
         size, bits = running.bit_length(), asked.bit_length()
         return median(self._waits[min(self._waits, key=lambda key: 2 * abs(key[0] - size) + abs(key[1] - bits))])
 
-    def _offers(self, bidders: Sequence[Bidder]) -> tuple[Floats, Ints, Ints]:
+    def _offers(self, bidders: Sequence[DepthCandidate]) -> tuple[Floats, Ints, Ints]:
         """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
         prior = self._overall.rate(0.7)
         rates = np.array([bidder.acceptance.rate(prior) for bidder in bidders])
@@ -202,7 +202,7 @@ class NodeBudget:
         order = np.lexsort((indices, places, -offered))
         return offered[order], indices[order], levels[places[order]]
 
-    def _best_offers(self, bidders: Sequence[Bidder], requests: int, nodes: int, worth: float) -> Ints:
+    def _best_offers(self, bidders: Sequence[DepthCandidate], requests: int, nodes: int, worth: float) -> Ints:
         """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
         chances, indices, levels = self._offers(bidders)
         wait = self._wait_per_level(len(bidders), requests) * _load(len(bidders))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.step_time_model import PassCosts
-from verify_service.speculation.acceptance_model import Drafted, PathChances
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.acceptance_model import AcceptanceModel, ProposedTree
 
 EXPLORE_EVERY = 64
 """One step in so many takes all nodes, so that those which are never chosen are still judged."""
@@ -18,20 +18,20 @@ _NEARLY_FREE = 1.02
 """Where all nodes together raise a pass's time by less, there is nothing to choose."""
 
 
-class NodeChoice:
+class NodeSelector:
     """Keeps, of what arrived for a step, the nodes that make tokens per second highest.
 
     Nodes of all trees compete by the chance that they are output, the likeliest first, so that a parent always comes
     before its children; of the sums of the first n, the one that yields most tokens per second of the pass wins.
     """
 
-    def __init__(self, costs: PassCosts) -> None:
+    def __init__(self, costs: StepTimeModel) -> None:
         self._costs = costs
-        self._chances = PathChances()
+        self._chances = AcceptanceModel()
         self._steps = 0
 
     def choose(
-        self, trees: Sequence[Drafted], *, requests: int, rows: int, tokens: float, waited: float
+        self, trees: Sequence[ProposedTree], *, requests: int, rows: int, tokens: float, waited: float
     ) -> list[TokenTree | None]:
         """What of each tree the step takes; None where nothing.
 
@@ -56,7 +56,7 @@ class NodeChoice:
             return [drafted.tree for drafted in trees]
         return _parts(trees, sorted(order[:best].tolist()))
 
-    def observe(self, drafted: Drafted, matched: Sequence[int]) -> None:
+    def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         self._chances.observe(drafted, matched)
 
@@ -65,7 +65,7 @@ class NodeChoice:
         self._chances.prepare()
 
 
-def _parts(trees: Sequence[Drafted], kept: Sequence[int]) -> list[TokenTree | None]:
+def _parts(trees: Sequence[ProposedTree], kept: Sequence[int]) -> list[TokenTree | None]:
     """The trees of the nodes `kept`, ascending indices into the nodes of all trees side by side."""
     parts: list[TokenTree | None] = []
     first = begin = 0

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import cut, matched
-from verify_service.core.draft_source import Prepared
-from verify_service.core.scheduled_request import Choice, ScheduledRows
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.acceptance import match_path, truncated
+from verify_service.core.draft_source import OutcomeTree
+from verify_service.core.scheduled_request import OutcomeCandidate, ScheduledRequest
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 
-def fitting(memory: KVMemory, before: ScheduledRows, prepared: Sequence[Prepared], room: int) -> tuple[Choice, ...]:
+def fitting(
+    memory: KVCacheManager, before: ScheduledRequest, prepared: Sequence[OutcomeTree], room: int
+) -> tuple[OutcomeCandidate, ...]:
     """What of prepared trees fits the request, the pages, and `room` nodes, by the end that each supposes."""
     state, rows = before.state, min(before.state.max_nodes, 1 + room)
     nodes: dict[tuple[int, ...], int | None] = {(): -1}
-    choices: list[Choice] = []
+    choices: list[OutcomeCandidate] = []
     for path, token, tree in prepared:
         if path not in nodes:
             nodes[path] = _end_of(path, before.tree)
@@ -24,13 +26,13 @@ def fitting(memory: KVMemory, before: ScheduledRows, prepared: Sequence[Prepared
         if node is None or depth < 1:
             continue
         depth = memory.grow_up_to(state, base + depth) - base
-        part = tree if depth == tree.depth and len(tree) < rows else cut(tree, max_nodes=rows, max_depth=depth)
+        part = tree if depth == tree.depth and len(tree) < rows else truncated(tree, max_nodes=rows, max_depth=depth)
         if part is not None:
-            choices.append(Choice(node, token, part))
+            choices.append(OutcomeCandidate(node, token, part))
     return tuple(choices)
 
 
 def _end_of(path: tuple[int, ...], tree: TokenTree | None) -> int | None:
     """The node of a tree at which these tokens below the root end; None where they leave it."""
-    node, count = (-1, 0) if tree is None else matched(tree, path)
+    node, count = (-1, 0) if tree is None else match_path(tree, path)
     return node if count == len(path) else None

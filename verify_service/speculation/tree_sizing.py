@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from verify_service.core.draft_source import Haste
+from verify_service.core.draft_source import WaitUrgency
 from verify_service.core.request_state import RequestState
-from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, Bidder, NodeBudget
+from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, DepthCandidate, GoodputOptimizer
 
 REST_AFTER = 8
 """Steps in a row in which no trees pay before drafters are told of few requests only."""
@@ -21,14 +21,14 @@ CATCHING_UP = 0.01
 """Steps that one request alone is held up by for each token whose states its drafter lacks, over what trees save."""
 
 
-def haste_of(asking: Sequence[RequestState], running: int) -> Haste:
+def haste_of(asking: Sequence[RequestState], running: int) -> WaitUrgency:
     """That of a step of `running` requests, these of which want trees."""
     if len(asking) < running:
-        return Haste.HURRIED
-    return Haste.WEIGHED if any(state.adaptive for state in asking) else Haste.INSISTENT
+        return WaitUrgency.HURRIED
+    return WaitUrgency.WEIGHED if any(state.adaptive for state in asking) else WaitUrgency.INSISTENT
 
 
-class TreeWishes:
+class TreeSizer:
     """Depths by the node budget, by the room of a step, and by what a drafter is able to do.
 
     While no trees pay, drafters are told nothing of requests but a few before each probe: they `rest`, and are told all
@@ -37,7 +37,7 @@ class TreeWishes:
     has them.
     """
 
-    def __init__(self, budget: NodeBudget, step_nodes: int) -> None:
+    def __init__(self, budget: GoodputOptimizer, step_nodes: int) -> None:
         """step_nodes: drafted rows of a step, over all requests."""
         self._budget = budget
         self._step_nodes = step_nodes
@@ -102,7 +102,9 @@ class TreeWishes:
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.adaptive]
-        bidders = {index: Bidder(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0}
+        bidders = {
+            index: DepthCandidate(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0
+        }
         bidding = [index for index in bidders if not states[index].behind]
         if not adaptive:
             self._fruitless = 0

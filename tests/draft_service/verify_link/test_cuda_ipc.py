@@ -25,12 +25,12 @@ from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, Devic
 from slipstream_kernels.token_tree import TokenTree
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
 from support.played_link import KEY, opening, run, served, until
-from verify_service.core.draft_source import Committed, Extended, Wanted
+from verify_service.core.draft_source import Committed, StateChunk, StateSpan
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.records import LinkFacts
 from verify_service.hidden_states import device_ring_pool as device_rings
-from verify_service.hidden_states.device_ring_pool import DeviceRings
-from verify_service.hidden_states.rows import FeatureRows
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
+from verify_service.hidden_states.rows import HiddenStateRows
 
 HIDDEN, CAPTURED = 16, (1, 2, 4)
 FACTS = LinkFacts("model", "tokenizer", 100, HIDDEN, 4, 512, 64, feature_boundaries=tuple(range(6)), most_boundaries=3)
@@ -82,8 +82,8 @@ async def linked(
         worker.stop()
 
 
-def rings_of(memory: HostMemory, rows: int = 64) -> DeviceRings:
-    return DeviceRings(memory, step_rows=rows, hidden_size=HIDDEN)
+def rings_of(memory: HostMemory, rows: int = 64) -> DeviceRingPool:
+    return DeviceRingPool(memory, step_rows=rows, hidden_size=HIDDEN)
 
 
 class Steps:
@@ -94,7 +94,7 @@ class Steps:
         self.length = prompt
         self.routed = 0
         link.begin(opening(tokens=tuple(range(prompt))))
-        self.link.extend([Extended(KEY, self._states(0, prompt - 1))])
+        self.link.extend([StateChunk(KEY, self._states(0, prompt - 1))])
 
     def commit(self, *tokens: int) -> None:
         """A step that could have accepted one token more than it did."""
@@ -102,8 +102,8 @@ class Steps:
         self.length += len(tokens)
         self.link.commit([Committed(KEY, tokens, self.length, 8, 4, features)])
 
-    def _states(self, first: int, end: int) -> FeatureRows:
-        (spans,) = self.link.route([Wanted(KEY, first, end - first + 1)], CAPTURED)
+    def _states(self, first: int, end: int) -> HiddenStateRows:
+        (spans,) = self.link.route([StateSpan(KEY, first, end - first + 1)], CAPTURED)
         rows = np.repeat(np.arange(first, end) % 100, HIDDEN).reshape(-1, HIDDEN)
         values = {boundary: rows + 100 * (boundary == 1) for boundary in CAPTURED}
         for span in spans:
@@ -113,7 +113,7 @@ class Steps:
             target.copy_(torch.from_numpy(side_by_side).flatten().to(torch.bfloat16))
         self.routed += len(spans)
         host = torch.from_numpy(np.concatenate([*values.values()], axis=1)).to(torch.bfloat16)
-        return FeatureRows(CAPTURED, first, host.view(torch.uint16).numpy(), spans)
+        return HiddenStateRows(CAPTURED, first, host.view(torch.uint16).numpy(), spans)
 
     def expected(self, first: int) -> list[list[float]]:
         return [[float(position % 100), float(100 + position % 100)] for position in range(first, self.length - 1)]

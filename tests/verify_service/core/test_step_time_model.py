@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify_service.core.step_time_model import PassCosts
+from verify_service.core.step_time_model import StepTimeModel
 
 H200 = [
     *((1, rows, 1e-3 * ms) for rows, ms in ((1, 4.22), (16, 4.54), (32, 4.82), (64, 5.23))),
@@ -29,25 +29,25 @@ tables = st.lists(
 
 
 def test_what_was_measured_is_the_price_of_it() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     for requests, rows, seconds in H200:
         assert costs.seconds(requests, rows - requests) == pytest.approx(seconds)
 
 
 def test_equal_rows_cost_more_the_more_requests_they_are_of() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     prices = [costs.seconds(requests, 64 - requests) for requests in (1, 4, 10, 16, 40, 64)]
     assert prices == sorted(prices)
     assert prices[-1] > 1.25 * prices[0]
 
 
 def test_between_numbers_of_requests_prices_are_between_theirs() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     assert costs.seconds(10, 48) == pytest.approx((costs.seconds(4, 48) + costs.seconds(16, 48)) / 2)
 
 
 def test_nodes_beyond_those_measured_add_what_they_add_to_more_requests() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     added = costs.seconds(4, 124) - costs.seconds(4, 63)
     assert costs.seconds(1, 124) - costs.seconds(1, 63) == pytest.approx(added)
     slope = (costs.seconds(64, 448) - costs.seconds(64, 192)) / 256
@@ -55,13 +55,13 @@ def test_nodes_beyond_those_measured_add_what_they_add_to_more_requests() -> Non
 
 
 def test_where_one_request_was_measured_all_rows_cost_the_same() -> None:
-    costs = PassCosts(ROWS)
+    costs = StepTimeModel(ROWS)
     assert [costs.seconds(requests, 8 - requests) for requests in range(1, 9)] == pytest.approx([3e-3] * 8)
     assert costs.seconds(14) == pytest.approx(4e-3)
 
 
 def test_one_entry_is_the_price_of_all() -> None:
-    costs = PassCosts(FLAT)
+    costs = StepTimeModel(FLAT)
     assert costs.seconds(1) == costs.seconds(64, 500) == 2e-3
     for _ in range(100):
         costs.observe(8, 8, 6e-3)
@@ -70,7 +70,7 @@ def test_one_entry_is_the_price_of_all() -> None:
 
 @pytest.mark.parametrize("table", [H200, ROWS, FLAT])
 def test_costs_of_several_passes_are_those_of_each(table: list[tuple[int, int, float]]) -> None:
-    costs = PassCosts(table)
+    costs = StepTimeModel(table)
     for requests, first, count in ((1, 0, 3), (16, 2, 90), (5, 60, 700)):
         costs.observe(2, 5, 6e-3)
         each = [costs.seconds(requests, nodes) for nodes in range(first, first + count)]
@@ -79,7 +79,7 @@ def test_costs_of_several_passes_are_those_of_each(table: list[tuple[int, int, f
 
 
 def test_plain_passes_that_take_longer_make_all_of_them_dearer_and_nodes_no_cheaper() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     before, added = costs.seconds(16), costs.seconds(16, 80) - costs.seconds(16)
     for _ in range(100):
         costs.observe(4, 0, 2 * 4.37e-3)
@@ -88,7 +88,7 @@ def test_plain_passes_that_take_longer_make_all_of_them_dearer_and_nodes_no_chea
 
 
 def test_nodes_that_take_longer_make_trees_dearer_and_not_plain_passes() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     plain, added = costs.seconds(16), costs.seconds(16, 240) - costs.seconds(16)
     for _ in range(200):
         costs.observe(16, 0, plain)
@@ -98,9 +98,9 @@ def test_nodes_that_take_longer_make_trees_dearer_and_not_plain_passes() -> None
 
 
 def test_one_pass_that_takes_long_changes_little() -> None:
-    costs = PassCosts(H200)
+    costs = StepTimeModel(H200)
     costs.observe(16, 80, 5.0)
-    assert costs.seconds(16, 80) < 1.11 * PassCosts(H200).seconds(16, 80)
+    assert costs.seconds(16, 80) < 1.11 * StepTimeModel(H200).seconds(16, 80)
 
 
 @given(
@@ -111,7 +111,7 @@ def test_one_pass_that_takes_long_changes_little() -> None:
 def test_prices_are_positive_and_never_fall_with_nodes(
     table: list[tuple[int, int, float]], seen: list[tuple[int, int, float]], requests: int
 ) -> None:
-    costs = PassCosts(table)
+    costs = StepTimeModel(table)
     for each in seen:
         costs.observe(*each)
     prices = [costs.seconds(requests, nodes) for nodes in (0, 1, 2, 7, 60, 250, 400)]
@@ -121,6 +121,6 @@ def test_prices_are_positive_and_never_fall_with_nodes(
 
 @given(table=tables, nodes=st.integers(0, 300))
 def test_tables_never_fall_with_requests(table: list[tuple[int, int, float]], nodes: int) -> None:
-    costs = PassCosts(table)
+    costs = StepTimeModel(table)
     prices = [costs.seconds(requests, nodes) for requests in (1, 2, 3, 17, 40, 64, 90)]
     assert all(after >= before * (1 - 1e-9) for before, after in pairwise(prices))

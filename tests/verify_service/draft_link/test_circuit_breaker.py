@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, LAST_BACKOFF, MAX_MISSES, SILENCE, Patience
+from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, LAST_BACKOFF, MAX_MISSES, SILENCE, CircuitBreaker
 
 
 def test_a_drafter_that_answers_is_always_waited_for() -> None:
-    patience = Patience()
+    patience = CircuitBreaker()
     for now in range(10):
         patience.miss(now)
         patience.hit()
@@ -14,7 +14,7 @@ def test_a_drafter_that_answers_is_always_waited_for() -> None:
 
 
 def test_three_misses_suspend_and_probes_double_the_pause() -> None:
-    patience, now = Patience(heard_at=99.9), 100.0
+    patience, now = CircuitBreaker(heard_at=99.9), 100.0
     for _ in range(MAX_MISSES):
         assert patience.waits(now)
         patience.miss(now)
@@ -32,7 +32,7 @@ def test_three_misses_suspend_and_probes_double_the_pause() -> None:
 
 
 def test_one_that_says_nothing_hangs_and_is_not_probed() -> None:
-    patience = Patience(heard_at=9.9)
+    patience = CircuitBreaker(heard_at=9.9)
     for _ in range(MAX_MISSES):
         assert not patience.hangs(10.0)
         patience.miss(10.0)
@@ -45,7 +45,7 @@ def test_one_that_says_nothing_hangs_and_is_not_probed() -> None:
 
 
 def test_one_that_is_late_is_probed_and_does_not_hang() -> None:
-    patience = Patience(heard_at=9.9)
+    patience = CircuitBreaker(heard_at=9.9)
     for _ in range(MAX_MISSES):
         patience.miss(10.0)
     patience.heard(10.05)
@@ -55,7 +55,7 @@ def test_one_that_is_late_is_probed_and_does_not_hang() -> None:
 
 
 def test_one_hit_restores_patience() -> None:
-    patience = Patience()
+    patience = CircuitBreaker()
     for _ in range(6):
         patience.miss(0.0)
     patience.hit()
@@ -66,7 +66,7 @@ def test_one_hit_restores_patience() -> None:
 
 
 def test_one_that_is_heard_after_a_silence_is_waited_for_again() -> None:
-    patience = Patience()
+    patience = CircuitBreaker()
     patience.heard(10.0)
     for _ in range(6):
         patience.miss(10.0)
@@ -83,7 +83,7 @@ def test_one_that_is_heard_after_a_silence_is_waited_for_again() -> None:
 
 
 def test_more_time_than_was_missed_is_worth_a_trial_at_once() -> None:
-    patience = Patience()
+    patience = CircuitBreaker()
     patience.heard(0.9)
     for now in (1.0, 1.1, 1.2):
         patience.miss(now, 0.001)
@@ -100,7 +100,7 @@ def test_more_time_than_was_missed_is_worth_a_trial_at_once() -> None:
 
 
 def test_one_that_is_silent_since_a_wait_is_not_waited_for_before_it_is_heard() -> None:
-    patience = Patience(heard_at=10.0)
+    patience = CircuitBreaker(heard_at=10.0)
     patience.miss(10.02, 0.02)
     assert not patience.waits(10.03)
     assert patience.drafts(10.03)
@@ -117,7 +117,7 @@ def test_one_that_is_silent_since_a_wait_is_not_waited_for_before_it_is_heard() 
 
 
 def test_steps_without_trees_that_did_not_wait_are_no_silence() -> None:
-    patience = Patience(heard_at=10.0)
+    patience = CircuitBreaker(heard_at=10.0)
     for now in (11.0, 12.0):
         patience.miss(now)
         assert patience.waits(now) and patience.drafts(now)
@@ -126,7 +126,7 @@ def test_steps_without_trees_that_did_not_wait_are_no_silence() -> None:
 
 
 def test_one_that_was_missed_once_hangs_once_it_was_asked_often_enough() -> None:
-    patience = Patience(heard_at=10.0)
+    patience = CircuitBreaker(heard_at=10.0)
     patience.miss(10.5, 0.02)
     assert not patience.hangs(10.5 + SILENCE)
     for _ in range(MAX_MISSES - 1):

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import by_source, matched, walk
+from verify_service.core.acceptance import accept, accepted_by_source, match_path
 from verify_service.core.request import SourceCount
-from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.draft_stats import DraftStats
 
 TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
 
@@ -28,7 +28,7 @@ TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))
     ],
 )
 def test_the_matched_path(tokens: tuple[int, ...], end: tuple[int, int]) -> None:
-    assert matched(TREE, tokens) == end
+    assert match_path(TREE, tokens) == end
 
 
 def test_it_agrees_with_the_verifiers_walk() -> None:
@@ -38,17 +38,17 @@ def test_it_agrees_with_the_verifiers_walk() -> None:
         tree = TokenTree(
             tuple(draw.randrange(3) for _ in range(size)), tuple(draw.randrange(-1, node) for node in range(size))
         )
-        took = walk(tree, [draw.randrange(3) for _ in range(size + 1)])
-        tally = Tally()
+        took = accept(tree, [draw.randrange(3) for _ in range(size + 1)])
+        tally = DraftStats()
         assert tally.settle(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
         assert (tally.drafted, tally.accepted) == (size, len(took.nodes))
 
 
 def test_nodes_of_several_proposers_are_shared_out() -> None:
     tree = TokenTree((5, 6, 7, 8), (-1, 0, 1, 0), None, ("a", "b", "a", "a"))
-    assert by_source(tree, (0, 1)) == (SourceCount("a", 3, 1), SourceCount("b", 1, 1))
-    assert by_source(TokenTree.chain((5, 6)), (0,)) == ()
-    tally = Tally()
+    assert accepted_by_source(tree, (0, 1)) == (SourceCount("a", 3, 1), SourceCount("b", 1, 1))
+    assert accepted_by_source(TokenTree.chain((5, 6)), (0,)) == ()
+    tally = DraftStats()
     for tokens in ((5, 6, 9), (5, 6, 7, 1), (4,)):
         tally.settle(tree, tokens)
     tally.settle(TokenTree.chain((5,)), (5, 6))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, NoTrees, Opening
+from verify_service.core.draft_source import Committed, NoDrafts, Opening
 from verify_service.core.request import FinishReason, RequestKey, SamplingParams
-from verify_service.draft_link.held_back import MOST_TOKENS, TOLD_SECONDS, HeldBack
+from verify_service.draft_link.held_back import MOST_TOKENS, TOLD_SECONDS, PausingLink
 
 ONE, TWO, THREE = RequestKey(1, 1), RequestKey(1, 2), RequestKey(1, 3)
 TREE = TokenTree((7,), (-1,))
 
 
-class Link(NoTrees):
+class Link(NoDrafts):
     """Notes what it is told."""
 
     def __init__(self):
@@ -52,7 +52,7 @@ def now():
 
 @pytest.fixture
 def held(link, now):
-    return HeldBack(link, clock=lambda: now[0])
+    return PausingLink(link, clock=lambda: now[0])
 
 
 def committed(key, total, *tokens):

@@ -16,7 +16,7 @@ from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream.v1 import draft_pb2, tensor_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.fed_drafter import FACTS, HIDDEN, KEY, ROW, Kept, Peer, states
-from verify_service.core.draft_source import Committed, Extended, Opening
+from verify_service.core.draft_source import Committed, Opening, StateChunk
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link import commit_batch
 from verify_service.draft_link import hidden_state_feed as feature_feed
@@ -55,7 +55,7 @@ def opening(length: int, computed: int = 0, kept: int | None = None) -> Opening:
 
 
 def extend(link: DraftLink, first: int, end: int, **options: Any) -> None:
-    link.extend([Extended(KEY, states(first, end, **options))])
+    link.extend([StateChunk(KEY, states(first, end, **options))])
 
 
 def commit(link: DraftLink, length: int, count: int = 1, features: bool = True, max_nodes: int = 8) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.draft_link.late_tree_match import Hindsight
+from verify_service.draft_link.late_tree_match import LateTreeMatch
 
 TREE = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))
 """5, or 6 and then 7 and 8."""
@@ -23,7 +23,7 @@ TREE = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))
     ],
 )
 def test_the_text_is_followed_down_the_tree_until_it_leaves_it(steps: list[tuple[int, ...]], right: int) -> None:
-    hindsight = Hindsight(TREE)
+    hindsight = LateTreeMatch(TREE)
     *before, last = steps
     assert not any(hindsight.follow(tokens) for tokens in before)
     assert hindsight.follow(last)

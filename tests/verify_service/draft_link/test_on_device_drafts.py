@@ -34,7 +34,7 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host
-from verify_service.speculation.tree_sizing import TreeWishes
+from verify_service.speculation.tree_sizing import TreeSizer
 
 TOKENS, ROWS, DEPTH, VOCAB, HIDDEN = 24, 6, 3, 512, 128
 CONFIG = EngineConfig(
@@ -246,10 +246,10 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
 def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
     twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def depths(wishes: TreeWishes, states: Sequence[RequestState], running: int) -> list[int]:
+    def depths(wishes: TreeSizer, states: Sequence[RequestState], running: int) -> list[int]:
         return [min(DEPTH, max(0, state.depth_left)) for state in states]
 
-    monkeypatch.setattr(TreeWishes, "depths", depths)
+    monkeypatch.setattr(TreeSizer, "depths", depths)
     requests, expected = work
     drafter = Drafter(head, tiny_model)
     drafter.answers, drafter.empty_every = texts_of(work), 3
@@ -275,10 +275,10 @@ def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
 def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     twins: Target, head: Path, tiny_model: Path, work, levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def depths(wishes: TreeWishes, states: Sequence[RequestState], running: int) -> list[int]:
+    def depths(wishes: TreeSizer, states: Sequence[RequestState], running: int) -> list[int]:
         return [min(next(asked), max(0, state.depth_left)) for state in states]
 
-    monkeypatch.setattr(TreeWishes, "depths", depths)
+    monkeypatch.setattr(TreeSizer, "depths", depths)
     behind, after = Drafter(head, tiny_model), Drafter(head, tiny_model)
     for drafter in (behind, after):
         asked = cycle(levels)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from slipstream.rpc.errors import InvalidArgumentError
-from verify_service.draft_link.rate_limiter import BURST_PER_SLOT, BYTES_PER_REPLY, REPLIES_PER_RECORD, Allowance
+from verify_service.draft_link.rate_limiter import BURST_PER_SLOT, BYTES_PER_REPLY, REPLIES_PER_RECORD, ReplyRateLimiter
 
 
 def test_answers_to_records_never_run_out() -> None:
-    allowance = Allowance(4)
+    allowance = ReplyRateLimiter(4)
     for _ in range(1000):
         allowance.earn(4)
         allowance.spend(4 * REPLIES_PER_RECORD, 100)
@@ -17,7 +17,7 @@ def test_answers_to_records_never_run_out() -> None:
 
 @pytest.mark.parametrize(("replies", "size"), [(1, 0), (0, 0), (0, BYTES_PER_REPLY), (1, BYTES_PER_REPLY + 7)])
 def test_a_flood_ends_after_the_burst(replies: int, size: int) -> None:
-    allowance = Allowance(4)
+    allowance = ReplyRateLimiter(4)
     for _ in range(4 * BURST_PER_SLOT):
         allowance.spend(replies, size)
     with pytest.raises(InvalidArgumentError):
@@ -25,10 +25,10 @@ def test_a_flood_ends_after_the_burst(replies: int, size: int) -> None:
 
 
 def test_what_is_earned_has_a_limit() -> None:
-    allowance = Allowance(1)
+    allowance = ReplyRateLimiter(1)
     allowance.earn(10**6)
     allowance.spend(BURST_PER_SLOT, 0)
     with pytest.raises(InvalidArgumentError):
         allowance.spend(1, 0)
     with pytest.raises(InvalidArgumentError):
-        Allowance(1).spend(0, (BURST_PER_SLOT + 1) * BYTES_PER_REPLY)
+        ReplyRateLimiter(1).spend(0, (BURST_PER_SLOT + 1) * BYTES_PER_REPLY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verify_service.core.request import FinishReason
 from verify_service.draft_link.records import Close, Commit, Gap, Stamp
-from verify_service.draft_link.send_queue import RECORD_COST, Outbox
+from verify_service.draft_link.send_queue import RECORD_COST, SendQueue
 
 
 def stamp(slot: int = 0, generation: int = 1) -> Stamp:
@@ -16,7 +16,7 @@ def commit(tokens: int, slot: int = 0) -> Commit:
 
 
 def test_batches_come_out_in_order_and_whole() -> None:
-    outbox = Outbox(1000)
+    outbox = SendQueue(1000)
     assert outbox.put((commit(1), commit(2)))
     assert outbox.put((commit(3),))
     assert [len(record.token_ids) for record in outbox.take()] == [1, 2]
@@ -25,7 +25,7 @@ def test_batches_come_out_in_order_and_whole() -> None:
 
 
 def test_a_full_queue_refuses_the_whole_batch_and_recovers() -> None:
-    outbox = Outbox(2 * (RECORD_COST + 10))
+    outbox = SendQueue(2 * (RECORD_COST + 10))
     assert outbox.put((commit(10),))
     assert outbox.put((commit(10),))
     assert not outbox.put((commit(0),))
@@ -34,13 +34,13 @@ def test_a_full_queue_refuses_the_whole_batch_and_recovers() -> None:
 
 
 def test_an_empty_queue_takes_a_record_beyond_the_limit() -> None:
-    outbox = Outbox(10)
+    outbox = SendQueue(10)
     assert outbox.put((commit(100),))
     assert not outbox.put((commit(1),))
 
 
 def test_gaps_come_last_once_a_slot_with_the_sum_of_the_losses() -> None:
-    outbox = Outbox(100)
+    outbox = SendQueue(100)
     outbox.put((commit(1),))
     outbox.put_gap(Gap(stamp(3), 1))
     outbox.put_gap(Gap(stamp(3), 1))
@@ -55,7 +55,7 @@ def test_gaps_come_last_once_a_slot_with_the_sum_of_the_losses() -> None:
 
 
 def test_a_forgotten_gap_is_not_sent() -> None:
-    outbox = Outbox(100)
+    outbox = SendQueue(100)
     outbox.put_gap(Gap(stamp(3), 1))
     outbox.forget_gap(3)
     assert outbox.take() == ()

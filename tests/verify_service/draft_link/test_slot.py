@@ -6,7 +6,7 @@ import pytest
 
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request import RequestKey
-from verify_service.draft_link.draft_stats import Tally
+from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.records import NO_NODE, Offer, ParentNode, TreeReply
 from verify_service.draft_link.slot import Slot, SlotTable
 
@@ -30,7 +30,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     table = SlotTable(9, 1)
     slot = table.take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
+    slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
     slot.stand_at(5, 3, 64, 63, OFFER)
     old = slot.stamp
     assert table.matching(old) is slot
@@ -38,7 +38,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     assert table.matching(old) is None
     slot = table.take()
     assert slot is not None
-    slot.open(RequestKey(1, 2), Tally(), caught_up=True)
+    slot.open(RequestKey(1, 2), DraftStats(), caught_up=True)
     assert table.matching(old) is None
     assert slot.stamp.generation == old.generation + 1
     for wrong in (slot.stamp._replace(epoch=8), slot.stamp._replace(slot=1), slot.stamp._replace(slot=2**32)):
@@ -48,7 +48,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
 def test_moving_on_drops_the_tree_and_cuts_the_budget_to_the_offer() -> None:
     slot = SlotTable(9, 1).take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
+    slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
     slot.fed = True
     slot.stand_at(5, 3, 64, 63, OFFER)
     assert (slot.max_nodes, slot.max_depth, slot.awaited) == (8, 4, True)
@@ -63,7 +63,7 @@ def ahead_slot(max_ahead: int = 3) -> Slot:
     """A slot at 5 tokens whose step verifies tree 70: 10 -> 11, or 12."""
     slot = SlotTable(9, 1).take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), Tally(), caught_up=True, max_ahead=max_ahead, waits=False)
+    slot.open(RequestKey(1, 1), DraftStats(), caught_up=True, max_ahead=max_ahead, waits=False)
     slot.fed = True
     slot.stand_at(5, 3, 8, 4, OFFER)
     slot.put(TreeReply(slot.stamp, TokenTree((10, 11, 12), (-1, 0, -1)), tree_id=70))
@@ -189,7 +189,7 @@ def test_of_equal_siblings_the_first_is_the_end_of_a_path() -> None:
 def test_a_tree_that_comes_while_its_step_runs_is_late_and_judged_by_what_follows() -> None:
     slot = SlotTable(9, 1).take()
     assert slot is not None
-    slot.open(RequestKey(1, 1), Tally(), caught_up=True)
+    slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
     slot.fed = True
     slot.stand_at(4, 30, 8, 4, OFFER)
     slot.ask(10.0)

@@ -18,7 +18,7 @@ from support.played_link import KEY, chains, collect, committed, opening, run, s
 from verify_service.core.draft_source import Opening
 from verify_service.core.request import FinishReason, RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.traffic_weight import choose, draw
+from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)
@@ -55,19 +55,19 @@ def test_requests_split_by_share_the_newest_first(shares: tuple[float, ...], par
     attachments = [_Stub(share) for share in shares]
     counts = [0] * len(shares)
     for number in range(4000):
-        counts[attachments.index(choose(attachments, draw(numbered(number))))] += 1
+        counts[attachments.index(pick_by_weight(attachments, routing_hash(numbered(number))))] += 1
     for count, part in zip(counts, parts, strict=True):
         assert abs(count / 4000 - part) < 0.04
         assert (count == 0) == (part == 0)
 
 
 def test_a_requests_number_is_its_own_and_survives_a_resumption() -> None:
-    first = draw(numbered(1))
+    first = routing_hash(numbered(1))
     assert 0 <= first < 1
-    assert draw(numbered(1, key=RequestKey(9, 9), token_ids=(1, 2, 3, 4, 5))) == first
+    assert routing_hash(numbered(1, key=RequestKey(9, 9), token_ids=(1, 2, 3, 4, 5))) == first
     others = [numbered(1, token_ids=(7, 2, 3)), numbered(1, tenant="t"), numbered(1, choice_index=1), numbered(2)]
-    assert len({first, *map(draw, others)}) == 5
-    assert 0 <= draw(numbered(1, token_ids=tuple(range(5000)), prompt_length=5000)) < 1
+    assert len({first, *map(routing_hash, others)}) == 5
+    assert 0 <= routing_hash(numbered(1, token_ids=tuple(range(5000)), prompt_length=5000)) < 1
 
 
 async def steps(link: DraftLink, count: int, length: int, *, keys: tuple[RequestKey, ...] = (KEY,)) -> int:
@@ -206,13 +206,13 @@ def test_shares_may_change_while_requests_run() -> None:
         ):
             for number in range(40):
                 link.begin(numbered(number))
-            due = sum(draw(numbered(number)) < 0.25 for number in range(40))
+            due = sum(routing_hash(numbered(number)) < 0.25 for number in range(40))
             length = await steps(link, 3, 3, keys=keys)
             assert (requests_of(link, newer), requests_of(link, older)) == (due, 40 - due)
             for share in (0.75, 0.0, 1.0):
                 await newer.send_message(draft_pb2.ExchangeRequest(share=share))
                 await until(lambda share=share: link.state().drafters[1].share == share)
-                due = sum(draw(numbered(number)) < share for number in range(40))
+                due = sum(routing_hash(numbered(number)) < share for number in range(40))
                 length = await steps_until(lambda due=due: requests_of(link, older) == 40 - due, link, length, *keys)
                 length = await steps(link, 3, length, keys=keys)
                 assert (requests_of(link, newer), requests_of(link, older)) == (due, 40 - due)

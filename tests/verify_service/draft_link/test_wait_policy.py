@@ -1,12 +1,12 @@
 from types import SimpleNamespace
 
-from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE, Patience
-from verify_service.draft_link.wait_policy import deaf
+from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE, CircuitBreaker
+from verify_service.draft_link.wait_policy import all_unresponsive
 
 
 def attachment(*, heard_at, busy=True):
     """One that was waited for in vain at 10.0 until patience ended, whose slots hold a request where it is `busy`."""
-    patience = Patience(heard_at=9.9)
+    patience = CircuitBreaker(heard_at=9.9)
     for _ in range(MAX_MISSES):
         patience.miss(10.0)
     patience.heard(heard_at)
@@ -15,22 +15,22 @@ def attachment(*, heard_at, busy=True):
 
 def test_the_link_is_deaf_once_all_that_are_attached_hang():
     hung, slow = attachment(heard_at=9.95), attachment(heard_at=10.05)
-    assert not deaf([], [], 20.0)
-    assert not deaf([hung], [], 10.0 + SILENCE / 2)
-    assert deaf([hung, hung], [], 10.0 + SILENCE)
-    assert not deaf([hung, slow], [], 20.0)
+    assert not all_unresponsive([], [], 20.0)
+    assert not all_unresponsive([hung], [], 10.0 + SILENCE / 2)
+    assert all_unresponsive([hung, hung], [], 10.0 + SILENCE)
+    assert not all_unresponsive([hung, slow], [], 20.0)
 
 
 def test_those_that_stand_by_without_a_request_take_nothing_in_either():
     hung, hung_idle = attachment(heard_at=9.95), attachment(heard_at=9.95, busy=False)
     idle = attachment(heard_at=10.05, busy=False)
-    assert deaf([idle, hung], [], 20.0)
-    assert not deaf([idle, hung_idle], [], 20.0)
-    assert deaf([hung_idle], [], 20.0)
+    assert all_unresponsive([idle, hung], [], 20.0)
+    assert not all_unresponsive([idle, hung_idle], [], 20.0)
+    assert all_unresponsive([hung_idle], [], 20.0)
 
 
 def test_one_that_has_yet_to_take_requests_over_counts_while_it_is_heard():
     hung, newcomer = attachment(heard_at=9.95), attachment(heard_at=19.5)
-    assert not deaf([hung, newcomer], [newcomer], 20.0)
-    assert deaf([hung, newcomer], [newcomer], 19.5 + SILENCE)
-    assert not deaf([hung, newcomer], [], 19.5 + SILENCE), "a request is its own"
+    assert not all_unresponsive([hung, newcomer], [newcomer], 20.0)
+    assert all_unresponsive([hung, newcomer], [newcomer], 19.5 + SILENCE)
+    assert not all_unresponsive([hung, newcomer], [], 19.5 + SILENCE), "a request is its own"

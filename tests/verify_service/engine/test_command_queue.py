@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from verify_service.engine.command_queue import CancelSession, Drain, Inbox, Stop
+from verify_service.engine.command_queue import CancelSession, CommandQueue, Drain, Stop
 
 
 def test_commands_come_in_order_and_once() -> None:
-    inbox = Inbox()
+    inbox = CommandQueue()
     inbox.put(CancelSession(1))
     inbox.put(Drain())
     assert inbox.take(wait=True) == [CancelSession(1), Drain()]
@@ -16,7 +16,7 @@ def test_commands_come_in_order_and_once() -> None:
 
 
 def test_idle_means_asleep_with_nothing_to_read() -> None:
-    inbox = Inbox()
+    inbox = CommandQueue()
     assert not inbox.wait_idle(0.0)
     got: list[object] = []
     reader = threading.Thread(target=lambda: got.extend(inbox.take(wait=True)))

@@ -18,15 +18,15 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.host_device_memory import HostMemory
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
-from verify_service.core.draft_source import Committed, Extended, Opening, Wanted
+from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.draft_link.slot import Slot
 from verify_service.engine import hidden_state_capture as module
-from verify_service.engine.hidden_state_capture import Features
-from verify_service.hidden_states.device_ring import DeviceRing, Span
-from verify_service.hidden_states.rows import FeatureHistory, FeatureRows
-from verify_service.hidden_states.store import FeatureStore
+from verify_service.engine.hidden_state_capture import HiddenStateCapture
+from verify_service.hidden_states.device_ring import DeviceRing, RingSlice
+from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
+from verify_service.hidden_states.store import HiddenStateStore
 
 WANTED = (1, 3)
 
@@ -48,11 +48,11 @@ class Received:
     """States of one request, by position."""
 
     tokens: list[int]
-    history: FeatureHistory | None
+    history: HiddenStateHistory | None
     cached: int
     rows: dict[int, Bits] = field(default_factory=dict)
 
-    def take(self, features: FeatureRows) -> None:
+    def take(self, features: HiddenStateRows) -> None:
         for offset, row in enumerate(features.at(WANTED)):
             self.rows[features.first + offset] = row
 
@@ -84,10 +84,10 @@ class Taker:
             if stored is not None:
                 received.take(stored)
 
-    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         return [() for _ in wanted]
 
-    def extend(self, chunks: Sequence[Extended]) -> None:
+    def extend(self, chunks: Sequence[StateChunk]) -> None:
         for chunk in chunks:
             self.received[chunk.key].take(chunk.features)
 
@@ -112,7 +112,7 @@ class RingTaker(Taker):
         self.slots: dict[RequestKey, Slot] = {}
         self.found = 0
 
-    def route(self, wanted: Sequence[Wanted], captured: Sequence[int]) -> list[tuple[Span, ...]]:
+    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         slots = [self.slots.setdefault(each.key, Slot(0, 0, boundaries=WANTED[::-1])) for each in wanted]
         spans = [
             self.ring.reserve(slot, each.first, each.length, self.hidden_size)
@@ -121,7 +121,7 @@ class RingTaker(Taker):
         assert all(spans)
         return [(span,) if span else () for span in spans]
 
-    def compare(self, key: RequestKey, features: FeatureRows) -> None:
+    def compare(self, key: RequestKey, features: HiddenStateRows) -> None:
         slot = self.slots[key]
         span = features.span_of(slot)
         assert span is not None
@@ -133,7 +133,7 @@ class RingTaker(Taker):
         self.ring.release(self.found, self.found)
         self.found += rows
 
-    def extend(self, chunks: Sequence[Extended]) -> None:
+    def extend(self, chunks: Sequence[StateChunk]) -> None:
         for chunk in chunks:
             self.compare(chunk.key, chunk.features)
         super().extend(chunks)
@@ -240,7 +240,7 @@ def test_preempted_requests_miss_nothing(model: CausalLM) -> None:
 
 def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
     class Failing(Taker):
-        def extend(self, chunks: Sequence[Extended]) -> None:
+        def extend(self, chunks: Sequence[StateChunk]) -> None:
             raise RuntimeError
 
         def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -262,14 +262,14 @@ def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
 
 def test_nothing_is_captured_for_drafters_that_hang_and_what_is_kept_stays() -> None:
     engine, taker = Recorder(), Taker(RandomTrees(8), (2, 5))
-    store = FeatureStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
-    features = Features(engine, store, taker)
+    store = HiddenStateStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
+    features = HiddenStateCapture(engine, store, taker)
     for taker.is_deaf in (False, True, True, False):
         features.prepare()
         assert store.boundaries == (2, 5)
     assert engine.captured == [(2, 5), (), (2, 5)]
     taker.is_deaf = True
-    always = Features(engine, store, taker, (2,))
+    always = HiddenStateCapture(engine, store, taker, (2,))
     always.prepare()
     assert engine.captured[3:] == [(2, 5)], "the operator wants them kept"
 
@@ -286,8 +286,8 @@ class Recorder:
 
 def test_what_is_captured_follows_what_is_asked_for() -> None:
     engine, taker, now = Recorder(), Taker(RandomTrees(8), ()), [0.0]
-    store = FeatureStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
-    features = Features(engine, store, taker, clock=lambda: now[0])
+    store = HiddenStateStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
+    features = HiddenStateCapture(engine, store, taker, clock=lambda: now[0])
 
     def after(seconds: float, *wanted: int) -> list[tuple[int, ...]]:
         now[0] += seconds

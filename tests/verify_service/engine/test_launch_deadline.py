@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from verify_service.engine.launch_deadline import LaunchTime
+from verify_service.engine.launch_deadline import LaunchDeadline
 
 
 def test_nothing_is_known_before_a_step_and_a_launch_were_measured() -> None:
-    times = LaunchTime()
+    times = LaunchDeadline()
     assert times.latest(0.0) is None
     times.observe_step(5e-3)
     assert times.latest(0.0) is None
@@ -21,7 +21,7 @@ def test_nothing_is_known_before_a_step_and_a_launch_were_measured() -> None:
 
 
 def test_a_few_slow_steps_and_launches_change_nothing_and_lasting_ones_all() -> None:
-    times = LaunchTime()
+    times = LaunchDeadline()
     for step in range(32):
         times.observe_step(50e-3 if step % 5 == 0 else 5e-3)
         times.observe_whole_launch(8e-3 if step % 5 == 0 else 4e-4)

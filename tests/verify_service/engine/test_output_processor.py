@@ -10,7 +10,7 @@ import pytest
 from slipstream.rpc.errors import InternalError
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import (
     FinishReason,
@@ -20,9 +20,9 @@ from verify_service.core.request import (
     SpeculationStep,
     TokenLogprob,
 )
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision, Launched
-from verify_service.engine.output_processor import Epilogue
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.engine.output_processor import OutputProcessor
 from verify_service.engine.request_output import PLAIN_STEP
 from verify_service.engine.step_queue import Step
 
@@ -33,7 +33,7 @@ ENTRY = PositionLogprobs(TokenLogprob(1, -0.5, 1), ())
 class Engine:
     """Knows logprobs of all but request 9, whose logits are lost."""
 
-    def logprobs(self, launched: Launched, decision: Decision, count: int) -> tuple[PositionLogprobs, ...]:
+    def logprobs(self, launched: StepHandle, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
         if decision.item.state.key.request_id == 9:
             raise ValueError("the logits are gone")
         return (ENTRY,) * count
@@ -45,23 +45,23 @@ class Learner:
     def __init__(self) -> None:
         self.lessons: list[tuple[int, int, int, float]] = []
 
-    def learn(self, decisions: Sequence[Decision], requests: int, nodes: int, seconds: float) -> None:
+    def learn(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
         self.lessons.append((len(decisions), requests, nodes, seconds))
 
 
-def decision(request_id: int, tokens: tuple[int, ...], tree: TokenTree | None = None) -> Decision:
+def decision(request_id: int, tokens: tuple[int, ...], tree: TokenTree | None = None) -> VerifyResult:
     state = admitted(CONFIG, (1, 2, 3), request_id=request_id)
     state.computed = 2
     state.tokens.extend(tokens)
-    item = ScheduledRows(state, 1, tree)
-    return Decision(item, Walk(tuple(range(len(tokens) - 1)), tokens), 0)
+    item = ScheduledRequest(state, 1, tree)
+    return VerifyResult(item, AcceptedPath(tuple(range(len(tokens) - 1)), tokens), 0)
 
 
-def epilogue(*decisions: Decision) -> tuple[Epilogue, Learner]:
+def epilogue(*decisions: VerifyResult) -> tuple[OutputProcessor, Learner]:
     learner = Learner()
-    made = Epilogue(Engine(), learner)  # type: ignore[arg-type]  # what an epilogue uses of them
+    made = OutputProcessor(Engine(), learner)  # type: ignore[arg-type]  # what an epilogue uses of them
     items = [each.item for each in decisions]
-    made.begin(Step(items, Launched(items), 0.0), items, 0.25, 5.0)
+    made.begin(Step(items, StepHandle(items), 0.0), items, 0.25, 5.0)
     for each in decisions:
         made.add(each, each.walk.tokens, None)
     return made, learner

@@ -12,18 +12,18 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
-from verify_service.core.acceptance import Walk
-from verify_service.core.draft_source import NoTrees, TreeSource
+from verify_service.core.acceptance import AcceptedPath
+from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import Choice, ScheduledRows
-from verify_service.core.step_result import Decision, Launched
-from verify_service.core.step_time_model import PassCosts
-from verify_service.engine.step_queue import Pipeline
-from verify_service.scheduler.kv_cache_manager import KVMemory
-from verify_service.speculation.controller import Drafting
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.core.scheduled_request import OutcomeCandidate, ScheduledRequest
+from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.engine.step_queue import StepQueue
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.goodput import GoodputOptimizer
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
 
@@ -37,25 +37,27 @@ class Scripted:
         self.failing = False
         self.chooses = True
 
-    def launch(self, items: Sequence[ScheduledRows]) -> Launched:
+    def launch(self, items: Sequence[ScheduledRequest]) -> StepHandle:
         if self.failing:
             raise RuntimeError("no")
         self.journal.append("launch")
-        return Launched([item for item in items if item.decides])
+        return StepHandle([item for item in items if item.decides])
 
-    def decide(self, launched: Launched) -> list[Decision]:
+    def decide(self, launched: StepHandle) -> list[VerifyResult]:
         self.journal.append("decide")
-        return [Decision(item, Walk((), (7,)), 0) for item in launched.deciding]
+        return [VerifyResult(item, AcceptedPath((), (7,)), 0) for item in launched.deciding]
 
 
-def bench(lookahead: int, trees: TreeSource | None = None, config: EngineConfig = CONFIG) -> tuple[Pipeline, Scripted]:
+def bench(
+    lookahead: int, trees: DraftSource | None = None, config: EngineConfig = CONFIG
+) -> tuple[StepQueue, Scripted]:
     engine = Scripted(lookahead)
-    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
-    drafting = Drafting(trees or NoTrees(), KVMemory(config, 512), config, budget)
-    return Pipeline(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]))
+    drafting = SpeculationController(trees or NoDrafts(), KVCacheManager(config, 512), config, budget)
+    return StepQueue(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
 
 
-def decoding(trees: TreeSource | None = None, max_tokens: int = 100) -> RequestState:
+def decoding(trees: DraftSource | None = None, max_tokens: int = 100) -> RequestState:
     state = admitted(CONFIG, range(7), sampling=SamplingParams(seed=1, max_tokens=max_tokens), trees=trees)
     state.line = 0
     state.computed = 6
@@ -71,11 +73,11 @@ class Attached(ScriptedTrees):
         return self.expecting
 
 
-def row(state: RequestState) -> list[ScheduledRows]:
-    return [ScheduledRows(state, state.remaining)]
+def row(state: RequestState) -> list[ScheduledRequest]:
+    return [ScheduledRequest(state, state.remaining)]
 
 
-def fill(pipeline: Pipeline, rows: Callable[[], list[ScheduledRows]]) -> int:
+def fill(pipeline: StepQueue, rows: Callable[[], list[ScheduledRequest]]) -> int:
     launched = 0
     while pipeline.open and launched < 9:
         pipeline.launch(rows())
@@ -102,16 +104,16 @@ def test_a_prompt_is_run_ahead_of_chunk_by_chunk() -> None:
     pipeline, _ = bench(1)
     state = decoding()
     state.computed = 0
-    pipeline.launch([ScheduledRows(state, 4)])
+    pipeline.launch([ScheduledRequest(state, 4)])
     assert (state.computed, state.pending, state.remaining) == (4, 0, 3)
     assert pipeline.open
-    pipeline.launch([ScheduledRows(state, 3)])
+    pipeline.launch([ScheduledRequest(state, 3)])
     assert (state.computed, state.pending) == (7, 1)
 
 
 def test_nothing_is_launched_beyond_a_tree() -> None:
     pipeline, _ = bench(1)
-    pipeline.launch([ScheduledRows(decoding(), 1, TokenTree.chain([1]))])
+    pipeline.launch([ScheduledRequest(decoding(), 1, TokenTree.chain([1]))])
     assert not pipeline.open
     pipeline.next()
     assert pipeline.open
@@ -141,7 +143,7 @@ def test_a_prompt_that_decides_nothing_yet_expects_no_tree() -> None:
     pipeline, _ = bench(1, trees)
     state = decoding(trees)
     state.computed = 0
-    pipeline.launch([ScheduledRows(state, 4)])
+    pipeline.launch([ScheduledRequest(state, 4)])
     assert pipeline.open
 
 
@@ -149,8 +151,10 @@ def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
     trees = Attached()
     config = replace(CONFIG, adaptive=True)
     engine = Scripted(1)
-    drafting = Drafting(trees, KVMemory(config, 512), config, NodeBudget(PassCosts([(1, 1, 1e-3), (1, 2, 9.0)])))
-    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    drafting = SpeculationController(
+        trees, KVCacheManager(config, 512), config, GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 2, 9.0)]))
+    )
+    pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
     state.line, state.computed = 0, 6
     trees.tokens[state.key] = list(state.tokens)
@@ -250,13 +254,13 @@ class Foreseeing(Attached):
 def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> None:
     trees = Foreseeing()
     engine = Scripted(1)
-    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 8e-3)]))
-    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget, trees)
-    pipeline = Pipeline(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]))
+    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget, trees)
+    pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = decoding(trees)
     assert not pipeline.open_to_choices
     tree = TokenTree.chain([7, 8])
-    pipeline.launch([ScheduledRows(state, 1, tree)])
+    pipeline.launch([ScheduledRequest(state, 1, tree)])
     assert (pipeline.open, pipeline.open_to_choices) == (False, True)
     assert pipeline.spare_seconds() is None
     trees.expecting = False
@@ -267,7 +271,7 @@ def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> 
     engine.chooses = True
 
     assert (state.length, state.spread) == (8, 2)
-    item = ScheduledRows(state, 1, choices=(Choice(-1, 7, TokenTree.chain([1, 2, 3])),), unsettled=True)
+    item = ScheduledRequest(state, 1, choices=(OutcomeCandidate(-1, 7, TokenTree.chain([1, 2, 3])),), unsettled=True)
     pipeline.launch([item])
     assert not pipeline.open_to_choices
     assert (state.length, state.computed, state.spread) == (9, 8, 5)

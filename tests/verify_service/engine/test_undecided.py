@@ -19,7 +19,7 @@ from support.host_model import HostModel
 from support.models import make_tiny_model
 from support.verify_loop import ScriptedTrees, Target, running_loop
 from verify_service.config import VerifySettings
-from verify_service.core.draft_source import NoTrees, TreeSource
+from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.undecided import undecided_error
@@ -102,8 +102,8 @@ def test_only_the_request_that_reads_it_fails(temperature: float, target: Target
     assert f"position {len(bad)}" in failed.last.error.message
 
 
-@pytest.mark.parametrize("trees", [Chain, NoTrees])
-def test_tokens_before_it_are_output(trees: Callable[[], TreeSource], target: Target) -> None:
+@pytest.mark.parametrize("trees", [Chain, NoDrafts])
+def test_tokens_before_it_are_output(trees: Callable[[], DraftSource], target: Target) -> None:
     """A bias makes the target choose the poisoned token; what comes behind it cannot be decided, drafted or not."""
     biased = replace(PARAMS, logit_bias=((POISONED, 100.0),), presence_penalty=0.5)
     one_more = replace(biased, max_tokens=1)

@@ -15,14 +15,14 @@ from slipstream_kernels.ipc.byte_ring import RingError
 from support.host_device_memory import HostMemory
 from verify_service.draft_link.slot import Slot
 from verify_service.hidden_states import device_ring_pool as device_rings
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.hidden_states.process_watch import DraftProcess
 
 HIDDEN = 16
 
 
-def rings_of(memory: HostMemory) -> DeviceRings:
-    return DeviceRings(memory, step_rows=64, hidden_size=HIDDEN)
+def rings_of(memory: HostMemory) -> DeviceRingPool:
+    return DeviceRingPool(memory, step_rows=64, hidden_size=HIDDEN)
 
 
 def test_a_ring_serves_its_own_process_again_and_another_once_that_has_gone() -> None:
@@ -100,7 +100,7 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
 ) -> None:
     monkeypatch.setattr(device_rings, "_ROUNDED", 512)
     monkeypatch.setattr(device_rings, "STEPS", 1)
-    ring = DeviceRings(HostMemory(), step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
+    ring = DeviceRingPool(HostMemory(), step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
     slot = Slot(1, 0, boundaries=(1,))
 
     def reserve(rows: int, message: int = 0) -> int | None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from slipstream_kernels.models.capture_layers import Bits
-from verify_service.hidden_states.rows import FeatureRows, LateRows
-from verify_service.hidden_states.store import FeatureStore
+from verify_service.hidden_states.rows import HiddenStateRows, PendingRows
+from verify_service.hidden_states.store import HiddenStateStore
 
 LAYOUT = (1, 3)
 HIDDEN = 4
@@ -15,19 +15,19 @@ WIDTH = HIDDEN * len(LAYOUT)
 ROW_BYTES = 2 * WIDTH
 
 
-def store_of(num_pages: int = 8, page_size: int = 4, pages_kept: int = 8) -> FeatureStore:
+def store_of(num_pages: int = 8, page_size: int = 4, pages_kept: int = 8) -> HiddenStateStore:
     limit = pages_kept * page_size * ROW_BYTES
-    store = FeatureStore(num_pages=num_pages, page_size=page_size, hidden_size=HIDDEN, limit=limit)
+    store = HiddenStateStore(num_pages=num_pages, page_size=page_size, hidden_size=HIDDEN, limit=limit)
     store.lay_out(LAYOUT)
     return store
 
 
-def states(first: int, end: int, seed: int = 0) -> FeatureRows:
+def states(first: int, end: int, seed: int = 0) -> HiddenStateRows:
     rows = np.random.default_rng(seed).integers(0, 1 << 16, (64, WIDTH)).astype(np.uint16)
-    return FeatureRows(LAYOUT, first, rows[first:end])
+    return HiddenStateRows(LAYOUT, first, rows[first:end])
 
 
-def same(found: FeatureRows | None, expected: FeatureRows) -> bool:
+def same(found: HiddenStateRows | None, expected: HiddenStateRows) -> bool:
     return found is not None and found.first == expected.first and np.array_equal(found.rows, expected.rows)
 
 
@@ -85,19 +85,19 @@ def test_within_its_limit_the_pages_written_last_are_kept() -> None:
 def test_rows_of_many_requests_are_written_at_once(pages_kept: int) -> None:
     step = np.random.default_rng(3).integers(0, 1 << 16, (12, WIDTH)).astype(np.uint16)
 
-    def late(first: int, places: range | list[int]) -> FeatureRows:
-        return FeatureRows(LAYOUT, first, LateRows(lambda: step, places, WIDTH))
+    def late(first: int, places: range | list[int]) -> HiddenStateRows:
+        return HiddenStateRows(LAYOUT, first, PendingRows(lambda: step, places, WIDTH))
 
     store = store_of(pages_kept=pages_kept)
     own = states(2, 7)
     store.write([([0], late(0, range(4, 7))), ([4, 5], own), ([1], late(3, [11])), ([2], late(1, [0, 9]))])
-    assert same(store.read([1], 3, 4), FeatureRows(LAYOUT, 3, step[11:]))
-    assert same(store.read([2], 1, 3), FeatureRows(LAYOUT, 1, step[[0, 9]]))
+    assert same(store.read([1], 3, 4), HiddenStateRows(LAYOUT, 3, step[11:]))
+    assert same(store.read([2], 1, 3), HiddenStateRows(LAYOUT, 1, step[[0, 9]]))
     if pages_kept == 2:
         assert store.read([4, 5], 2, 7) is None is store.read([0], 0, 3)
     else:
         assert same(store.read([4, 5], 2, 7), own)
-        assert same(store.read([0], 0, 3), FeatureRows(LAYOUT, 0, step[4:7]))
+        assert same(store.read([0], 0, 3), HiddenStateRows(LAYOUT, 0, step[4:7]))
 
 
 def test_nothing_counts_as_written_where_states_are_gone() -> None:
@@ -105,7 +105,7 @@ def test_nothing_counts_as_written_where_states_are_gone() -> None:
         raise LookupError("the states of a step are gone")
 
     store = store_of()
-    lost = FeatureRows(LAYOUT, 2, LateRows(gone, [0], WIDTH))
+    lost = HiddenStateRows(LAYOUT, 2, PendingRows(gone, [0], WIDTH))
     with pytest.raises(LookupError):
         store.write([([0], states(0, 2)), ([1], lost)])
     assert (store.reach([0], 2), store.reach([1], 3), store.pages) == (2, 3, 0)
@@ -118,7 +118,7 @@ def test_another_layout_begins_empty_and_none_takes_no_memory() -> None:
     assert store.read([0], 0, 4) is None
     store.lay_out(())
     assert store.nbytes == store.capacity == store.pages == 0
-    nothing = FeatureStore(num_pages=8, page_size=4, hidden_size=HIDDEN, limit=0)
+    nothing = HiddenStateStore(num_pages=8, page_size=4, hidden_size=HIDDEN, limit=0)
     nothing.lay_out(LAYOUT)
     nothing.write([([0], states(0, 4))])
     assert nothing.read([0], 0, 4) is None

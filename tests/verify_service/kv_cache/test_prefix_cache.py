@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream_kernels.models.page_pool import PagePool
-from verify_service.kv_cache.prefix_cache import Lease, Namespace, PrefixCache
+from verify_service.kv_cache.prefix_cache import Namespace, PrefixCache, PrefixHandle
 
 PAGES = 40
 TOKENS = st.lists(st.integers(0, 1), min_size=0, max_size=14)
@@ -21,7 +21,7 @@ NAMESPACES = st.sampled_from([("", ""), ("a", ""), ("", "a")])
 class User:
     namespace: Namespace
     tokens: tuple[int, ...]
-    lease: Lease
+    lease: PrefixHandle
     pages: list[int] = field(default_factory=list)
 
 

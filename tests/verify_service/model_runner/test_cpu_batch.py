@@ -10,8 +10,8 @@ from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.model_runner.cpu_batch import RowBuilder
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.model_runner.cpu_batch import CpuBatchBuilder
 
 SCRATCH = 1000
 
@@ -24,19 +24,19 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[EngineConfig, np.ndarray, list[ScheduledRows]]:
+def plans(draw: st.DrawFn) -> tuple[EngineConfig, np.ndarray, list[ScheduledRequest]]:
     size = draw(st.integers(1, 8))
     config = EngineConfig(num_pages=200, page_size=size, max_running=4, max_nodes=16, prefill_chunk=64)
     table = np.zeros((4, 64), dtype=np.int32)
     pages = list(draw(st.permutations(range(200))))
-    items: list[ScheduledRows] = []
+    items: list[ScheduledRequest] = []
     for line in range(draw(st.integers(1, 4))):
         state: RequestState = admitted(config, draw(st.lists(st.integers(0, 511), min_size=1, max_size=12)))
         state.line = line
         state.pages = [pages.pop() for _ in range(-(-(len(state.tokens) + 16) // size))]
         table[line, : len(state.pages)] = state.pages
         state.computed = draw(st.integers(0, len(state.tokens) - 1))
-        item = ScheduledRows(state, draw(st.integers(1, state.remaining)))
+        item = ScheduledRequest(state, draw(st.integers(1, state.remaining)))
         item.tree = draw(st.none() | trees()) if item.decides else None
         items.append(item)
     return config, table, items
@@ -44,10 +44,10 @@ def plans(draw: st.DrawFn) -> tuple[EngineConfig, np.ndarray, list[ScheduledRows
 
 @given(plan=plans())
 @settings(max_examples=60)
-def test_rows_follow_the_plan(plan: tuple[EngineConfig, np.ndarray, list[ScheduledRows]]) -> None:
+def test_rows_follow_the_plan(plan: tuple[EngineConfig, np.ndarray, list[ScheduledRequest]]) -> None:
     config, table, items = plan
     size = config.page_size
-    builder = RowBuilder(config, table, SCRATCH)
+    builder = CpuBatchBuilder(config, table, SCRATCH)
     rows = builder.build(items)
     batch = rows.batch
     row = scratch = 0

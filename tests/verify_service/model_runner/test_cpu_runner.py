@@ -11,9 +11,9 @@ from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import PositionLogprobs, SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.model_runner.cpu_runner import CpuEngine
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.model_runner.cpu_runner import CpuModelRunner
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 PROMPT = list(range(30, 47))
 GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=3)
@@ -24,8 +24,8 @@ class Bench:
 
     def __init__(self, model: CausalLM, page_size: int) -> None:
         config = EngineConfig(num_pages=128, page_size=page_size)
-        self.memory = KVMemory(config, model.config.max_context)
-        self.engine = CpuEngine(model, config, self.memory.page_table)
+        self.memory = KVCacheManager(config, model.config.max_context)
+        self.engine = CpuModelRunner(model, config, self.memory.page_table)
         self.state: RequestState = admitted(config, PROMPT, sampling=GREEDY)
         self.state.line = 0
         self.memory.begin(self.state)
@@ -33,7 +33,7 @@ class Bench:
 
     def step(self, tree: TokenTree | None = None) -> tuple[int, ...]:
         state = self.state
-        item = ScheduledRows(state, state.remaining, tree)
+        item = ScheduledRequest(state, state.remaining, tree)
         assert self.memory.grow(state, len(state.tokens) + (tree.depth if tree is not None else 0))
         self.launched = self.engine.launch([item])
         (decision,) = self.engine.decide(self.launched)
@@ -89,7 +89,7 @@ def test_logprobs_are_of_the_path_alone(model: CausalLM) -> None:
 
 def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
     bench = Bench(model, 8)
-    assert bench.engine.decide(bench.engine.launch([ScheduledRows(bench.state, 5)])) == []
+    assert bench.engine.decide(bench.engine.launch([ScheduledRequest(bench.state, 5)])) == []
     bench.state.computed = 5
     assert bench.step() == (greedy(model, 1)[0],)
 
@@ -99,5 +99,5 @@ def test_pass_costs_are_measured_within_memory_and_context(model: CausalLM) -> N
         (1, rows) for rows in (1, 2, 4, 8, 16, 32, 64)
     ]
     config = EngineConfig(num_pages=5, page_size=2)
-    small = CpuEngine(model, config, KVMemory(config, 512).page_table)
+    small = CpuModelRunner(model, config, KVCacheManager(config, 512).page_table)
     assert [rows for _, rows, _ in small.pass_costs()] == [1, 2, 4, 8]

@@ -13,9 +13,9 @@ from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.gpu_batch import GpuRows
+from verify_service.model_runner.gpu_batch import GpuBatchBuilder
 
 SCRATCH = 1000
 
@@ -28,12 +28,12 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[int, PageTable, list[ScheduledRows]]:
+def plans(draw: st.DrawFn) -> tuple[int, PageTable, list[ScheduledRequest]]:
     size = draw(st.integers(1, 8))
     config = EngineConfig(num_pages=200, page_size=size, max_running=5)
     table = PageTable(5, 512 // size)
     pages = list(draw(st.permutations(range(200))))
-    items: list[ScheduledRows] = []
+    items: list[ScheduledRequest] = []
     for line in draw(st.permutations(range(draw(st.integers(1, 5))))):
         prompt = draw(st.lists(st.integers(0, 511), min_size=1, max_size=12))
         logprobs = draw(st.none() | st.just(0))
@@ -43,7 +43,7 @@ def plans(draw: st.DrawFn) -> tuple[int, PageTable, list[ScheduledRows]]:
         state.pages = [pages.pop() for _ in range(-(-(state.length + 2) // size))]
         table.write(line, 0, state.pages)
         state.computed = len(prompt) if state.pending else draw(st.integers(0, len(prompt) - 1))
-        item = ScheduledRows(state, draw(st.integers(1, state.remaining)))
+        item = ScheduledRequest(state, draw(st.integers(1, state.remaining)))
         item.tree = draw(st.none() | trees()) if item.decides and not state.pending else None
         items.append(item)
     return size, table, items
@@ -56,9 +56,9 @@ def span_rows(plan: PassPlan) -> list[int]:
 
 @given(case=plans())
 @settings(max_examples=100)
-def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRows]]) -> None:
+def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRequest]]) -> None:
     size, table, items = case
-    plan, deciding = GpuRows(table, size, SCRATCH).build(items)
+    plan, deciding = GpuBatchBuilder(table, size, SCRATCH).build(items)
     for field in fields(plan):
         value = getattr(plan, field.name)
         assert not isinstance(value, np.ndarray) or (value.dtype == np.int32 and value.flags.c_contiguous)
@@ -83,9 +83,11 @@ def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRows]])
 
 @given(case=plans())
 @settings(max_examples=100)
-def test_each_deciding_item_has_its_root_and_nodes_in_a_row(case: tuple[int, PageTable, list[ScheduledRows]]) -> None:
+def test_each_deciding_item_has_its_root_and_nodes_in_a_row(
+    case: tuple[int, PageTable, list[ScheduledRequest]],
+) -> None:
     size, table, items = case
-    plan, deciding = GpuRows(table, size, SCRATCH).build(items)
+    plan, deciding = GpuBatchBuilder(table, size, SCRATCH).build(items)
     logit = scratch = 0
     for item, (first, count, line, base) in zip(deciding, plan.deciding.tolist(), strict=True):
         assert (first, count, line, base) == (logit, item.num_rows, item.state.line, item.base)
@@ -117,11 +119,11 @@ def test_spans_of_decodes_come_first() -> None:
         table.write(line, 0, [3 * line, 3 * line + 1, 3 * line + 2])
     states[1].computed = 7
     items = [
-        ScheduledRows(states[0], 5),
-        ScheduledRows(states[1], 1),
-        ScheduledRows(states[2], 8, TokenTree.chain([1, 2])),
+        ScheduledRequest(states[0], 5),
+        ScheduledRequest(states[1], 1),
+        ScheduledRequest(states[2], 8, TokenTree.chain([1, 2])),
     ]
-    plan, deciding = GpuRows(table, 4, SCRATCH).build(items)
+    plan, deciding = GpuBatchBuilder(table, 4, SCRATCH).build(items)
     assert plan.decodes.tolist() == [[0, 1, 1, 8], [1, 3, 2, 8]]
     assert plan.prefills.tolist() == [[4, 5, 0, 0], [9, 7, 2, 0]]
     assert deciding == [items[1], items[2]]

@@ -15,9 +15,9 @@ from support.verify_loop import Target, admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.model_runner.gpu_runner import GpuEngine, GpuStep
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.model_runner.gpu_runner import GpuModelRunner, GpuStepHandle
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 PROMPT = list(range(30, 47))
 CONFIG = EngineConfig(num_pages=64, page_size=8, max_running=3, step_nodes=32, prefill_chunk=64)
@@ -27,8 +27,8 @@ class Bench:
     """An engine and requests that are driven by hand, as the loop would."""
 
     def __init__(self, model: Any) -> None:
-        self.memory = KVMemory(CONFIG, 512)
-        self.engine = GpuEngine(model, CONFIG, self.memory.page_table)
+        self.memory = KVCacheManager(CONFIG, 512)
+        self.engine = GpuModelRunner(model, CONFIG, self.memory.page_table)
 
     def start(self, line: int, prompt: list[int], **sampling: Any) -> RequestState:
         params = SamplingParams(**({"temperature": 0.0, "seed": 0} | sampling))
@@ -38,11 +38,11 @@ class Bench:
         self.engine.begin(state)
         return state
 
-    def launch(self, *states: RequestState, trees: dict[int, TokenTree] | None = None) -> GpuStep:
+    def launch(self, *states: RequestState, trees: dict[int, TokenTree] | None = None) -> GpuStepHandle:
         items = []
         for state in states:
             tree = (trees or {}).get(state.line)
-            item = ScheduledRows(state, state.remaining, tree)
+            item = ScheduledRequest(state, state.remaining, tree)
             assert self.memory.grow(state, item.base + (tree.depth if tree else 0))
             items.append(item)
         launched = self.engine.launch(items)
@@ -50,7 +50,7 @@ class Bench:
             item.state.computed, item.state.pending = item.base, item.state.pending + 1
         return launched
 
-    def decide(self, launched: GpuStep) -> list[tuple[int, ...]]:
+    def decide(self, launched: GpuStepHandle) -> list[tuple[int, ...]]:
         self.decisions = self.engine.decide(launched)
         for decision in self.decisions:
             state = decision.item.state
@@ -141,9 +141,11 @@ def test_logprobs_come_though_the_next_step_is_launched(twins: Target) -> None:
 def test_an_engine_larger_than_its_model_is_refused(model: CausalLM, field: str, value: int) -> None:
     config = replace(CONFIG, **{field: value})
     with pytest.raises(ValueError, match=f"{field} is {value}, the model"):
-        GpuEngine(HostModel(model, CONFIG), config, KVMemory(config, 512).page_table)  # type: ignore[arg-type]  # stand-in
+        GpuModelRunner(HostModel(model, CONFIG), config, KVCacheManager(config, 512).page_table)  # type: ignore[arg-type]  # stand-in
 
 
 def test_a_context_longer_than_its_model_is_refused(model: CausalLM) -> None:
     with pytest.raises(ValueError, match="max_context is 512, the model is prepared for 100"):
-        GpuEngine(HostModel(model, replace(CONFIG, max_context=100)), CONFIG, KVMemory(CONFIG, 512).page_table)
+        GpuModelRunner(
+            HostModel(model, replace(CONFIG, max_context=100)), CONFIG, KVCacheManager(CONFIG, 512).page_table
+        )

@@ -6,18 +6,18 @@ import numpy as np
 
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import PositionLogprobs, TokenLogprob
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 
 
 def test_rows_follow_the_path_to_the_last_token_output() -> None:
     state = admitted(EngineConfig(num_pages=8), (1, 2, 3))
-    item = ScheduledRows(state, 3, TokenTree((4, 5, 6, 7), (-1, -1, 1, 2)))
-    decision = Decision(item, Walk((1, 2), (5, 6, 9)), first_row=10)
+    item = ScheduledRequest(state, 3, TokenTree((4, 5, 6, 7), (-1, -1, 1, 2)))
+    decision = VerifyResult(item, AcceptedPath((1, 2), (5, 6, 9)), first_row=10)
     assert chosen_rows(decision, 3) == [10, 12, 13]
     assert chosen_rows(decision, 1) == [10]
 

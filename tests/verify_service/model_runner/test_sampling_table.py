@@ -17,7 +17,7 @@ from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRows
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.model_runner.sampling_table import SamplingTable
 
 CONFIG = EngineConfig(num_pages=64)
@@ -44,7 +44,7 @@ def running(params: SamplingParams, line: int, output: tuple[int, ...] = ()) -> 
     return state
 
 
-def gather(table: SamplingTable, items: list[ScheduledRows]) -> SamplingRows:
+def gather(table: SamplingTable, items: list[ScheduledRequest]) -> SamplingRows:
     lines = [item.state.line for item in items for _ in range(item.num_rows)]
     positions = [
         len(item.state.tokens) + depth
@@ -63,7 +63,7 @@ def test_paths_hold_each_nodes_ancestors_and_itself() -> None:
     plain, edited = running(SamplingParams(seed=1), 3), running(EDITED, 1)
     for state in (plain, edited):
         table.begin(state)
-    rows = gather(table, [ScheduledRows(plain, 1, TREE), ScheduledRows(edited, 1, TREE)])
+    rows = gather(table, [ScheduledRequest(plain, 1, TREE), ScheduledRequest(edited, 1, TREE)])
     paths = [[], [11], [11, 12], [11, 13], [11, 13, 11], [14]]
     assert spread(rows.path_offsets, rows.path_tokens) == [[]] * 6 + paths
     assert rows.history.tolist() == [-1] * 6 + [1] * 6
@@ -73,7 +73,7 @@ def test_min_tokens_masks_by_depth() -> None:
     table = SamplingTable(1, VOCAB, (EOS,))
     state = running(EDITED, 0, output=(60, 61))
     table.begin(state)
-    rows = gather(table, [ScheduledRows(state, 1, TREE)])
+    rows = gather(table, [ScheduledRequest(state, 1, TREE)])
     ids = [EOS, 20, 21]
     assert spread(rows.mask_offsets, rows.mask_ids) == [ids, ids, [], [], [], ids]
 
@@ -84,7 +84,7 @@ def test_counts_follow_commits_and_restarts() -> None:
     table.begin(state)
     table.commit(state, (60, 62))
     state.tokens.extend((60, 62))
-    rows = gather(table, [ScheduledRows(state, 1)])
+    rows = gather(table, [ScheduledRequest(state, 1)])
     assert Counter(dict(enumerate(rows.output_counts[1].tolist()))) == Counter({60: 3, 61: 1, 62: 1})
     assert np.flatnonzero(rows.prompt_seen[1]).tolist() == [11, 50, 51]
     state.line = 0
@@ -97,7 +97,7 @@ def test_a_line_forgets_its_former_request() -> None:
     table.begin(running(EDITED, 0, output=(60,)))
     fresh = running(SamplingParams(seed=1), 0)
     table.begin(fresh)
-    rows = gather(table, [ScheduledRows(fresh, 1, TREE)])
+    rows = gather(table, [ScheduledRequest(fresh, 1, TREE)])
     assert rows.history.tolist() == [-1] * 6
     for offsets in (rows.path_offsets, rows.bias_offsets, rows.mask_offsets):
         assert offsets.tolist() == [0] * 7
@@ -113,7 +113,7 @@ def test_rows_sample_as_the_reference_does(model: CausalLM, temperature: float) 
     ]
     for state in states:
         table.begin(state)
-    items = [ScheduledRows(state, 1, TREE) for state in states]
+    items = [ScheduledRequest(state, 1, TREE) for state in states]
     logits = np.random.default_rng(3).standard_normal((18, VOCAB)).astype(np.float32) * 2
     tokens = sample(logits, gather(table, items), team=model.team)
     row = 0

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.rpc.errors import InvalidArgumentError
 from support.verify_loop import PROPOSER, RandomTrees
-from verify_service.core.draft_source import NoTrees, TreeSource
+from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
 from verify_service.scheduler.admission import Admission
@@ -17,9 +17,9 @@ REQUEST = GenerationRequest(RequestKey(1, 2), (1, 2, 3), arrival=0.0)
 EOS = 2
 
 
-def admission(trees: TreeSource | None = None, num_pages: int = 64, max_nodes: int = 64) -> Admission:
+def admission(trees: DraftSource | None = None, num_pages: int = 64, max_nodes: int = 64) -> Admission:
     config = EngineConfig(num_pages=num_pages, page_size=16, max_nodes=max_nodes)
-    return Admission(config, trees or NoTrees(), vocab_size=512, max_context=256, eos_token_ids=(EOS,))
+    return Admission(config, trees or NoDrafts(), vocab_size=512, max_context=256, eos_token_ids=(EOS,))
 
 
 def test_defaults_are_filled_in() -> None:

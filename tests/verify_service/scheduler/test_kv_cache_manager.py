@@ -7,10 +7,10 @@ import pytest
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 
-def start(memory: KVMemory, state: RequestState, line: int) -> RequestState:
+def start(memory: KVCacheManager, state: RequestState, line: int) -> RequestState:
     assert memory.fits(state)
     state.line = line
     memory.begin(state)
@@ -24,7 +24,7 @@ def compute(state: RequestState) -> None:
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
 def test_a_second_request_reuses_full_pages_but_not_the_last_token(size: int) -> None:
     config = EngineConfig(num_pages=256, page_size=size)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     prompt = list(range(128))
     first = start(memory, admitted(config, prompt), 0)
     assert first.computed == 0
@@ -40,7 +40,7 @@ def test_a_second_request_reuses_full_pages_but_not_the_last_token(size: int) ->
 
 def test_without_the_cache_nothing_is_kept() -> None:
     config = EngineConfig(num_pages=16, page_size=4, prefix_cache=False)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     for _ in range(2):
         state = start(memory, admitted(config, range(20)), 0)
         assert state.computed == 0
@@ -52,7 +52,7 @@ def test_without_the_cache_nothing_is_kept() -> None:
 
 def test_tenants_do_not_share() -> None:
     config = EngineConfig(num_pages=32, page_size=4)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     first = start(memory, admitted(config, range(20), tenant="a"), 0)
     compute(first)
     memory.end(first, keep=True)
@@ -62,7 +62,7 @@ def test_tenants_do_not_share() -> None:
 
 def test_growing_evicts_idle_pages_and_then_fails_without_a_change() -> None:
     config = EngineConfig(num_pages=8, page_size=4)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     first = start(memory, admitted(config, range(16)), 0)
     first.tokens.append(1)
     compute(first)
@@ -86,7 +86,7 @@ def test_growing_evicts_idle_pages_and_then_fails_without_a_change() -> None:
 
 def test_sharing_moves_pages_to_the_cache_once() -> None:
     config = EngineConfig(num_pages=16, page_size=4)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     twins = [start(memory, admitted(config, range(12), request_id=i), i) for i in range(2)]
     for twin in twins:
         twin.tokens.append(9)
@@ -102,7 +102,7 @@ def test_sharing_moves_pages_to_the_cache_once() -> None:
 
 def test_would_share_looks_one_page_ahead() -> None:
     config = EngineConfig(num_pages=16, page_size=4)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     running = start(memory, admitted(config, [1, 2, 3, 4, 5, 6]), 0)
     assert memory.would_share(running, admitted(config, [1, 2, 3, 4, 9]))
     assert not memory.would_share(running, admitted(config, [1, 2, 3, 4]))
@@ -112,7 +112,7 @@ def test_would_share_looks_one_page_ahead() -> None:
 
 def test_only_settled_pages_are_shared() -> None:
     config = EngineConfig(num_pages=16, page_size=4)
-    memory = KVMemory(config, 64)
+    memory = KVCacheManager(config, 64)
     state = start(memory, admitted(config, range(12)), 0)
     state.settled, state.computed = 5, 12
     memory.end(state, keep=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.step_time_model import PassCosts
+from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.fair_share import Tenant
 from verify_service.scheduler.pass_share import ALL, BURST_CHUNKS, MOST_HELD_BACK, SLOWDOWN, Demand, Load, PassShare
 
@@ -18,7 +18,7 @@ CHUNK = 64
 
 def passes(base: float = 0.0) -> PassShare:
     """Each row takes 1 ms, and each pass `base` ms besides."""
-    return PassShare(PassCosts([(1, rows, 1e-3 * (base + rows)) for rows in (1, 64)]), CHUNK)
+    return PassShare(StepTimeModel([(1, rows, 1e-3 * (base + rows)) for rows in (1, 64)]), CHUNK)
 
 
 def decoding(name: str, count: int, first: int = 0, weight: float = 1.0, prompt_rows: int = 0) -> Demand:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import StepPlan
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.scheduled_request import SchedulerOutput
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.scheduler import Scheduler
 
 
@@ -15,7 +15,7 @@ class Bench:
 
     def __init__(self, **settings: int | bool) -> None:
         self.config = EngineConfig(**({"num_pages": 64, "page_size": 4} | settings))  # type: ignore[arg-type]  # mixed
-        self.memory = KVMemory(self.config, 512)
+        self.memory = KVCacheManager(self.config, 512)
         self.scheduler = Scheduler(self.config, self.memory)
 
     def add(self, request_id: int, length: int, first: int = 0) -> RequestState:
@@ -24,7 +24,7 @@ class Bench:
         self.scheduler.add(state)
         return state
 
-    def step(self) -> StepPlan:
+    def step(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         assert plan is not None
         deciding = [item for item in plan.rows if item.decides]
@@ -36,7 +36,7 @@ class Bench:
         return plan
 
 
-def rows(plan: StepPlan) -> list[tuple[int, int]]:
+def rows(plan: SchedulerOutput) -> list[tuple[int, int]]:
     return [(item.state.ticket, item.count) for item in plan.rows]
 
 
@@ -142,7 +142,7 @@ def test_an_equal_prompt_waits_for_the_pages_of_the_first() -> None:
     assert rows(bench.step()) == [(0, 1), (1, 4)]
 
 
-def launched(bench: Bench) -> StepPlan:
+def launched(bench: Bench) -> SchedulerOutput:
     """A step that is under way when the next one is planned."""
     plan = bench.scheduler.schedule(may_preempt=False)
     assert plan is not None

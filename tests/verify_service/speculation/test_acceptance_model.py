@@ -10,32 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.speculation.acceptance_model import MOST_TABLES, Drafted, PathChances
+from verify_service.speculation.acceptance_model import MOST_TABLES, AcceptanceModel, ProposedTree
 
 GREEDY = ("ngram", False)
 
 
-def pair(claims: tuple[float, float] | None, kind: tuple[str, bool] = GREEDY, streak: int = 0) -> Drafted:
+def pair(claims: tuple[float, float] | None, kind: tuple[str, bool] = GREEDY, streak: int = 0) -> ProposedTree:
     """Two children of the root."""
     logs = None if claims is None else tuple(math.log(claim) for claim in claims)
-    return Drafted(kind, streak, TokenTree((5, 6), (-1, -1), logs))
+    return ProposedTree(kind, streak, TokenTree((5, 6), (-1, -1), logs))
 
 
 def test_without_experience_the_proposer_is_believed() -> None:
-    likely, unlikely = PathChances().paths([pair((0.95, 0.03))])
+    likely, unlikely = AcceptanceModel().paths([pair((0.95, 0.03))])
     assert likely > 0.85
     assert unlikely < 0.1
 
 
 def test_siblings_without_probabilities_rank_by_their_order() -> None:
     tree = TokenTree((5, 6, 7, 8), (-1, -1, -1, 0))
-    first, second, third, child = PathChances().paths([Drafted(GREEDY, 0, tree)])
+    first, second, third, child = AcceptanceModel().paths([ProposedTree(GREEDY, 0, tree)])
     assert first > second > third
     assert child == pytest.approx(first * first)
 
 
 def test_claims_that_prove_wrong_are_believed_no_more_and_modest_ones_that_prove_right_are() -> None:
-    chances = PathChances()
+    chances = AcceptanceModel()
     for _ in range(200):
         chances.observe(pair((0.95, 0.03)), (1,))
     boast, modest = chances.paths([pair((0.95, 0.03))])
@@ -44,7 +44,7 @@ def test_claims_that_prove_wrong_are_believed_no_more_and_modest_ones_that_prove
 
 
 def test_what_one_proposer_did_says_nothing_of_another_nor_greedy_of_sampled_requests() -> None:
-    chances = PathChances()
+    chances = AcceptanceModel()
     before = chances.paths([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
     for _ in range(100):
         chances.observe(pair((0.95, 0.03)), ())
@@ -53,8 +53,10 @@ def test_what_one_proposer_did_says_nothing_of_another_nor_greedy_of_sampled_req
 
 
 def test_only_nodes_whose_parents_were_right_are_judged() -> None:
-    chain = Drafted(GREEDY, 0, TokenTree((1, 2, 3), (-1, 0, 1), tuple(math.log(0.55) * depth for depth in (1, 2, 3))))
-    once, twice = PathChances(), PathChances()
+    chain = ProposedTree(
+        GREEDY, 0, TokenTree((1, 2, 3), (-1, 0, 1), tuple(math.log(0.55) * depth for depth in (1, 2, 3)))
+    )
+    once, twice = AcceptanceModel(), AcceptanceModel()
     for _ in range(50):
         once.observe(chain, ())
         twice.observe(chain, (0,))
@@ -67,7 +69,7 @@ def test_only_nodes_whose_parents_were_right_are_judged() -> None:
 
 
 def test_a_streak_of_right_tokens_tells() -> None:
-    chances = PathChances()
+    chances = AcceptanceModel()
     for _ in range(100):
         chances.observe(pair((0.55, 0.45), streak=3), (0,))
         chances.observe(pair((0.55, 0.45), streak=0), ())
@@ -76,7 +78,7 @@ def test_a_streak_of_right_tokens_tells() -> None:
 
 
 def test_experience_of_few_proposers_is_kept() -> None:
-    chances = PathChances()
+    chances = AcceptanceModel()
     for number in range(3 * MOST_TABLES):
         chances.observe(pair(None, (f"name{number}", False)), ())
     assert len(chances._tables) == MOST_TABLES
@@ -94,9 +96,9 @@ def trees(draw: st.DrawFn) -> TokenTree:
 def test_a_child_is_never_likelier_than_its_parent_and_trees_do_not_mix(
     drafted: list[TokenTree], seen: TokenTree
 ) -> None:
-    chances = PathChances()
-    chances.observe(Drafted(GREEDY, 1, seen), seen.path(len(seen) - 1))
-    several = [Drafted(GREEDY, index, tree) for index, tree in enumerate(drafted)]
+    chances = AcceptanceModel()
+    chances.observe(ProposedTree(GREEDY, 1, seen), seen.path(len(seen) - 1))
+    several = [ProposedTree(GREEDY, index, tree) for index, tree in enumerate(drafted)]
     together = chances.paths(several)
     assert np.array_equal(together, np.concatenate([chances.paths([each]) for each in several]))
     first = 0

@@ -11,31 +11,33 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.fixed_trees import Fixed, Listener, decoding
-from verify_service.core.acceptance import Walk
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
-from verify_service.core.scheduled_request import ScheduledRows
-from verify_service.core.step_result import Decision
-from verify_service.core.step_time_model import PassCosts
-from verify_service.hidden_states.rows import FeatureRows
-from verify_service.scheduler.kv_cache_manager import KVMemory
-from verify_service.speculation.controller import Drafting
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.hidden_states.rows import HiddenStateRows
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.goodput import GoodputOptimizer
 
 
-def drafting_of(trees: Fixed, memory: KVMemory, config: EngineConfig, costs: PassCosts | None = None) -> Drafting:
-    return Drafting(trees, memory, config, NodeBudget(costs or PassCosts([(1, 1, 1e-3)])))
+def drafting_of(
+    trees: Fixed, memory: KVCacheManager, config: EngineConfig, costs: StepTimeModel | None = None
+) -> SpeculationController:
+    return SpeculationController(trees, memory, config, GoodputOptimizer(costs or StepTimeModel([(1, 1, 1e-3)])))
 
 
 def attach(
     tree: TokenTree | None, *, max_nodes: int = 64, max_tokens: int = 100, pages_left: int = 62
-) -> ScheduledRows:
+) -> ScheduledRequest:
     config = EngineConfig(num_pages=64, page_size=4, max_nodes=max_nodes)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     trees = Fixed(tree)
     state = decoding(config, memory, trees, max_tokens)
     memory._pool.allocate(62 - pages_left)
-    item = ScheduledRows(state, 1)
+    item = ScheduledRequest(state, 1)
     drafting_of(trees, memory, config).attach_trees([item])
     assert trees.asked == [state.key]
     assert not state.wants_tree
@@ -79,13 +81,13 @@ class Told(Fixed):
 @pytest.mark.parametrize("count", [0, 3])
 def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(count: int) -> None:
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     tree = TokenTree.chain(tuple(range(count)))
     source = Told(DeviceTree(Unread(tree), 0, 6, 4))
-    budget = NodeBudget(PassCosts([(1, 1, 1e-3), (1, 64, 2e-3)]))
-    drafting = Drafting(source, memory, config, budget, follower=source)  # type: ignore[arg-type]  # as used here
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 2e-3)]))
+    drafting = SpeculationController(source, memory, config, budget, follower=source)  # type: ignore[arg-type]  # as used here
     state = decoding(config, memory, source)
-    item = ScheduledRows(state, 1)
+    item = ScheduledRequest(state, 1)
     drafting.attach_trees([item])
     heard = []
 
@@ -97,7 +99,7 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
     assert heard == [{}], "the wait is not over"
     assert source.waits == [[state.key]]
     assert (item.tree, item.worth is None) == (tree or None, count == 0)
-    drafting.learn([Decision(item, Walk((), (3,)), 0)], 1, 6, 1e-3)
+    drafting.learn([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
     assert sum(budget._uses.values()) == 1
     assert state.acceptance.tried == (1 if count else 0)
 
@@ -127,15 +129,15 @@ def test_nodes_are_cut_at_the_budget() -> None:
 
 def test_only_who_decides_and_asked_is_served() -> None:
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     trees = Fixed(TokenTree.chain([1]))
     state = decoding(config, memory, trees)
     state.computed = 2
     drafting = drafting_of(trees, memory, config)
-    drafting.attach_trees([ScheduledRows(state, 3)])
+    drafting.attach_trees([ScheduledRequest(state, 3)])
     assert trees.asked == []
     assert state.wants_tree
-    resumed = ScheduledRows(state, 5)
+    resumed = ScheduledRequest(state, 5)
     drafting.attach_trees([resumed])
     assert trees.asked == [state.key]
     assert resumed.tree is not None
@@ -144,7 +146,7 @@ def test_only_who_decides_and_asked_is_served() -> None:
 def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4, step_nodes=32, adaptive=False)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees, max_tokens=10)
     drafting = drafting_of(trees, memory, config)
     for running, nodes, depth in ((1, 33, 9), (8, 5, 9), (33, 1, 0)):
@@ -159,14 +161,14 @@ def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
 def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
     drafting = drafting_of(trees, memory, config)
     drafting.report([(state, (1,))], 1)
     assert trees.told[-1].max_depth > 0
-    item = ScheduledRows(state, 1, TokenTree.chain([1, 2, 3, 4]))
+    item = ScheduledRequest(state, 1, TokenTree.chain([1, 2, 3, 4]))
     for _ in range(60):
-        drafting.learn([Decision(item, Walk((), (9,)), 0)], 1, 4, 1.4e-3)
+        drafting.learn([VerifyResult(item, AcceptedPath((), (9,)), 0)], 1, 4, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
 
@@ -175,14 +177,14 @@ def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
 def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(seconds: float, asks: bool) -> None:
     trees = Fixed(TokenTree.chain([1, 2]))
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for _ in range(60):
         state.wants_tree = True
-        item = ScheduledRows(state, 1)
+        item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
         drafting.idled(seconds)
-        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+        drafting.learn([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert state.wants_tree == asks
 
@@ -190,14 +192,14 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
 def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
     trees = Fixed(TokenTree.chain([1, 2]))
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for seconds in (*[1e-4] * 60, 2.0):
         state.wants_tree = True
-        item = ScheduledRows(state, 1)
+        item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
         drafting.idled(seconds)
-        drafting.learn([Decision(item, Walk((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+        drafting.learn([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.report([(state, (1,))], 1)
     assert state.wants_tree
 
@@ -205,7 +207,7 @@ def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
 def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     state, other = decoding(config, memory, trees), decoding(config, memory, trees)
     state.pending = 1
     drafting_of(trees, memory, config).report([(state, (1,)), (other, (1,))], 2)
@@ -225,26 +227,26 @@ def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_the
 
     trees = Absent()
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
     state.wants_tree = False
     drafting = drafting_of(trees, memory, config)
-    features = {state.key: FeatureRows((1,), 9, np.zeros((1, 8), np.uint16))}
+    features = {state.key: HiddenStateRows((1,), 9, np.zeros((1, 8), np.uint16))}
     for trees.here, tokens in ((False, (1, 2)), (False, (3,)), (True, (4,)), (True, (5,))):
         state.tokens.extend(tokens)
         state.computed = len(state.tokens) - 1
         drafting.report([(state, tokens)], 1, features)
         assert state.wants_tree == trees.here
-        assert drafting.expects_trees([ScheduledRows(state, 1)]) == trees.here
+        assert drafting.expects_trees([ScheduledRequest(state, 1)]) == trees.here
     assert [told.token_ids for told in trees.told] == [(1, 2, 3, 4), (5,)]
     assert [told.features is None for told in trees.told] == [True, False]
 
 
 def test_the_trees_of_a_step_share_its_nodes() -> None:
     config = EngineConfig(num_pages=64, page_size=4, step_nodes=6)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     trees = Fixed(TokenTree.chain([1, 2, 3, 4]))
-    items = [ScheduledRows(decoding(config, memory, trees), 1) for _ in range(3)]
+    items = [ScheduledRequest(decoding(config, memory, trees), 1) for _ in range(3)]
     drafting_of(trees, memory, config).attach_trees(items)
     assert [item.num_rows - 1 for item in items] == [4, 2, 0]
 
@@ -258,34 +260,34 @@ class Failing(Fixed):
 
 def test_a_source_that_cannot_say_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     for trees, expected in ((Failing(None), False), (Fixed(None), True)):
         state = decoding(config, memory, trees)
         trees.tokens[state.key] = []
         with caplog.at_level(logging.CRITICAL):
-            assert drafting_of(trees, memory, config).expects_trees([ScheduledRows(state, 1)]) == expected
+            assert drafting_of(trees, memory, config).expects_trees([ScheduledRequest(state, 1)]) == expected
 
 
 def test_nothing_is_expected_where_requests_outnumber_nodes() -> None:
     trees = Listener()
     config = EngineConfig(num_pages=64, page_size=4, step_nodes=4, adaptive=False)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
     trees.tokens[state.key] = []
     drafting = drafting_of(trees, memory, config)
     for running, expected in ((4, True), (5, False), (2, True)):
         drafting.report([(state, (1,))], running)
-        assert drafting.expects_trees([ScheduledRows(state, 1)]) == expected
+        assert drafting.expects_trees([ScheduledRequest(state, 1)]) == expected
 
 
 @pytest.mark.parametrize(("seconds", "slow"), [(1e-5, False), (1e-3, True)])
 def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatch, seconds: float, slow: bool) -> None:
     config = EngineConfig(num_pages=64, page_size=4)
-    memory, trees = KVMemory(config, 512), Fixed(None)
+    memory, trees = KVCacheManager(config, 512), Fixed(None)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     clock = iter((1.0, 1.0 + seconds))
     monkeypatch.setattr("verify_service.speculation.controller.time.perf_counter", lambda: next(clock))
-    drafting.attach_trees([ScheduledRows(state, 1)])
+    drafting.attach_trees([ScheduledRequest(state, 1)])
     assert not drafting.leaves_time([state])
     state.wants_tree = True
     assert drafting.leaves_time([state]) == slow
@@ -295,20 +297,20 @@ def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatc
 def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget() -> None:
     trees = Fixed(TokenTree((1, 2, 3), (-1, 0, -1), (-0.05, -0.1, -4.0)))
     config = EngineConfig(num_pages=64, page_size=4)
-    memory = KVMemory(config, 512)
+    memory = KVCacheManager(config, 512)
     drafting = drafting_of(
         trees,
         memory,
         config,
-        PassCosts([(1, 1, 1e-3), (1, 3, 1.1e-3), (1, 4, 1.9e-3), (1, 5, 2e-3), (1, 6, 9e-3), (1, 64, 90e-3)]),
+        StepTimeModel([(1, 1, 1e-3), (1, 3, 1.1e-3), (1, 4, 1.9e-3), (1, 5, 2e-3), (1, 6, 9e-3), (1, 64, 90e-3)]),
     )
     free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
     fixed.adaptive = False
-    items = [ScheduledRows(free, 1), ScheduledRows(fixed, 1)]
+    items = [ScheduledRequest(free, 1), ScheduledRequest(fixed, 1)]
     drafting.attach_trees(items)
     assert items[1].tree is trees.tree
     assert items[0].tree is None
     fixed.wants_tree, free.wants_tree = False, True
-    alone = ScheduledRows(free, 1)
+    alone = ScheduledRequest(free, 1)
     drafting.attach_trees([alone])
     assert alone.tree == TokenTree((1, 2), (-1, 0), (-0.05, -0.1))

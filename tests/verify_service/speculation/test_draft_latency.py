@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from verify_service.core.step_time_model import PassCosts
-from verify_service.speculation.draft_latency import TreeWaits
-from verify_service.speculation.goodput import NodeBudget
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.draft_latency import DraftLatency
+from verify_service.speculation.goodput import GoodputOptimizer
 
 
-class Budget(NodeBudget):
+class Budget(GoodputOptimizer):
     """Notes the waits."""
 
     def __init__(self) -> None:
-        super().__init__(PassCosts([(1, 1, 1.0)]))
+        super().__init__(StepTimeModel([(1, 1, 1.0)]))
         self.heard: list[float] = []
 
     def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def wait(waits: TreeWaits, clock: Clock, seconds: float, *, unread: bool = False) -> float:
+def wait(waits: DraftLatency, clock: Clock, seconds: float, *, unread: bool = False) -> float:
     waits.begin()
     clock.now += seconds
     return waits.end(asked=3, arrived=2, levels=4, running=5, unread=unread)
@@ -43,7 +43,7 @@ def wait(waits: TreeWaits, clock: Clock, seconds: float, *, unread: bool = False
 
 def test_a_wait_is_told_of_once(clock: Clock) -> None:
     budget = Budget()
-    waits = TreeWaits(budget)
+    waits = DraftLatency(budget)
     assert wait(waits, clock, 0.25) == 0.25
     assert waits.price == 0.25
     waits.tell()
@@ -53,7 +53,7 @@ def test_a_wait_is_told_of_once(clock: Clock) -> None:
 
 def test_trees_that_the_host_reads_late_are_waited_for_until_then(clock: Clock) -> None:
     budget = Budget()
-    waits = TreeWaits(budget)
+    waits = DraftLatency(budget)
     wait(waits, clock, 0.0, unread=True)
     waits.tell()
     assert budget.heard == []
@@ -70,7 +70,7 @@ def test_trees_that_the_host_reads_late_are_waited_for_until_then(clock: Clock) 
 
 def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_some_passes(clock: Clock) -> None:
     budget = Budget()
-    waits = TreeWaits(budget)
+    waits = DraftLatency(budget)
     waits.idled(3.0)
     assert waits.price == 0.0
     wait(waits, clock, 1.0)
@@ -86,7 +86,7 @@ def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_s
 
 def test_a_step_that_was_not_launched_has_no_wait(clock: Clock) -> None:
     budget = Budget()
-    waits = TreeWaits(budget)
+    waits = DraftLatency(budget)
     wait(waits, clock, 0.25, unread=True)
     clock.now += 1000.0
     waits.begin()  # of a step that asks for nothing
@@ -96,7 +96,7 @@ def test_a_step_that_was_not_launched_has_no_wait(clock: Clock) -> None:
 
 
 def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = TreeWaits(Budget())
+    waits = DraftLatency(Budget())
     told = []
 
     def refuse(seconds: float, **_: int) -> None:

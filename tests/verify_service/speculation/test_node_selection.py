@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.step_time_model import PassCosts
-from verify_service.speculation.acceptance_model import Drafted
-from verify_service.speculation.node_selection import EXPLORE_EVERY, NodeChoice
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.acceptance_model import ProposedTree
+from verify_service.speculation.node_selection import EXPLORE_EVERY, NodeSelector
 
 FLAT = [(1, 1, 1.0e-3), (1, 64, 1.01e-3)]
 LINEAR = [(1, 1, 1.0e-3), (1, 64, 64.0e-3)]
@@ -18,17 +18,19 @@ STAIRS = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 16, 2.1e-3), (1, 1
 KIND = ("draft-model", False)
 
 
-def chain(*claims: float, streak: int = 0) -> Drafted:
+def chain(*claims: float, streak: int = 0) -> ProposedTree:
     """A path whose nodes have these probabilities, each given its parent."""
     logs, path = [], 0.0
     for claim in claims:
         path += math.log(claim)
         logs.append(path)
-    return Drafted(KIND, streak, TokenTree(tuple(range(len(claims))), tuple(range(-1, len(claims) - 1)), tuple(logs)))
+    return ProposedTree(
+        KIND, streak, TokenTree(tuple(range(len(claims))), tuple(range(-1, len(claims) - 1)), tuple(logs))
+    )
 
 
-def sizes(costs: list[tuple[int, int, float]], trees: list[Drafted], *, waited: float = 0.0) -> list[int]:
-    chosen = NodeChoice(PassCosts(costs)).choose(
+def sizes(costs: list[tuple[int, int, float]], trees: list[ProposedTree], *, waited: float = 0.0) -> list[int]:
+    chosen = NodeSelector(StepTimeModel(costs)).choose(
         trees, requests=len(trees), rows=len(trees), tokens=len(trees), waited=waited
     )
     return [0 if tree is None else len(tree) for tree in chosen]
@@ -56,7 +58,9 @@ def test_the_likelier_nodes_of_all_requests_fill_what_is_cheap() -> None:
 def test_rows_of_more_requests_are_dearer_and_fewer_of_them_are_taken() -> None:
     costs = [*LINEAR[:1], (1, 64, 1.1e-3), (8, 8, 1.2e-3), (8, 64, 8e-3)]
     alone, beside_others = (
-        NodeChoice(PassCosts(costs)).choose([chain(*[0.5] * 8)], requests=requests, rows=9, tokens=requests, waited=0.0)
+        NodeSelector(StepTimeModel(costs)).choose(
+            [chain(*[0.5] * 8)], requests=requests, rows=9, tokens=requests, waited=0.0
+        )
         for requests in (1, 8)
     )
     assert alone == [chain(*[0.5] * 8).tree]
@@ -64,7 +68,7 @@ def test_rows_of_more_requests_are_dearer_and_fewer_of_them_are_taken() -> None:
 
 
 def test_what_is_learned_moves_the_choice() -> None:
-    choice = NodeChoice(PassCosts(STAIRS))
+    choice = NodeSelector(StepTimeModel(STAIRS))
     tree = chain(*[0.35] * 6)
     for _ in range(100):
         choice.observe(tree, range(6))
@@ -74,7 +78,7 @@ def test_what_is_learned_moves_the_choice() -> None:
 
 
 def test_now_and_then_everything_is_tried() -> None:
-    choice = NodeChoice(PassCosts(LINEAR))
+    choice = NodeSelector(StepTimeModel(LINEAR))
     tree = chain(*[0.3] * 5)
     taken = [choice.choose([tree], requests=1, rows=1, tokens=1, waited=0.0) for _ in range(2 * EXPLORE_EVERY)]
     assert [step for step, chosen in enumerate(taken, start=1) if chosen != [None]] == [64, 128]
@@ -88,8 +92,8 @@ def test_now_and_then_everything_is_tried() -> None:
 def test_every_part_is_a_prefix_of_its_path_and_no_other_sum_of_the_likeliest_yields_more(
     claims: list[list[float]], steep: float
 ) -> None:
-    costs = PassCosts([(1, 1, 1e-3), (1, 64, steep * 1e-3)])
-    choice = NodeChoice(costs)
+    costs = StepTimeModel([(1, 1, 1e-3), (1, 64, steep * 1e-3)])
+    choice = NodeSelector(costs)
     trees = [chain(*each) for each in claims]
     chosen = choice.choose(trees, requests=len(trees), rows=len(trees), tokens=len(trees), waited=1e-4)
     lengths = [0 if tree is None else len(tree) for tree in chosen]

@@ -10,16 +10,16 @@ import pytest
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.request_mix import some_requests
 from support.verify_loop import RandomTrees, admitted, running_loop
-from verify_service.core.draft_source import Committed, Haste
+from verify_service.core.draft_source import Committed, WaitUrgency
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.core.step_time_model import PassCosts
-from verify_service.scheduler.kv_cache_manager import KVMemory
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.speculation import tree_sizing as tree_wishes
-from verify_service.speculation.controller import Drafting
-from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, Bidder, NodeBudget
-from verify_service.speculation.tree_sizing import KEPT_READY, READY_BEFORE, REST_AFTER, TreeWishes, haste_of
+from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, DepthCandidate, GoodputOptimizer
+from verify_service.speculation.tree_sizing import KEPT_READY, READY_BEFORE, REST_AFTER, TreeSizer, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
@@ -51,8 +51,8 @@ class Late(RandomTrees):
         return super().commit(commits)
 
 
-def budget(table: list[tuple[int, int, float]]) -> NodeBudget:
-    made = NodeBudget(PassCosts(table))
+def budget(table: list[tuple[int, int, float]]) -> GoodputOptimizer:
+    made = GoodputOptimizer(StepTimeModel(table))
     for _ in range(100):
         made.observe_wait(0.0, asked=1, arrived=1, levels=1)
     return made
@@ -66,14 +66,14 @@ def requests(number: int, *, adaptive: bool = True) -> list[RequestState]:
     return states
 
 
-def rested(wishes: TreeWishes, states: Sequence[RequestState], steps: int, running: int = 0) -> list[int]:
+def rested(wishes: TreeSizer, states: Sequence[RequestState], steps: int, running: int = 0) -> list[int]:
     for _ in range(steps):
         depths = wishes.depths(states, running or len(states))
     return depths
 
 
 def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_probe() -> None:
-    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     assert not any(rested(wishes, states, REST_AFTER))
     assert not any(state.rests for state in states)
     rested(wishes, states, 1)
@@ -99,23 +99,23 @@ def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_prob
 
 def test_whom_a_long_wait_would_hold_up() -> None:
     adaptive, fixed = requests(1), requests(2, adaptive=False)
-    assert haste_of(fixed, 2) is Haste.INSISTENT
-    assert haste_of([*fixed, *adaptive], 3) is Haste.WEIGHED
-    assert haste_of(fixed, 3) is Haste.HURRIED
-    assert haste_of([*fixed, *adaptive], 4) is Haste.HURRIED
+    assert haste_of(fixed, 2) is WaitUrgency.INSISTENT
+    assert haste_of([*fixed, *adaptive], 3) is WaitUrgency.WEIGHED
+    assert haste_of(fixed, 3) is WaitUrgency.HURRIED
+    assert haste_of([*fixed, *adaptive], 4) is WaitUrgency.HURRIED
 
 
 def test_the_source_is_told_whom_a_long_wait_would_hold_up() -> None:
     fixed, trees = requests(2, adaptive=False), Listener()
-    drafting = Drafting(trees, KVMemory(CONFIG, 512), CONFIG, budget(DEAR))
+    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget(DEAR))
     for running in (2, 3):
         drafting.report([(state, (10,)) for state in fixed], running)
-    assert [{each.haste for each in told} for told in trees.told] == [{Haste.INSISTENT}, {Haste.HURRIED}]
+    assert [{each.haste for each in told} for told in trees.told] == [{WaitUrgency.INSISTENT}, {WaitUrgency.HURRIED}]
 
 
 @pytest.mark.parametrize(("number", "left", "brought"), [(1, 8, True), (1, 6, False), (9, 64, True), (9, 62, False)])
 def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: int, *, brought: bool) -> None:
-    wishes, states = TreeWishes(budget(FREE), 32), requests(number)
+    wishes, states = TreeSizer(budget(FREE), 32), requests(number)
     for state in states:
         state.tokens += [10] * (700 - state.length)
         state.limit, state.behind = state.length + left, True
@@ -126,7 +126,7 @@ def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: 
 
 
 def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
-    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     rested(wishes, states, REST_AFTER + 1)
     new, fixed = requests(1)[0], requests(1, adaptive=False)[0]
     wishes.begin(new)
@@ -136,10 +136,10 @@ def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
 
 def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     made, states = budget(DEAR), requests(9)
-    wishes = TreeWishes(made, 32)
+    wishes = TreeSizer(made, 32)
     rested(wishes, states, 1)
     assert not any(wishes.wants_states(state, len(states)) for state in states)
-    made.costs = PassCosts(FREE)
+    made.costs = StepTimeModel(FREE)
     states[0].acceptance.observe(1, 1)
     rested(wishes, states, WEIGH_EVERY)
     assert all(wishes.wants_states(state, len(states)) for state in states)
@@ -149,7 +149,7 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
 def test_where_all_lack_states_they_get_them_if_trees_would_pay(
     table: list[tuple[int, int, float]], *, pays: bool
 ) -> None:
-    wishes, states = TreeWishes(budget(table), 32), requests(9)
+    wishes, states = TreeSizer(budget(table), 32), requests(9)
     for state in states:
         state.behind = True
     assert not any(rested(wishes, states, 1))
@@ -159,7 +159,7 @@ def test_where_all_lack_states_they_get_them_if_trees_would_pay(
 
 
 def test_what_was_seen_of_requests_that_rest_fades() -> None:
-    wishes, states = TreeWishes(budget(DEAR), 32), requests(9)
+    wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     for state in states:
         state.acceptance.observe(32, 4)
     rested(wishes, states, PROBE_EVERY - 1)
@@ -173,13 +173,13 @@ def test_what_was_seen_of_requests_that_rest_fades() -> None:
 
 
 def test_where_trees_pay_nobody_rests() -> None:
-    wishes, states = TreeWishes(budget(FREE), 32), requests(9)
+    wishes, states = TreeSizer(budget(FREE), 32), requests(9)
     assert all(rested(wishes, states, 2 * REST_AFTER))
     assert not any(state.rests for state in states)
 
 
 def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
-    wishes, states = TreeWishes(budget(DEAR), 32), requests(9, adaptive=False)
+    wishes, states = TreeSizer(budget(DEAR), 32), requests(9, adaptive=False)
     assert all(rested(wishes, states, 2 * REST_AFTER))
     assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
     assert all(state.rests for state in states)
@@ -191,20 +191,25 @@ def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
     cheap_then_dear = [(1, 1, 1e-3), (1, 13, 1.1e-3), (1, 14, 9e-3), (1, 64, 60e-3)]
     free, fixed = requests(1)[0], requests(2, adaptive=False)
     alone, beside = ([*some, free] for some in ([], fixed))
-    assert TreeWishes(budget(cheap_then_dear), 32).depths(alone, 1)[-1] >= 8
-    assert TreeWishes(budget(cheap_then_dear), 32).depths(beside, 3)[-1] == 13 - 3 - 2 * 4
+    assert TreeSizer(budget(cheap_then_dear), 32).depths(alone, 1)[-1] >= 8
+    assert TreeSizer(budget(cheap_then_dear), 32).depths(beside, 3)[-1] == 13 - 3 - 2 * 4
 
 
 def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
-    class Probing(NodeBudget):
+    class Probing(GoodputOptimizer):
         def levels(
-            self, bidders: Sequence[Bidder], requests: int, others: Sequence[Bidder] = (), *, nodes: int = 0
+            self,
+            bidders: Sequence[DepthCandidate],
+            requests: int,
+            others: Sequence[DepthCandidate] = (),
+            *,
+            nodes: int = 0,
         ) -> list[int]:
             super().levels(bidders, requests, others, nodes=nodes)
             return [1] * len(bidders)
 
-    made = Probing(PassCosts(DEAR))
-    wishes, states = TreeWishes(made, 32), requests(9)
+    made = Probing(StepTimeModel(DEAR))
+    wishes, states = TreeSizer(made, 32), requests(9)
     depths = rested(wishes, states, UNTIL_READY)
     assert sum(depths) == 0
     for state in states:
@@ -220,17 +225,17 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
     for _ in range(9):
         made.observe_wait(1.0, asked=9, arrived=9, levels=1)
         made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
-    wishes = TreeWishes(made, 32)
+    wishes = TreeSizer(made, 32)
     assert not any(rested(wishes, states, UNTIL_READY))
     awake = [state for state in states if not state.rests]
-    assert any(made.levels([Bidder(state.acceptance, state.depth_left) for state in awake], 9))
+    assert any(made.levels([DepthCandidate(state.acceptance, state.depth_left) for state in awake], 9))
     assert not any(rested(wishes, states, READY_BEFORE // 2))
     assert sum(state.rests for state in states) == 9 - KEPT_READY
 
 
 def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caught_up() -> None:
-    trees, memory, made = Listener(), KVMemory(CONFIG, 512), budget(DEAR)
-    drafting = Drafting(trees, memory, CONFIG, made)
+    trees, memory, made = Listener(), KVCacheManager(CONFIG, 512), budget(DEAR)
+    drafting = SpeculationController(trees, memory, CONFIG, made)
     states, number = requests(9), count(20)
     for state in states:
         state.limit = 1000
@@ -247,7 +252,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     assert [each.catch_up for each in told] == [True] * KEPT_READY
     resting = {state.key for state in states if state.rests}
     assert {state.untold for state in states if state.rests} == {UNTIL_READY - REST_AFTER}
-    made.costs = PassCosts(FREE)
+    made.costs = StepTimeModel(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
         told = step()
@@ -263,7 +268,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
 def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() -> None:
     made, state = budget(FREE), requests(1)[0]
     state.max_nodes = 64
-    wishes = TreeWishes(made, 64)
+    wishes = TreeSizer(made, 64)
     assert wishes.rows(state, 3, 1) == 64
     assert wishes.rows(requests(1)[0], 3, 16) == 1 + 4
     made.observe_nodes(1, nodes=20, depth=5)
@@ -289,11 +294,11 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
 def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = count()
 
-    def levels(self: NodeBudget, bidders: Sequence[Bidder], *_: object, **__: object) -> list[int]:
+    def levels(self: GoodputOptimizer, bidders: Sequence[DepthCandidate], *_: object, **__: object) -> list[int]:
         self.pays = next(steps) // period % 2 == 0
         return [min(2, bidder.max_levels) if self.pays else 0 for bidder in bidders]
 
-    monkeypatch.setattr(NodeBudget, "levels", levels)
+    monkeypatch.setattr(GoodputOptimizer, "levels", levels)
     monkeypatch.setattr(tree_wishes, "REST_AFTER", 0)
     monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
     asked = some_requests(0.8)

@@ -8,7 +8,7 @@ from typing import Protocol
 from slipstream_kernels.sync.hybrid_event import Alarm
 from slipstream_kernels.sync.spin_event import Bell
 from verify_service.draft_link.records import Reply
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 
 Wake = Callable[[], None]
 """Tells the Exchange's task that there is something to do for it; may be called from any thread."""
@@ -33,7 +33,7 @@ class Transport(Protocol):
         """Whether `wait` tells when something has arrived; otherwise the link itself is told."""
         ...
 
-    def send(self, outbox: Outbox) -> None:
+    def send(self, outbox: SendQueue) -> None:
         """Send what waits, as far as that goes without waiting."""
         ...
 
@@ -112,7 +112,7 @@ class StreamTransport:
         if self._written is not None:
             self._written.ring(give_way=True)
 
-    def send(self, outbox: Outbox) -> None:
+    def send(self, outbox: SendQueue) -> None:
         if self._written is not None:
             self._sent = self._written.rung
         self._wake()

@@ -36,7 +36,7 @@ from verify_service.draft_link.codec import (
 )
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.records import AttachReply, Command, Commit, Extend, Reply, Stamp, TreeReply
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.shm import rooms_of
 from verify_service.hidden_states.device_ring import DeviceRing
 from verify_service.hidden_states.device_ring_pool import ring_here
@@ -139,7 +139,7 @@ class InProcessTransport:
             _log.error("the proposers of this process are detached: %s", error.message)
             self._link.drop(self._attachment, error)
 
-    def send(self, outbox: Outbox) -> None:
+    def send(self, outbox: SendQueue) -> None:
         while records := outbox.take():
             self._asked |= any(isinstance(record, Commit) and record.max_nodes > 1 for record in records)
             self._host.put([_value(record) for record in records])

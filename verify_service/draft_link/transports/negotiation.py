@@ -24,7 +24,7 @@ from verify_service.draft_link.records import (
 from verify_service.draft_link.transports.base import StreamTransport, Transport, Wake
 from verify_service.draft_link.transports.shm import SharedRings, ShmTransport
 from verify_service.hidden_states.device_ring import DeviceRing
-from verify_service.hidden_states.device_ring_pool import DeviceRings
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ AWAKE_CPUS = 4
 
 
 @dataclass(slots=True, eq=False)
-class Means:
+class NegotiatedTransports:
     """Transports that can be had, best first, and what they need. `reason` is why not a better one than the first.
 
     `trees` reads those that come through shared memory.
@@ -103,23 +103,23 @@ class Means:
             self.ring.over = True
 
 
-class Ways:
+class TransportNegotiator:
     """Finds the means of each attachment. For any thread; may wait for the device."""
 
-    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRings | None) -> None:
+    def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRingPool | None) -> None:
         """`rings` are those of the model's GPU; None where there are none."""
         self._facts = facts
         self._config = config
         self._rings = rings
         self._trees = TreeReader()
 
-    def means(self, request: AttachRequest, transports: Sequence[str]) -> Means:
+    def means(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
         """What can be had of `transports`, which both ends speak, best first.
 
         FailedPreconditionError or ResourceExhaustedError where that is nothing.
         """
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
-        means, reasons = Means((), self._trees, spin=self._config.spin), dict[str, str]()
+        means, reasons = NegotiatedTransports((), self._trees, spin=self._config.spin), dict[str, str]()
         if GRPC in transports and self._config.spin >= LONG_SPIN and len(os.sched_getaffinity(0)) >= AWAKE_CPUS:
             means.alarm = Alarm()
         names = [name for name in transports if name != CUDA_IPC or boundaries]

@@ -22,9 +22,9 @@ from slipstream_kernels.ipc.segment import Segment
 from verify_service.draft_link.attachment import CUDA_IPC, SHM
 from verify_service.draft_link.codec import decode_replies, encode_commands, message_limit
 from verify_service.draft_link.records import Command, Commit, Extend, Reply, RingAddress, SharedMemoryAddress
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.base import Wake
-from verify_service.hidden_states.device_ring import DeviceRing, Room
+from verify_service.hidden_states.device_ring import DeviceRing, RingReservation
 
 MESSAGES_PER_POLL = 4
 """Messages taken in at once, so that a drafter that floods delays a step by a bounded amount."""
@@ -109,7 +109,7 @@ class ShmTransport:
         self._waited = threading.Lock()
         """held by whoever waits, and by whoever lets the rings go: to unmap them is not a step's work"""
         self._unsent = b""
-        self._rooms: list[Room] = []
+        self._rooms: list[RingReservation] = []
         """those that the message not yet sent names"""
         self._fault: RingError | ResourceExhaustedError | None = None
         expected = rings.nonce if ring is None else rings.nonce + ring.nonce
@@ -122,7 +122,7 @@ class ShmTransport:
         if echo != expected:
             raise FailedPreconditionError("the nonce did not come through the device's memory")
 
-    def send(self, outbox: Outbox) -> None:
+    def send(self, outbox: SendQueue) -> None:
         """What finds no room stays in the outbox, whose limit bounds it."""
         if self._over or self._ends is None:
             return
@@ -194,7 +194,7 @@ class ShmTransport:
         del ends
 
 
-def rooms_of(records: Sequence[Command]) -> list[Room]:
+def rooms_of(records: Sequence[Command]) -> list[RingReservation]:
     """Where on the device the states are that records name, once for each of them."""
     return [each.device_rows.room for each in records if isinstance(each, Commit | Extend) and each.device_rows]
 

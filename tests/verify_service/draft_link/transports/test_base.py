@@ -6,7 +6,7 @@ import pytest
 
 from slipstream_kernels.sync.hybrid_event import Alarm
 from slipstream_kernels.sync.spin_event import Bell
-from verify_service.draft_link.send_queue import Outbox
+from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.base import StreamTransport
 
 
@@ -27,7 +27,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
     transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
     for _ in range(2):
-        transport.send(Outbox(100))
+        transport.send(SendQueue(100))
         transport.written()
         transport.give_way()
         transport.give_way()  # nothing was sent since
@@ -37,17 +37,17 @@ def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
 def test_what_nobody_writes_is_waited_for_once(waits: list[bool]) -> None:
     transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
     for _ in range(3):
-        transport.send(Outbox(100))
+        transport.send(SendQueue(100))
         transport.give_way()
     assert waits == [False]
     transport.written()
-    transport.send(Outbox(100))
+    transport.send(SendQueue(100))
     transport.give_way()
     assert waits == [False, False]
 
 
 def test_without_an_alarm_nobody_waits(waits: list[bool]) -> None:
     transport = StreamTransport(lambda: None)
-    transport.send(Outbox(100))
+    transport.send(SendQueue(100))
     transport.give_way()
     assert not waits and not transport.polled
