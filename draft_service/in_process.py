@@ -22,7 +22,7 @@ from draft_service.protocol.codec import Identity
 from draft_service.protocol.placement import CPU as ON_CPU
 from draft_service.protocol.placement import Placement, placed
 from draft_service.protocol.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
-from draft_service.verify_link.hidden_state_ring import DeviceStates
+from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2
@@ -31,15 +31,15 @@ from slipstream_kernels.draft_protocol.proposer_host import (
     Answer,
     Commands,
     CommitValue,
+    DevicePassResult,
+    EnqueueRequest,
     ExtendValue,
-    FollowValue,
     HostLimits,
-    PassOutcome,
     Replies,
     TreeValue,
 )
 from slipstream_kernels.ipc.device_memory import DeviceBlock
-from slipstream_kernels.sync.spin_event import Bell
+from slipstream_kernels.sync.spin_event import SpinEvent
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class InProcessHost:
         def send(replies: list[Reply]) -> None:
             answer([_value(reply) for reply in replies])
 
-        states = None if block is None else DeviceStates(block, self.state_device)
+        states = None if block is None else HiddenStateRing(block, self.state_device)
         self._epoch, self._feed = attachment.epoch, self._new_feed(states)
         self._worker.attach(attachment, self._proposers, send, self._feed)
 
@@ -104,7 +104,7 @@ class InProcessHost:
     def give_way(self, seconds: float) -> bool:
         return self._feed.give_way(seconds)
 
-    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         return self._worker.follow(values, outcome) if self._shares else ()
 
     def begin(self) -> bool:
@@ -130,7 +130,7 @@ class InProcessHost:
     def stop(self, seconds: float) -> None:
         self._worker.stop(seconds)
 
-    def _new_feed(self, states: DeviceStates | None = None) -> QueueFeed | SharedFeed:
+    def _new_feed(self, states: HiddenStateRing | None = None) -> QueueFeed | SharedFeed:
         return SharedFeed(states) if self._shares else QueueFeed(self.awake)
 
 
@@ -139,7 +139,7 @@ class SharedFeed:
 
     __slots__ = ("_commands", "_states", "_woken", "released")
 
-    def __init__(self, states: DeviceStates | None = None) -> None:
+    def __init__(self, states: HiddenStateRing | None = None) -> None:
         """`states` are those that records name by their place on the device."""
         self._commands: deque[Commands] = deque()
         self._states = states
@@ -195,7 +195,7 @@ class QueueFeed:
     def __init__(self, awake: float = 0.0) -> None:
         """For `awake` seconds after something was received `wait` does not sleep."""
         self._awake, self._sleeps_at = awake, 0.0
-        self._bell = Bell() if awake else None
+        self._bell = SpinEvent() if awake else None
         self._queue: SimpleQueue[Commands] = SimpleQueue()
         self._looked_at: Commands = ()
         self.asleep = False

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway.prompt_logprobs import PromptLogprobs
 from gateway.request import (
+    ChoiceRequest,
     Delta,
     FinishReason,
-    Order,
     PositionLogprobs,
     Proposer,
     ProposerRefusal,
@@ -78,7 +78,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
     )
 
 
-def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int]) -> verify_pb2.SessionRequest:
+def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequence[int]) -> verify_pb2.SessionRequest:
     """A Submit; `output_token_ids` are those already received where a stream is resumed.
 
     The prompt's logprobs come before any of them, and are not asked for again.
@@ -105,7 +105,7 @@ def write_submit(request_id: int, order: Order, output_token_ids: Sequence[int])
 
 
 def write_prompt(token_ids: Sequence[int]) -> bytes:
-    """A prompt as `Order.prompt_wire` has it."""
+    """A prompt as `ChoiceRequest.prompt_wire` has it."""
     return verify_pb2.Submit(prompt_token_ids=token_ids).SerializeToString()
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Final, Self
 
-from gateway.mailbox import Mailbox
+from gateway.batch_queue import BatchQueue
 from gateway.metrics import Metrics
 from gateway.queue_wait import QueueWait
-from gateway.request import Delta, FinishReason, Order, Sampling, StepOutput, Timings, Usage, VerifyInfo
+from gateway.request import ChoiceRequest, Delta, FinishReason, Sampling, StepOutput, Timings, Usage, VerifyInfo
+from gateway.resumable_stream import ResumableStream
 from gateway.stream import ChoiceStream
-from gateway.ticket import Ticket
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError
@@ -93,7 +93,7 @@ class Generation:
                  "choices", "orders", "seed")  # fmt: skip
 
     def __init__(
-        self, orders: Sequence[Order], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
+        self, orders: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
     ) -> None:
         self.orders = orders
         self.seed = seed
@@ -102,7 +102,7 @@ class Generation:
         ]
         self._backend = backend
         self._names = names
-        self._arrived: Mailbox[tuple[int, StepOutput]] = Mailbox()
+        self._arrived: BatchQueue[tuple[int, StepOutput]] = BatchQueue()
         self._failure: SlipstreamError | None = None
         self._unfinished = len(orders)
         self._arrival = time.monotonic()
@@ -194,14 +194,14 @@ class Generation:
                 self._backend.client.cancel(self._tickets[index])
         return delta
 
-    def _ticket(self, index: int, order: Order) -> Ticket:
+    def _ticket(self, index: int, order: ChoiceRequest) -> ResumableStream:
         def deliver(output: StepOutput) -> None:
             self._arrived.put((index, output))
             if len(self._arrived) > self._backend.max_buffered:
                 reason = f"the client left more than {self._backend.max_buffered} outputs unread"
                 self.abandon(ResourceExhaustedError(reason))
 
-        return Ticket(order, deliver)
+        return ResumableStream(order, deliver)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._arrival

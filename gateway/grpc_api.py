@@ -13,7 +13,7 @@ import grpc
 from gateway import codec
 from gateway.access_log import REQUEST_ID_KEY, Access, access_of_grpc
 from gateway.generation import Generation
-from gateway.request import Order
+from gateway.request import ChoiceRequest
 from gateway.service import Gateway
 from gateway.text.prepared import Job
 from slipstream.rpc.errors import codes_of
@@ -92,7 +92,7 @@ class GatewayServicer:
         codec.check_size(data, self._most)
         info = self._gateway.model()
         request = await self._gateway.text.prepare(Job.GENERATE, data, info)
-        order = Order(
+        order = ChoiceRequest(
             prompt_token_ids=request.prompts[0],
             sampling=request.sampling,
             speculation=request.speculation,

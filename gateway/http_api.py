@@ -20,10 +20,10 @@ from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
 from gateway.missing_proposers import missing_proposers
-from gateway.openai_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
 from gateway.openai_types import ModelEntry, ModelList, Readiness
-from gateway.request import Order, VerifyInfo
+from gateway.openapi_document import API_RESPONSES, PROBE_RESPONSES, describe
+from gateway.request import ChoiceRequest, VerifyInfo
 from gateway.service import Gateway
 from gateway.text.prepared import Job, Prepared
 from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, SlipstreamError
@@ -148,7 +148,7 @@ class OpenAiApi:
         """The answer with `choices` choices for each prompt, those of a prompt beside each other."""
         count = request.choices
         orders = [
-            Order(
+            ChoiceRequest(
                 prompt_token_ids=prompt,
                 sampling=request.sampling,
                 speculation=request.speculation,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.request import Order, Sampling, Speculation, VerifyInfo
+from gateway.request import ChoiceRequest, Sampling, Speculation, VerifyInfo
 from slipstream.rpc.errors import InvalidArgumentError, NotFoundError
 
 
@@ -182,7 +182,7 @@ def check_choices(count: int, most: int) -> None:
         raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {count}", field="n")
 
 
-def check_prompt_logprobs(orders: Sequence[Order], *, prefix: str = "") -> None:
+def check_prompt_logprobs(orders: Sequence[ChoiceRequest], *, prefix: str = "") -> None:
     """Raise InvalidArgumentError if an answer would have more log-probabilities of prompts than one may."""
     asked = orders[0].sampling.prompt_logprobs
     if asked is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.request import Order, Usage
+from gateway.request import ChoiceRequest, Usage
 
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PAUSE_BUCKETS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60, 120, 300)
@@ -80,7 +80,7 @@ class Metrics:
             "slipstream_gateway_text_worker_ends", "Text workers that were replaced", ("reason",), registry=registry
         )
 
-    def begin(self, orders: Sequence[Order]) -> None:
+    def begin(self, orders: Sequence[ChoiceRequest]) -> None:
         """A request has been admitted."""
         self.running.inc(len(orders))
 

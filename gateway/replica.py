@@ -11,9 +11,9 @@ import grpc
 
 from gateway import codec
 from gateway.away_report import AwayReport
-from gateway.mailbox import Mailbox
+from gateway.batch_queue import BatchQueue
 from gateway.request import VerifyInfo
-from gateway.ticket import Ticket
+from gateway.resumable_stream import ResumableStream
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.rpc.tls import Tls
@@ -32,15 +32,15 @@ class Owner(Protocol):
         """A replica can be sent tickets."""
         ...
 
-    def on_lost(self, tickets: list[Ticket], *, yielded: bool) -> None:
+    def on_lost(self, tickets: list[ResumableStream], *, yielded: bool) -> None:
         """A replica's session has broken under these tickets; `yielded`: it had carried a token of any ticket."""
         ...
 
-    def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
+    def on_return(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
         """A replica has ended a ticket with an error; True if that is not to be delivered."""
         ...
 
-    def on_progress(self, ticket: Ticket) -> None:
+    def on_progress(self, ticket: ResumableStream) -> None:
         """The first output of a ticket since it was sent has come."""
         ...
 
@@ -64,8 +64,8 @@ class Replica:
         self._answered = False  # whether the connection stood when the last attempt ended
         self._timeout = timeout
         self._owner = owner
-        self._tickets: dict[int, Ticket] = {}
-        self._outbox: Mailbox[verify_pb2.SessionRequest] = Mailbox()
+        self._tickets: dict[int, ResumableStream] = {}
+        self._outbox: BatchQueue[verify_pb2.SessionRequest] = BatchQueue()
         self._next_id = 1
         self._stub: Any = None  # generated stubs have no types
         self._task: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class Replica:
         return len(self._tickets)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[ResumableStream]:
         """Choices under way, in the order in which they were sent."""
         return list(self._tickets.values())
 
@@ -96,7 +96,7 @@ class Replica:
             await asyncio.gather(self._task, return_exceptions=True)
             self._lose()
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: ResumableStream) -> None:
         """Send a ticket; only while ready."""
         message = codec.write_submit(self._next_id, ticket.order, ticket.received)
         ticket.send(self, self._next_id)
@@ -104,7 +104,7 @@ class Replica:
         self._next_id += 1
         self._outbox.put(message)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: ResumableStream) -> None:
         """Forget a ticket and tell the service, unless it is finished already."""
         if self._tickets.pop(ticket.request_id, None) is not None:
             self._outbox.put(codec.write_cancel(ticket.request_id))
@@ -147,7 +147,7 @@ class Replica:
         async with open_channel(self.address, tls=self._tls) as channel:
             self._stub = verify_pb2_grpc.VerifyServiceStub(channel)
             call = self._stub.Session()
-            self._outbox = Mailbox()
+            self._outbox = BatchQueue()
             writer = asyncio.create_task(self._write(call, self._outbox))
             try:
                 await self._await_acceptance(call)
@@ -169,7 +169,7 @@ class Replica:
         except TimeoutError:
             raise UnavailableError(f"no verify service answers at {self.address}") from None
 
-    async def _write(self, call: Any, outbox: Mailbox[verify_pb2.SessionRequest]) -> None:
+    async def _write(self, call: Any, outbox: BatchQueue[verify_pb2.SessionRequest]) -> None:
         while True:
             for message in await outbox.take():
                 await call.write(message)
@@ -205,7 +205,7 @@ class Replica:
                 self._owner.on_progress(ticket)
             ticket.deliver(output)
 
-    def _returns(self, ticket: Ticket, error: SlipstreamError) -> bool:
+    def _returns(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
         """Offer the owner a ticket that the service will not go on with; whether it has another use for it."""
         self._refusing |= isinstance(error, UnavailableError)
         return self._owner.on_return(ticket, error)

@@ -53,7 +53,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ChoiceRequest:
     """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows.
 
     `weight` is the tenant's, by which it shares the service with others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.ticket import Ticket
+from gateway.resumable_stream import ResumableStream
 
 
 class ResumeDeadlines:
@@ -18,25 +18,25 @@ class ResumeDeadlines:
 
     __slots__ = ("_clocks", "_on_due", "_seconds")
 
-    def __init__(self, seconds: float, on_due: Callable[[Ticket], None]) -> None:
+    def __init__(self, seconds: float, on_due: Callable[[ResumableStream], None]) -> None:
         self._seconds = seconds
         self._on_due = on_due
-        self._clocks: dict[Ticket, asyncio.TimerHandle] = {}
+        self._clocks: dict[ResumableStream, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._clocks)
 
-    def start(self, ticket: Ticket) -> None:
+    def start(self, ticket: ResumableStream) -> None:
         """Start a ticket's clock unless it runs."""
         if self._seconds and ticket not in self._clocks:
             self._clocks[ticket] = asyncio.get_running_loop().call_later(self._seconds, self._ring, ticket)
 
-    def stop(self, ticket: Ticket) -> None:
+    def stop(self, ticket: ResumableStream) -> None:
         """A token of it has come, or it is over."""
         clock = self._clocks.pop(ticket, None)
         if clock is not None:
             clock.cancel()
 
-    def _ring(self, ticket: Ticket) -> None:
+    def _ring(self, ticket: ResumableStream) -> None:
         del self._clocks[ticket]
         self._on_due(ticket)

@@ -24,7 +24,7 @@ from gateway.limits import (
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.replica import Replica
-from gateway.request import Order, VerifyInfo
+from gateway.request import ChoiceRequest, VerifyInfo
 from gateway.sampling_defaults import completed, read_defaults
 from gateway.text.pool import TextWorkers
 from gateway.tokenizer import Tokenizer
@@ -118,7 +118,9 @@ class Gateway:
         self.check_draining()
         return self.client.info
 
-    def open(self, orders: Sequence[Order], info: VerifyInfo, *, prompt_field: str, prefix: str = "") -> Generation:
+    def open(
+        self, orders: Sequence[ChoiceRequest], info: VerifyInfo, *, prompt_field: str, prefix: str = ""
+    ) -> Generation:
         """Check the choices of one request and make it ready to run.
 
         Their prompts have been read by a text worker. All choices share their sampling parameters. A request without
@@ -148,7 +150,7 @@ class Gateway:
         return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))
 
 
-def _described(orders: Sequence[Order]) -> str:
+def _described(orders: Sequence[ChoiceRequest]) -> str:
     """What a request asks for, without its texts: prompts and stop strings."""
     first = orders[0]
     given = {field.name: getattr(first.sampling, field.name) for field in fields(first.sampling)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.detokenizer import Detokenizer
-from gateway.request import Delta, FinishReason, Order, StepOutput, Usage
+from gateway.request import ChoiceRequest, Delta, FinishReason, StepOutput, Usage
 from gateway.stop_strings import StopStrings
 from gateway.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ class ChoiceStream:
 
     __slots__ = ("_detokenizer", "_ending_ids", "_index", "_min_tokens", "_stops", "finish_reason", "usage")
 
-    def __init__(self, index: int, order: Order, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, index: int, order: ChoiceRequest, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         sampling = order.sampling
         self._index = index
         self._detokenizer: Detokenizer = tokenizer.detokenizer()

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.crash_suspects import CrashSuspects, Entry
 from gateway.metrics import Metrics
+from gateway.parked_streams import ParkedStreams
+from gateway.quarantine import CrashSuspects, Entry
 from gateway.replica import Replica
 from gateway.request import VerifyInfo
+from gateway.resumable_stream import ResumableStream
 from gateway.resume_deadlines import ResumeDeadlines
-from gateway.ticket import Ticket
-from gateway.waiting_room import WaitingRoom
 from slipstream.rpc.errors import (
     InternalError,
     ResourceExhaustedError,
@@ -64,7 +64,7 @@ class VerifyClient:
     ) -> None:
         self._resume_seconds = resume_seconds
         self._metrics = metrics or Metrics()
-        self._waiting = WaitingRoom()
+        self._waiting = ParkedStreams()
         self._deadlines = ResumeDeadlines(resume_seconds, self._expire)
         self._suspects = CrashSuspects(resume_seconds * TRIAL_SHARE)
         self._again: asyncio.TimerHandle | None = None
@@ -110,7 +110,7 @@ class VerifyClient:
             raise _unreachable()
         return await _least_loaded(usable).fetch_info()
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
+    def submit(self, tickets: Sequence[ResumableStream]) -> None:
         """Send the choices of one request to one replica, where they share the prompt's pages.
 
         UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait; InternalError for a
@@ -126,7 +126,7 @@ class VerifyClient:
                 self._suspects.clear(ticket, time.monotonic())
             raise
 
-    def _submit(self, tickets: Sequence[Ticket]) -> None:
+    def _submit(self, tickets: Sequence[ResumableStream]) -> None:
         usable = self._usable()
         replica = _least_loaded(usable) if usable else None
         if replica is not None and self._is_open(replica, tickets):
@@ -137,7 +137,7 @@ class VerifyClient:
         else:
             raise _unreachable()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: ResumableStream) -> None:
         """Stop a choice that nobody reads any more. Finished ones are left alone."""
         if not self._waiting.discard(ticket) and ticket.replica is not None:
             ticket.replica.cancel(ticket)
@@ -150,7 +150,7 @@ class VerifyClient:
         self._waiting.sort(self._suspects.order)
         self._dispatch()
 
-    def on_lost(self, tickets: list[Ticket], *, yielded: bool) -> None:
+    def on_lost(self, tickets: list[ResumableStream], *, yielded: bool) -> None:
         """See Owner: the tickets go on elsewhere, wait, or fail."""
         now = self._away_since = time.monotonic()
         self._suspects.lost(tickets, yielded=yielded, now=now)
@@ -162,7 +162,7 @@ class VerifyClient:
         self._waiting.sort(self._suspects.order)
         self._dispatch()
 
-    def on_return(self, ticket: Ticket, error: SlipstreamError) -> bool:
+    def on_return(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
         """See Owner. What has been taken once is not refused later for a reason that passes."""
         taken = bool(ticket.losses) or ticket.bound
         if isinstance(error, UnavailableError) and taken:
@@ -180,7 +180,7 @@ class VerifyClient:
         self._dispatch()
         return True
 
-    def on_progress(self, ticket: Ticket) -> None:
+    def on_progress(self, ticket: ResumableStream) -> None:
         """See Owner."""
         if ticket.losses and ticket.paused_at:
             self._metrics.resumed(time.monotonic() - ticket.paused_at)
@@ -211,14 +211,14 @@ class VerifyClient:
         draining = any(replica.info is not None for replica in self._replicas)
         return not draining and time.monotonic() < self._away_since + self._resume_seconds
 
-    def _is_open(self, replica: Replica, tickets: Sequence[Ticket]) -> bool:
+    def _is_open(self, replica: Replica, tickets: Sequence[ResumableStream]) -> bool:
         """Whether new tickets may be sent at once: not while a suspect is tried there, or waits for its trial."""
         if not len(self._suspects):
             return True
         entry = self._suspects.entry(tickets[0], replica.tickets, time.monotonic(), len(tickets))
         return not len(self._waiting) and entry is Entry.OPEN
 
-    def _let_wait(self, tickets: Sequence[Ticket], served: VerifyInfo) -> None:
+    def _let_wait(self, tickets: Sequence[ResumableStream], served: VerifyInfo) -> None:
         if len(self._waiting) + len(tickets) > served.max_requests:
             raise ResourceExhaustedError(
                 f"{len(self._waiting)} choices wait for a verify service, the limit is {served.max_requests}"
@@ -228,12 +228,12 @@ class VerifyClient:
             self._wait(ticket, UnavailableError(_RECOVERS if self._usable() else _GONE))
         self._dispatch()
 
-    def _pause(self, ticket: Ticket, reason: SlipstreamError) -> None:
+    def _pause(self, ticket: ResumableStream, reason: SlipstreamError) -> None:
         """A ticket has lost its service."""
         self._wait(ticket, reason)
         ticket.lose(reason)
 
-    def _wait(self, ticket: Ticket, reason: SlipstreamError, *, not_before: float = 0.0) -> None:
+    def _wait(self, ticket: ResumableStream, reason: SlipstreamError, *, not_before: float = 0.0) -> None:
         """A ticket waits for a service, against its deadline."""
         if not ticket.paused_at:
             self._metrics.paused.inc()
@@ -256,7 +256,7 @@ class VerifyClient:
         self._again = None
         self._dispatch()
 
-    def _enter(self, ticket: Ticket, replicas: Sequence[Replica], closed: set[Replica]) -> None:
+    def _enter(self, ticket: ResumableStream, replicas: Sequence[Replica], closed: set[Replica]) -> None:
         """Send a ticket to the first replica that it may go to; where there is none, nobody behind it goes there."""
         now = time.monotonic()
         for replica in sorted(replicas, key=lambda replica: replica.load):
@@ -275,7 +275,7 @@ class VerifyClient:
             replica.cancel(ticket)
             self._pause(ticket, UnavailableError(_RECOVERS))
 
-    def _hold(self, ticket: Ticket) -> None:
+    def _hold(self, ticket: ResumableStream) -> None:
         """Let a ticket wait for a service of its model, if one can still come."""
         reason = ticket.reason or _unreachable()
         others = [replica.info for replica in self._replicas if replica.info is not None]
@@ -286,7 +286,7 @@ class VerifyClient:
         elif not self._resume_seconds:
             self._fail(ticket, reason)
 
-    def _expire(self, ticket: Ticket) -> None:
+    def _expire(self, ticket: ResumableStream) -> None:
         """A deadline has passed: the ticket ends wherever it is."""
         if ticket.replica is not None:
             ticket.replica.cancel(ticket)
@@ -294,18 +294,18 @@ class VerifyClient:
         message = f"{reason.message}, and the request did not go on within {self._resume_seconds:g} s"
         self._fail(ticket, UnavailableError(message, retry_after=RETRY_SECONDS))
 
-    def _convict(self, ticket: Ticket) -> None:
+    def _convict(self, ticket: ResumableStream) -> None:
         times = self._suspects.lone_losses(ticket)
         sizes = len(ticket.order.prompt_token_ids), len(ticket.received)
         _log.error("the verify service went away %d times while a request of %d + %d tokens ran alone", times, *sizes)
         self._fail(ticket, InternalError(f"the verify service went away {times} times while this request ran alone"))
 
-    def _fail(self, ticket: Ticket, error: SlipstreamError) -> None:
+    def _fail(self, ticket: ResumableStream, error: SlipstreamError) -> None:
         self._waiting.discard(ticket)
         self._settle(ticket)
         ticket.fail(error)
 
-    def _settle(self, ticket: Ticket) -> None:
+    def _settle(self, ticket: ResumableStream) -> None:
         """A ticket goes on, or is over: nothing is held against it any more."""
         self._suspects.clear(ticket, time.monotonic())
         self._deadlines.stop(ticket)

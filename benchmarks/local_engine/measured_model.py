@@ -18,8 +18,8 @@ from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
 from slipstream_kernels.models.gpu.forward.ops_namespace import twins
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
-from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel, PassPlan, Ticket
-from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
+from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel, PassHandle, PassPlan
+from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
 
 KINDS = ("folder", "inflated", "random")
 
@@ -93,7 +93,7 @@ class MeasuredModel(GpuModel):
             self._costs = [(1, 1, 1e-3), (1, 2, 1.1e-3)] if on_cpu else super().pass_costs()
         return self._costs
 
-    def launch(self, plan: PassPlan, *more: Any, **named: Any) -> Ticket:
+    def launch(self, plan: PassPlan, *more: Any, **named: Any) -> PassHandle:
         self.last_plan = plan
         return super().launch(plan, *more, **named)
 
@@ -110,7 +110,7 @@ class MeasuredModel(GpuModel):
         self.wait()
         return float(start.elapsed_time(end)) / repeats
 
-    def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
         times = self.times
         if times is not None:
             times.begin(drafted=plan.has_trees)
@@ -118,7 +118,7 @@ class MeasuredModel(GpuModel):
         if times is not None:
             times.mark()
 
-    def _receive(self, *more: Any, **named: Any) -> Ticket:
+    def _receive(self, *more: Any, **named: Any) -> PassHandle:
         times = self.times
         if times is not None:
             times.mark()
@@ -136,7 +136,7 @@ class HashedModel(MeasuredModel):
     """
 
     def logprobs(
-        self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
+        self, ticket: PassHandle, logit_indices: Int32, chosen: Int32, top: int
     ) -> tuple[Float32, Int32, Int32, Float32]:
         n = len(chosen)
         with self._on_stream(self._side_stream):

@@ -19,7 +19,7 @@ from benchmarks.lib.continuations import continuation_key, read_continuations
 from benchmarks.speculation.acceptance_profile import OraclePlan, Profile, Shape, best_shape, placed
 from benchmarks.speculation.overwritten_trees import OverwrittenTrees
 from draft_service.proposers.base import (
-    Begun,
+    DraftFuture,
     DraftRequest,
     FollowRequest,
     Opening,
@@ -34,7 +34,7 @@ from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
+    from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Overwriting:
 
     oracle: Oracle
     requests: Sequence[DraftRequest]
-    begun: Begun
+    begun: DraftFuture
 
     def wait(self, seconds: float) -> bool:
         return self.begun.wait(seconds)
@@ -117,7 +117,7 @@ class Oracle(Proposer):
     def begin(self, requests: Sequence[DraftRequest]) -> _Overwriting:
         return _Overwriting(self, requests, self._inner.begin(requests))
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         return self._inner.follow(requests, outcome)
 
     def overwritten(

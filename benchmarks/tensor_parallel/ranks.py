@@ -21,11 +21,11 @@ from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import HashedModel, limits_of, start_model
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.parallel.tp_driver import LeadingGpuModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel, follow
 from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
-    FollowerProcesses,
-    FollowerTask,
-    run_follower,
+    TpWorkerProcesses,
+    TpWorkerTask,
+    run_worker,
     start_ranks,
 )
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
@@ -34,7 +34,7 @@ KINDS = ("random", "inflated")
 """Weights in the order in which they are served, each overwriting those before it."""
 
 
-class SharedModel(HashedModel, LeadingGpuModel):
+class SharedModel(HashedModel, TpDriverModel):
     """Rank 0's part of a shared model, with a hash of each row of logits in the place of logprobs."""
 
 
@@ -43,7 +43,7 @@ class Target:
 
     def __init__(self, options: argparse.Namespace, size: int, config: EngineConfig) -> None:
         self._folder, self._shape = options.model, shape_of(options)
-        self._followers: FollowerProcesses | None = None
+        self._followers: TpWorkerProcesses | None = None
         self._shared: SharedModel | None = None
         if size == 1:
             device = torch.device(options.device)
@@ -52,7 +52,7 @@ class Target:
             assert isinstance(model, HashedModel)
             self.model = model
             return
-        task = FollowerTask(
+        task = TpWorkerTask(
             str(self._folder.resolve()),
             options.device,
             "exact",
@@ -97,7 +97,7 @@ def _refill(model: GpuModel, weights: GpuWeights, folder: Path, shape: Shape, ki
         torch.cuda.synchronize(device)
 
 
-def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
+def _serve(task: TpWorkerTask, device: torch.device, group: RankGroup) -> None:
     folder, shape = Path(task.folder), Shape(**json.loads(task.options))
     weights = _weights(folder, shape, device, group.rank, group.size)
     model = GpuModel.from_weights(weights, task.limits, group=group)
@@ -111,4 +111,4 @@ def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
 
 
 if __name__ == "__main__":
-    run_follower(_serve)
+    run_worker(_serve)

@@ -22,7 +22,7 @@ from slipstream_kernels.token_tree import TokenTree
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
+    from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 
 
 CPU = "cpu"
@@ -139,7 +139,7 @@ class FollowRequest(NamedTuple):
     max_depth: int
 
 
-class Begun(Protocol):
+class DraftFuture(Protocol):
     """What a proposer was asked for and has begun, which is told nothing until `trees` has returned or raised."""
 
     def wait(self, seconds: float) -> bool:
@@ -158,7 +158,7 @@ class Begun(Protocol):
         ...
 
 
-class AtOnce(NamedTuple):
+class CompletedDraft(NamedTuple):
     """The answer of a proposer that begins with nothing before it is asked for it."""
 
     proposer: Proposer
@@ -268,15 +268,15 @@ class Proposer(ABC):
         `log_probs`, where known, are those of the paths under the proposer's own distribution.
         """
 
-    def begin(self, requests: Sequence[DraftRequest]) -> Begun:
+    def begin(self, requests: Sequence[DraftRequest]) -> DraftFuture:
         """Begin with `propose`, for whoever has something else to do while a device computes.
 
         Override it together with `propose` where work is queued there. Until the result has given its trees nothing
         else is called but `begin`, and `follow`, once more: by a hybrid of which this is a member, or behind a step.
         """
-        return AtOnce(self, requests)
+        return CompletedDraft(self, requests)
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         """Queue on the device what `begin` would, behind a pass of the target whose results are on the way there.
 
         For one with `shares_thread`, beside its target. What the pass decides comes as ever, by `commit` and

@@ -103,14 +103,14 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftingMode:
     """How trees are made: `mode` is that of `MODES`, `fan_out` how many trees ahead for one state of a request."""
 
     mode: str = "lockstep"
     fan_out: int = 0
 
 
-LOCKSTEP = Drafting()
+LOCKSTEP = DraftingMode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def encode_attach(
     token: str,
     transports: Sequence[str],
     share: float | None,
-    drafting: Drafting = LOCKSTEP,
+    drafting: DraftingMode = LOCKSTEP,
     unfit: Mapping[str, str] = NO_MISFITS,
 ) -> draft_pb2.AttachRequest:
     """`unfit` are the reasons of proposers that do not fit, by name."""
@@ -182,7 +182,7 @@ def encode_attach(
 
 
 def decode_attachment(
-    message: draft_pb2.AttachResponse, transports: Sequence[str], drafting: Drafting = LOCKSTEP
+    message: draft_pb2.AttachResponse, transports: Sequence[str], drafting: DraftingMode = LOCKSTEP
 ) -> Attachment:
     """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
     transport = message.transport or "grpc"

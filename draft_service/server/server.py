@@ -14,7 +14,7 @@ import uvloop
 from draft_service.config import DraftSettings, load_settings
 from draft_service.layer_check.capture_layer_check import check_boundaries
 from draft_service.proposers.registry import load_proposers
-from draft_service.protocol.codec import Drafting, Identity
+from draft_service.protocol.codec import DraftingMode, Identity
 from draft_service.protocol.placement import settle
 from draft_service.server.admin_servicer import DraftAdmin, make_server
 from draft_service.server.metrics import make_registry
@@ -56,7 +56,7 @@ async def serve(settings: DraftSettings) -> None:
         token=settings.attach_token,
         transports=settings.offered(placement),
         share=settings.share,
-        drafting=Drafting(settings.mode, settings.fan_out),
+        drafting=DraftingMode(settings.mode, settings.fan_out),
         spin=settings.spin(placement),
         tls=settings.tls,
     )

@@ -12,9 +12,9 @@ from contextlib import suppress
 from time import perf_counter
 
 from draft_service.protocol.records import Commit, Record
-from draft_service.verify_link.reply_queue import Outbox
-from slipstream_kernels.sync.hybrid_event import Alarm
-from slipstream_kernels.sync.spin_event import Bell
+from draft_service.verify_link.reply_queue import ReplyQueue
+from slipstream_kernels.sync.hybrid_event import HybridEvent
+from slipstream_kernels.sync.spin_event import SpinEvent
 
 ANSWER_SECONDS = 0.002
 """How long the event loop rests for the worker's answer to a step, at most."""
@@ -22,7 +22,7 @@ _PAUSE = 0.0002
 """Seconds that the event loop sleeps where the worker has something else to do."""
 
 
-class StreamFeed:
+class GrpcRecordSource:
     """Records that the event loop reads, for the worker. Implements Feed."""
 
     __slots__ = ("_answered", "_arrived", "_asked", "_messages", "_sleeps_at", "_spin")
@@ -32,7 +32,7 @@ class StreamFeed:
         self._spin, self._sleeps_at = spin, 0.0
         self._arrived: deque[Sequence[Record]] = deque()
         self._messages = 0
-        self._asked, self._answered = Alarm(), Bell()
+        self._asked, self._answered = HybridEvent(), SpinEvent()
 
     # --- The event loop's thread ---
 
@@ -45,7 +45,7 @@ class StreamFeed:
         if any(isinstance(record, Commit) and record.max_nodes > 1 for record in records):
             self._answered.listen(answered, ANSWER_SECONDS)
 
-    async def look_out(self, outbox: Outbox) -> None:
+    async def look_out(self, outbox: ReplyQueue) -> None:
         """Return when there is something to send, something was handed over, or the time to be awake is over.
 
         Keeps the event loop awake.

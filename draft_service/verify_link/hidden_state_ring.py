@@ -23,7 +23,7 @@ NUMBER_BYTES = 2
 """Of bfloat16."""
 
 
-class DeviceStates:
+class HiddenStateRing:
     """The drafter's end of a device ring. Belongs to whoever makes a pass of the worker's."""
 
     def __init__(self, block: DeviceBlock, device: str, nonce: bytes = b"") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from draft_service.protocol.records import Reply, TreeReply
 
 
-class Outbox:
+class ReplyQueue:
     """A queue of replies in order. Beyond `limit` the oldest trees are dropped, for they are stale; nothing else is.
 
     Used by one event loop alone, or by one thread that never waits.

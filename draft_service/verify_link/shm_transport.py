@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from draft_service.protocol import codec
 from draft_service.protocol.codec import Attachment
 from draft_service.protocol.records import Record, Reply
-from draft_service.verify_link.hidden_state_ring import DeviceStates
-from draft_service.verify_link.reply_queue import Outbox
+from draft_service.verify_link.hidden_state_ring import HiddenStateRing
+from draft_service.verify_link.reply_queue import ReplyQueue
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream_kernels.ipc.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
 from slipstream_kernels.ipc.device_memory import DeviceMemoryError
@@ -38,7 +38,7 @@ class ShmExchange:
         self,
         attachment: Attachment,
         fail: Callable[[SlipstreamError], None],
-        open_states: Callable[[], DeviceStates] | None = None,
+        open_states: Callable[[], HiddenStateRing] | None = None,
         *,
         spin: float = 0.0,
     ) -> None:
@@ -61,7 +61,7 @@ class ShmExchange:
         self._states = states
         self._ends: tuple[RingReader, RingWriter] | None = (incoming, outgoing)
         self._fail = fail
-        self._outbox = Outbox(MAX_UNSENT)
+        self._outbox = ReplyQueue(MAX_UNSENT)
         self._unsent = b""
         self._unreleased = 0
         self._spin, self._spins_until = spin, 0.0

@@ -16,12 +16,12 @@ import grpc
 
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.protocol import codec
-from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, Drafting, Identity
+from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, DraftingMode, Identity
 from draft_service.protocol.records import Record, Reply, ShareReply
-from draft_service.verify_link.grpc_transport import StreamFeed
-from draft_service.verify_link.hidden_state_ring import DeviceStates
+from draft_service.verify_link.grpc_transport import GrpcRecordSource
+from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.verify_link.reconnect_policy import Attempts
-from draft_service.verify_link.reply_queue import Outbox
+from draft_service.verify_link.reply_queue import ReplyQueue
 from draft_service.verify_link.shm_transport import ShmExchange
 from draft_service.worker.worker import Worker
 from slipstream.rpc.channel import from_rpc_error, open_channel
@@ -86,12 +86,12 @@ class VerifyLink:
         token: str = "",
         transports: Sequence[str] = codec.TRANSPORTS,
         share: float | None = None,
-        drafting: Drafting = LOCKSTEP,
+        drafting: DraftingMode = LOCKSTEP,
         memory: Callable[[], DeviceMemory] = CudaMemory,
         spin: float = 0.0,
         tls: Tls | None = None,
     ) -> None:
-        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange` and `StreamFeed`."""
+        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange` and `GrpcRecordSource`."""
         self._memory = memory
         self._spin = spin
         self._tls = tls
@@ -237,9 +237,9 @@ class VerifyLink:
     async def _carry(self, exchange: _Exchange, proposers: Sequence[Proposer], shared: ShmExchange | None) -> None:
         """Run until either direction ends; raises why."""
         loop = asyncio.get_running_loop()
-        outbox = Outbox(_MAX_UNSENT)
+        outbox = ReplyQueue(_MAX_UNSENT)
         attachment = exchange.attachment
-        feed = StreamFeed(self._spin) if shared is None and self._stays_awake else None
+        feed = GrpcRecordSource(self._spin) if shared is None and self._stays_awake else None
 
         def send(replies: list[Reply]) -> None:
             loop.call_soon_threadsafe(outbox.put, replies)
@@ -300,11 +300,11 @@ class VerifyLink:
                     reasons[transport] = error.message
         raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
 
-    def _open_states(self, attachment: Attachment) -> DeviceStates:
+    def _open_states(self, attachment: Attachment) -> HiddenStateRing:
         """The ring on verify's GPU. DeviceMemoryError if that cannot be reached."""
         if attachment.device_ring is None:
             raise DeviceMemoryError("verify named no memory of a GPU")
-        return DeviceStates.open(attachment.device_ring, self._memory(), self._identity.placement.device)
+        return HiddenStateRing.open(attachment.device_ring, self._memory(), self._identity.placement.device)
 
     def _failed(self, error: SlipstreamError) -> float:
         """Log the reason where that is due; returns the seconds to the next attempt.
@@ -343,7 +343,7 @@ def _in_loop(failed: asyncio.Future[NoReturn]) -> Callable[[SlipstreamError], No
     return tell
 
 
-async def _write(call: Any, outbox: Outbox, most: int, feed: StreamFeed | None) -> None:
+async def _write(call: Any, outbox: ReplyQueue, most: int, feed: GrpcRecordSource | None) -> None:
     """Send what waits, at most `most` replies a message. Returns when the call is over: its status says why.
 
     With a feed the event loop is awake for what comes next.

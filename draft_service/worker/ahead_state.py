@@ -11,7 +11,7 @@ from draft_service.worker.fan_out import FanOut
 from slipstream_kernels.token_tree import TokenTree
 
 
-class Prepared(NamedTuple):
+class CachedSpeculation(NamedTuple):
     """A tree that was sent ahead, and the fork that made it."""
 
     fork: int
@@ -20,7 +20,7 @@ class Prepared(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outlook:
+class AheadState:
     """One request's tokens, the tree that the step from them verifies as far as known, and what was prepared.
 
     `due`: outcomes of that step have yet to be looked at. `prepared` has the tokens that an outcome adds as key, the
@@ -32,9 +32,9 @@ class Outlook:
     tree: TokenTree = EMPTY_TREE
     tree_id: int = 0
     due: bool = False
-    prepared: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
+    prepared: dict[tuple[int, ...], CachedSpeculation] = field(default_factory=dict)
 
-    def advance(self, proposer: Proposer, session: int, record: Commit) -> Prepared | None:
+    def advance(self, proposer: Proposer, session: int, record: Commit) -> CachedSpeculation | None:
         """The step is over: bring the session up to date and close all forks. Returns what was prepared for this end.
 
         Raises whatever the proposer does.

@@ -26,7 +26,7 @@ _RECENT = 8.0
 """Pieces that the usual time of one is taken from, roughly."""
 
 
-class _Turn:
+class _Task:
     """A proposer: seconds that a piece of its work takes as a rule, and when it was called last."""
 
     __slots__ = ("called_at", "proposer", "seconds")
@@ -59,7 +59,7 @@ class Background:
     """The background work of proposers. `clock`: seconds that only grow."""
 
     def __init__(self, proposers: Sequence[Proposer], clock: Callable[[], float] = perf_counter) -> None:
-        self._turns = [_Turn(proposer) for proposer in proposers]
+        self._turns = [_Task(proposer) for proposer in proposers]
         self._clock = clock
 
     def advance(self) -> bool:

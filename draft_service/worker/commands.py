@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from draft_service.proposers.base import Proposer, Target
 from draft_service.protocol.codec import Attachment
 from draft_service.protocol.records import Record, Reply
-from draft_service.worker.record_source import Feed
+from draft_service.worker.record_source import RecordSource
 
 Send = Callable[[list[Reply]], None]
 """Takes the replies of one pass; called on the worker's thread and must not block."""
@@ -20,7 +20,7 @@ class Attach:
     attachment: Attachment
     proposers: Sequence[Proposer]
     send: Send
-    feed: Feed | None
+    feed: RecordSource | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
 from draft_service.protocol.records import EMPTY_TREE, Reply, TreeReply
-from draft_service.worker.ahead_state import Prepared
+from draft_service.worker.ahead_state import CachedSpeculation
 from draft_service.worker.session_table import Slot
 from slipstream_kernels.token_tree import TokenTree
 
@@ -36,7 +36,7 @@ class _Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class AheadDrafter:
     """Prepares outcomes of all slots that are due, as many of each as its fan-out says.
 
     propose: checked trees of a proposer, None for each it failed at. is_current: whether a slot's state is the newest,
@@ -150,7 +150,7 @@ class Foresight:
                 continue
             tokens = (*_path_tokens(outlook.tree, outcome.node), outcome.token)
             stamp = slot.stamp._replace(base_length=slot.stamp.base_length + len(tokens), root_token=outcome.token)
-            prepared = outlook.prepared[tokens] = Prepared(fork, next(self.numbers), made)
+            prepared = outlook.prepared[tokens] = CachedSpeculation(fork, next(self.numbers), made)
             replies.append(TreeReply(stamp, made, prepared.tree_id, (outlook.tree_id, outcome.node)))
         return replies
 

@@ -8,7 +8,7 @@ from operator import index
 from time import perf_counter
 from typing import NamedTuple
 
-from draft_service.proposers.base import Begun, DraftRequest, Proposer
+from draft_service.proposers.base import DraftFuture, DraftRequest, Proposer
 from draft_service.protocol.records import EMPTY_TREE, Reply
 from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.session_table import Slot
@@ -21,7 +21,7 @@ MAX_LOG_PROB = 1e30
 """Magnitude below which a path's log-probability survives the wire's float32."""
 
 
-class Question:
+class DraftCall:
     """Trees of one proposer, begun as this is made. Nothing raises."""
 
     __slots__ = ("_begun", "_proposer", "_requests", "_vocab_size")
@@ -30,7 +30,7 @@ class Question:
         self._proposer = proposer
         self._requests = requests
         self._vocab_size = vocab_size
-        self._begun: Begun | None = None
+        self._begun: DraftFuture | None = None
         try:
             self._begun = proposer.begin(requests)
         except Exception:  # noqa: BLE001 (a third party's code)
@@ -57,7 +57,7 @@ class Question:
         trees = self._attempt()
         if trees is None and len(self._requests) > 1:
             # The requests that fail alone lose their trees, not the others.
-            return [Question(self._proposer, [each], self._vocab_size).trees()[0] for each in self._requests]
+            return [DraftCall(self._proposer, [each], self._vocab_size).trees()[0] for each in self._requests]
         if trees is None:
             return [None]
         return [
@@ -108,11 +108,11 @@ class Question:
 class Asked(NamedTuple):
     """Slots that wait for what one proposer is asked."""
 
-    question: Question
+    question: DraftCall
     slots: list[Slot]
 
 
-class AskedPass(NamedTuple):
+class DraftBatch(NamedTuple):
     """What a pass has to answer: replies that are there, and trees that are not yet."""
 
     replies: list[Reply]

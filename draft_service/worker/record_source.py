@@ -8,7 +8,7 @@ from typing import Protocol
 from draft_service.protocol.records import Record
 
 
-class Feed(Protocol):
+class RecordSource(Protocol):
     """Where the worker picks up records itself. Nothing raises.
 
     All but `poke` are called on the worker's thread, `receive` also where `Worker.begin` is.

@@ -29,9 +29,9 @@ from draft_service.protocol.records import (
     Stamp,
     TreeReply,
 )
-from draft_service.worker.ahead_state import Outlook, Prepared
+from draft_service.worker.ahead_state import AheadState, CachedSpeculation
 from draft_service.worker.fan_out import FanOut
-from slipstream_kernels.draft_protocol.proposer_host import FollowValue
+from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Slot:
     wants_tree: bool = False
     awaits_open: bool = False
     featured: int = 0
-    outlook: Outlook | None = None
+    outlook: AheadState | None = None
     """of a request that is drafted ahead, what its next step may lead to"""
 
 
@@ -150,7 +150,7 @@ class SessionTable:
                 wanted.setdefault(slot.proposer, []).append((slot, request))
         return wanted
 
-    def followed(self, values: Sequence[FollowValue]) -> dict[Proposer, list[FollowRequest]]:
+    def followed(self, values: Sequence[EnqueueRequest]) -> dict[Proposer, list[FollowRequest]]:
         """Sessions that a pass under way goes on with, by proposer: those that are at the state it began with."""
         asked: dict[Proposer, list[FollowRequest]] = {}
         for value in values:
@@ -203,7 +203,7 @@ class SessionTable:
         self._want(slot, record)
         if self.max_ahead and proposer.forkable:
             fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
-            slot.outlook = Outlook(record.opening, fan_out, due=slot.wants_tree)
+            slot.outlook = AheadState(record.opening, fan_out, due=slot.wants_tree)
             slot.wants_tree &= self.waits
         return None
 
@@ -240,7 +240,9 @@ class SessionTable:
             return None
         return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
 
-    def _look_out(self, slot: Slot, outlook: Outlook, found: Prepared | None, record: Commit) -> Reply | None:
+    def _look_out(
+        self, slot: Slot, outlook: AheadState, found: CachedSpeculation | None, record: Commit
+    ) -> Reply | None:
         """See what the step that begins verifies: the tree ahead that verify took, the same one sent again, or none."""
         outlook.due = slot.wants_tree
         if found is None or not slot.wants_tree:

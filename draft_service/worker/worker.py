@@ -23,13 +23,13 @@ from draft_service.protocol.records import EMPTY_TREE, Close, Gap, Record, Reply
 from draft_service.worker.background_scheduler import Background
 from draft_service.worker.commands import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
 from draft_service.worker.device_fault import end_if_device_lost
-from draft_service.worker.draft_ahead import Foresight
-from draft_service.worker.draft_call import Asked, AskedPass, Question
-from draft_service.worker.record_source import Feed
+from draft_service.worker.draft_ahead import AheadDrafter
+from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
+from draft_service.worker.record_source import RecordSource
 from draft_service.worker.session_table import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker.target_binding import Fitting
 from slipstream_kernels.device_tree import DeviceTree, most_rows
-from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Worker:
     _thread: threading.Thread | None = None
     _table: SessionTable | None = None
     _send: Send | None = None
-    _feed: Feed | None = None
+    _feed: RecordSource | None = None
     _arrived: list[Item] = field(default_factory=list)
     _looked_at: float = 0.0
     """When the feed was looked into last."""
@@ -81,7 +81,7 @@ class Worker:
     """What was picked up came later than that."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever makes a pass, or a part of one."""
-    _begun: AskedPass | None = None
+    _begun: DraftBatch | None = None
     """The pass that was begun and not finished; the proposers must not be called before."""
     _fitting: Fitting = field(default_factory=Fitting)
     _vocab_size: int = 0
@@ -105,7 +105,7 @@ class Worker:
         return done
 
     def attach(
-        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, feed: Feed | None = None
+        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, feed: RecordSource | None = None
     ) -> None:
         """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order.
 
@@ -144,7 +144,7 @@ class Worker:
         finally:
             self._turn.release()
 
-    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
 
         Nothing comes of it where somebody else is at a pass, or has something to do first. Once the events have come
@@ -283,17 +283,17 @@ class Worker:
                 pass
         return []
 
-    def _ask(self, replies: list[Reply]) -> AskedPass:
+    def _ask(self, replies: list[Reply]) -> DraftBatch:
         """Ask the proposers for trees of the states that want one, beside what is answered already."""
         asked: list[Asked] = []
         if self._table is not None:
             now = perf_counter()
             waited, self._waits_since = (now - min(now, self._waits_since)) / 2, inf  # as it is to be expected
             for proposer, wanted in self._table.wanted(waited).items():
-                question = Question(proposer, [request for _, request in wanted], self._vocab_size)
+                question = DraftCall(proposer, [request for _, request in wanted], self._vocab_size)
                 asked.append(Asked(question, [slot for slot, _ in wanted]))
             self.stats.sessions = len(self._table)
-        return AskedPass(replies, asked)
+        return DraftBatch(replies, asked)
 
     def _finished(self, until: float, *, unread: bool) -> list[Reply] | None:
         begun = self._begun
@@ -338,7 +338,7 @@ class Worker:
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""
-        foresight = Foresight(self._numbers, self._propose, self._is_current, self._look)
+        foresight = AheadDrafter(self._numbers, self._propose, self._is_current, self._look)
         for replies in foresight.prepare(table.slots):
             if replies and self._send is not None:
                 self._send(replies)
@@ -349,7 +349,7 @@ class Worker:
         self._arrived.extend(self._pick_up())
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
-        return Question(proposer, requests, self._vocab_size).trees()
+        return DraftCall(proposer, requests, self._vocab_size).trees()
 
     def _is_current(self, slot: Slot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp

@@ -79,7 +79,7 @@ def deploy(
     from launcher.rollout.deploy import deploy as run
     from launcher.services.free_ports import free_ports
     from launcher.services.models import ModelNotFoundError, resolve_draft, resolve_model
-    from launcher.services.pidfd_process import ForeignProcess, start_to_stay
+    from launcher.services.pidfd_process import PidfdProcess, start_to_stay
     from launcher.services.readiness import served_folder
 
     if bool(running) == bool(draft):
@@ -87,7 +87,7 @@ def deploy(
     plan = Plan(_shares(shares), tokens, margin, confidence, seconds, attach_seconds, stop_loser=not keep_loser)
     files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
     tls = files.read() if files else None
-    own: ForeignProcess | None = None
+    own: PidfdProcess | None = None
     address = running
     signal.signal(signal.SIGTERM, _interrupt)
     if draft:

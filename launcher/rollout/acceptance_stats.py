@@ -72,7 +72,7 @@ class Arm:
         return Estimate(1.0 + rate, math.sqrt(spread) / steps, count)
 
 
-def clearly_below(new: Estimate, old: Estimate, *, margin: float, confidence: float) -> bool:
+def significantly_below(new: Estimate, old: Estimate, *, margin: float, confidence: float) -> bool:
     """Whether `new` is less than (1 - margin) of `old`, with that confidence (Welch's test, one-sided)."""
     part = 1.0 - margin
     variances = (new.error**2, (part * old.error) ** 2)

@@ -11,9 +11,9 @@ from typing import Final
 import grpc
 from tqdm import tqdm
 
-from launcher.rollout.acceptance_stats import Arm, Estimate, clearly_below
+from launcher.rollout.acceptance_stats import Arm, Estimate, significantly_below
 from launcher.rollout.traffic_shift import SwapError, ask, ask_info, swap
-from launcher.services.pidfd_process import ForeignProcess
+from launcher.services.pidfd_process import PidfdProcess
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
@@ -56,7 +56,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Canary:
     """The new one's attachment, and how to see how it does."""
 
     address: str
@@ -84,8 +84,8 @@ class Contest:
 
 @contextmanager
 def enter(
-    address: str, verify_address: str, plan: Plan, own: ForeignProcess | None, tls: Tls | None = None
-) -> Iterator[Contest]:
+    address: str, verify_address: str, plan: Plan, own: PidfdProcess | None, tls: Tls | None = None
+) -> Iterator[Canary]:
     """Wait until the draft service is attached; DeployError if it ends first or the time is up."""
     deadline = time.monotonic() + plan.attach_seconds
     with open_sync_channel(address, tls=tls) as channel:
@@ -103,7 +103,7 @@ def enter(
                 raise DeployError(f"{address} ended")
             return _state(where, channel)
 
-        yield Contest(address, where, found.epoch, frozenset(offer.name for offer in found.proposers), read, tls)
+        yield Canary(address, where, found.epoch, frozenset(offer.name for offer in found.proposers), read, tls)
 
 
 def _attached(
@@ -132,7 +132,7 @@ def _state(address: str, channel: grpc.Channel) -> verify_pb2.GetStateResponse:
 
 
 def watch(
-    contest: Contest, plan: Plan, title: str, progress: bool, *, reference: Estimate | None = None
+    contest: Canary, plan: Plan, title: str, progress: bool, *, reference: Estimate | None = None
 ) -> tuple[Estimate, Estimate]:
     """Watch until both have yielded the plan's tokens; DeployError once the new one is clearly below the old.
 
@@ -169,7 +169,7 @@ def _fell(new: Estimate, old: Estimate, plan: Plan, part: float) -> bool:
     if part < EARLY_PART:
         return False
     confidence = plan.confidence if part >= 1.0 else max(plan.confidence, EARLY_CONFIDENCE)
-    return clearly_below(new, old, margin=plan.margin, confidence=confidence)
+    return significantly_below(new, old, margin=plan.margin, confidence=confidence)
 
 
 _Counters = dict[tuple[int, str], tuple[int, int]]
@@ -187,7 +187,7 @@ def _counters(state: verify_pb2.GetStateResponse) -> _Counters:
     }
 
 
-def _count(contest: Contest, state: verify_pb2.GetStateResponse, before: _Counters, new: Arm, old: Arm) -> _Counters:
+def _count(contest: Canary, state: verify_pb2.GetStateResponse, before: _Counters, new: Arm, old: Arm) -> _Counters:
     """Add to both what has come since `before`; gives the counters as they are now."""
     now = _counters(state)
     sums = {True: [0, 0], False: [0, 0]}

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.rollout.canary import Contest, DeployError, NoRivalError, Plan, enter, watch
-from launcher.rollout.stop_idle import end_own, retire
+from launcher.rollout.canary import Canary, DeployError, NoRivalError, Plan, enter, watch
+from launcher.rollout.stop_idle import end_own, stop_idle
 from launcher.rollout.traffic_shift import SwapError
-from launcher.services.pidfd_process import ForeignProcess
+from launcher.services.pidfd_process import PidfdProcess
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import verify_pb2
 
@@ -35,7 +35,7 @@ def deploy(
     plan: Plan,
     *,
     verify_address: str = "",
-    own: ForeignProcess | None = None,
+    own: PidfdProcess | None = None,
     progress: bool = True,
     tls: Tls | None = None,
 ) -> Outcome:
@@ -61,13 +61,13 @@ def deploy(
         raise
 
 
-def _reason(error: DeployError | SwapError, address: str, own: ForeignProcess | None) -> str:
+def _reason(error: DeployError | SwapError, address: str, own: PidfdProcess | None) -> str:
     """A service that dies while it is spoken to is told as such, not as what the call ran into."""
     dead = isinstance(error, SwapError) and own is not None and own.wait(DYING_SECONDS)
     return f"{address} ended" if dead else str(error)
 
 
-def _compete(contest: Contest, plan: Plan, progress: bool) -> Outcome:
+def _compete(contest: Canary, plan: Plan, progress: bool) -> Outcome:
     """Through all shares to the end; DeployError or SwapError where it is to be returned."""
     state = contest.look()
     if not contest.rivals(state):
@@ -87,13 +87,13 @@ def _compete(contest: Contest, plan: Plan, progress: bool) -> Outcome:
     return Outcome("took over", f"{new} tokens a verify step, before it {old}", losers)
 
 
-def _elsewhere(contest: Contest, state: verify_pb2.GetStateResponse) -> str:
+def _elsewhere(contest: Canary, state: verify_pb2.GetStateResponse) -> str:
     """That other names keep their requests, if there are any."""
     others = sorted({each.proposer for each in state.drafters} - contest.names)
     return f"; it was compared with none, and requests for {', '.join(others)} stay where they are" if others else ""
 
 
-def _give_back(contest: Contest, own: ForeignProcess | None, stop: bool) -> str:
+def _give_back(contest: Canary, own: PidfdProcess | None, stop: bool) -> str:
     """Take the share away, and end the service if there is another one; says what became of it."""
     state: verify_pb2.GetStateResponse | None = None
     with suppress(SwapError, DeployError):
@@ -106,10 +106,10 @@ def _give_back(contest: Contest, own: ForeignProcess | None, stop: bool) -> str:
     if own is not None:
         return end_own(contest.address, own)
     drafter = next((each for each in state.drafters if each.epoch == contest.epoch), None) if state else None
-    return retire(drafter.address, drafter.process_id, contest.tls) if drafter else f"{contest.address} is gone"
+    return stop_idle(drafter.address, drafter.process_id, contest.tls) if drafter else f"{contest.address} is gone"
 
 
-def _losers(contest: Contest) -> str:
+def _losers(contest: Canary) -> str:
     """End the services that draft for nothing any more; says what became of each."""
     state = contest.look()
     offers: dict[int, set[str]] = {}
@@ -123,5 +123,5 @@ def _losers(contest: Contest) -> str:
         elif alone:
             said.append(f"{each.address} is left, as it alone offers {alone}")
         else:
-            said.append(retire(each.address, each.process_id, contest.tls))
+            said.append(stop_idle(each.address, each.process_id, contest.tls))
     return "; ".join(said)

@@ -8,7 +8,7 @@ from typing import Final
 
 from launcher.rollout.traffic_shift import SwapError, ask_info
 from launcher.services.commands import split_address
-from launcher.services.pidfd_process import ForeignProcess
+from launcher.services.pidfd_process import PidfdProcess
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.tls import Tls
 from slipstream.rpc.unix_socket import is_unix
@@ -18,14 +18,14 @@ PROGRAM: Final = "draft_service"
 """Part of the command line of every draft service of ours."""
 
 
-def retire(address: str, pid: int, tls: Tls | None = None) -> str:
+def stop_idle(address: str, pid: int, tls: Tls | None = None) -> str:
     """Have the draft service at `address`, process `pid`, drain; says what came of it.
 
     Only one on this host: it listens on loopback or a Unix socket, answers there as that process, and the process is a
     draft service.
     """
     try:
-        process = ForeignProcess(pid) if _is_here(address, pid, tls) else None
+        process = PidfdProcess(pid) if _is_here(address, pid, tls) else None
     except OSError:
         return f"{address} has ended"
     if process is None:
@@ -40,7 +40,7 @@ def retire(address: str, pid: int, tls: Tls | None = None) -> str:
         return f"{address} is stopped" if process.wait(DRAIN_SECONDS) else f"{address} is still draining"
 
 
-def end_own(address: str, process: ForeignProcess) -> str:
+def end_own(address: str, process: PidfdProcess) -> str:
     """End a service that was started from here: SIGTERM, then SIGKILL; says what came of it."""
     process.signal(signal.SIGTERM)
     if not process.wait(DRAIN_SECONDS):

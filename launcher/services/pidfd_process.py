@@ -13,7 +13,7 @@ from typing import Self
 from slipstream.packages import child_environment
 
 
-class ForeignProcess:
+class PidfdProcess:
     """Names a process for as long as it is held, whoever gets its number later. OSError where there is none."""
 
     def __init__(self, pid: int) -> None:
@@ -58,7 +58,7 @@ class ForeignProcess:
         self.close()
 
 
-def start_to_stay(arguments: Sequence[str], log: Path) -> ForeignProcess:
+def start_to_stay(arguments: Sequence[str], log: Path) -> PidfdProcess:
     """Start a program, its path first, in a session of its own, with its output appended to `log`."""
     appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
@@ -68,4 +68,4 @@ def start_to_stay(arguments: Sequence[str], log: Path) -> ForeignProcess:
     ]
     environment = os.environ | child_environment() | {"PYTHONUNBUFFERED": "1"}
     pid = os.posix_spawn(arguments[0], list(arguments), environment, file_actions=files, setsid=True)
-    return ForeignProcess(pid)
+    return PidfdProcess(pid)

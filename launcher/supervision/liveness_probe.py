@@ -13,7 +13,7 @@ LEAST_MISSES = 3
 """Looks in a row without an answer, so that a launcher that was stopped itself blames nobody."""
 
 
-class Pulse:
+class LivenessProbe:
     """Of one process, from its start on."""
 
     __slots__ = ("_answered", "_connection", "_misses", "_served", "_silent_since", "process")

@@ -16,7 +16,7 @@ from launcher.services.commands import join_address, reachable
 from launcher.services.folder_check import named_folders, obstacles
 from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
 from launcher.services.service_settings import ToldSettings
-from launcher.supervision.liveness_probe import PULSE_SECONDS, Pulse
+from launcher.supervision.liveness_probe import PULSE_SECONDS, LivenessProbe
 from slipstream.rpc.unix_socket import SCHEME
 
 HANG_STATUS = 1
@@ -101,7 +101,7 @@ def run(command: ServiceCommand, *, hang_seconds: float, start_seconds: float) -
         events.put(_ENDED)
 
     def watch() -> None:
-        pulse = Pulse(process)
+        pulse = LivenessProbe(process)
         while process.running:
             if pulse.lost(hang_seconds, start_seconds):
                 _print(command.name, f"{command.name} does not answer at {command.address} and is killed")

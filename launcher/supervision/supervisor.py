@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.services.process import LogSink, ServiceCommand, ServiceProcess, Spawner
 from launcher.services.readiness import wait_serving
-from launcher.supervision.liveness_probe import PULSE_SECONDS, Pulse
+from launcher.supervision.liveness_probe import PULSE_SECONDS, LivenessProbe
 
 WATCH_SECONDS = 0.1
 """Longest time until an ended service is noticed."""
@@ -54,7 +54,7 @@ class _Watched:
     def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
         self.command = command
         self.process = process
-        self.pulse = Pulse(process)
+        self.pulse = LivenessProbe(process)
         self.started = time.monotonic()
         self.failures = 0
         self.due: float | None = None
@@ -140,7 +140,7 @@ class Supervisor:
             for watched in self._watched:
                 if watched.pulse.process is not watched.process:
                     watched.pulse.close()
-                    watched.pulse = Pulse(watched.process)
+                    watched.pulse = LivenessProbe(watched.process)
                 if watched.pulse.lost(limit, self._start_seconds) and not self._stopping.is_set():
                     self._sink(watched.command.name, "does not answer and is killed")
                     watched.pulse.process.signal(signal.SIGKILL)

@@ -11,9 +11,9 @@ import pytest
 
 from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
-from draft_service.proposers.base import Begun, DraftRequest, Opening, Proposer
+from draft_service.proposers.base import DraftFuture, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.draft_protocol.proposer_host import CommitValue, FollowValue, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import CommitValue, EnqueueRequest, Replies, TreeValue
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()
@@ -58,7 +58,7 @@ class Device(Proposer):
         return False
 
 
-class UnderWay(Begun):
+class UnderWay(DraftFuture):
     def __init__(self, done: Event, trees: list[TokenTree | None]) -> None:
         self.done, self.made = done, trees
 
@@ -200,7 +200,7 @@ def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(devic
     host.put([opened(0), opened(1, proposer=1)])
     for each in (device, failing):
         assert each.opened.get(timeout=SECONDS)
-    values = [FollowValue((7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
+    values = [EnqueueRequest((7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
     while not (events := host.follow(values, None)):
         sleep(0.001)  # the worker's thread ends its pass
     assert events == [read]

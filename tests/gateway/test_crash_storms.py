@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from gateway.request import Order, Sampling, StepOutput
-from gateway.ticket import Ticket
+from gateway.request import ChoiceRequest, Sampling, StepOutput
+from gateway.resumable_stream import ResumableStream
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError, UnavailableError
 from support.virtual_verify import Machine, VirtualReplica, run_virtually, token_at
@@ -105,7 +105,7 @@ class Storm:
                 over.set()
 
         try:
-            client.submit([Ticket(Order(prompt, Sampling(max_tokens=tokens, seed=1)), deliver)])
+            client.submit([ResumableStream(ChoiceRequest(prompt, Sampling(max_tokens=tokens, seed=1)), deliver)])
         except (InternalError, UnavailableError, ResourceExhaustedError) as error:
             outcome.error = error
             return outcome

@@ -17,7 +17,7 @@ import pytest
 from gateway.limits import check_prompt_logprobs
 from gateway.openai_prompt_logprobs import PromptWriter, Splicer, with_prompt
 from gateway.prompt_logprobs import PromptLogprobs
-from gateway.request import Order, Sampling
+from gateway.request import ChoiceRequest, Sampling
 from gateway.tokenizer import Tokenizer
 from slipstream import Client
 from slipstream.completion import PositionLogprobs
@@ -189,7 +189,7 @@ def test_what_is_refused(gateway: GatewayProcess, body: dict[str, Any], param: s
 
 
 def test_the_answers_size_is_bounded(tokenizer_folder: Path) -> None:
-    order = Order(array("I", [1]) * 131_072, Sampling(prompt_logprobs=20, max_tokens=0))
+    order = ChoiceRequest(array("I", [1]) * 131_072, Sampling(prompt_logprobs=20, max_tokens=0))
     check_prompt_logprobs([order])
     with pytest.raises(InvalidArgumentError, match=r"at most 4194304 .* would have 5505024") as refused:
         check_prompt_logprobs([order, order], prefix="sampling.")

@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from gateway.request import Order, Sampling
+from gateway.request import ChoiceRequest, Sampling
+from gateway.resumable_stream import ResumableStream
 from gateway.resume_deadlines import ResumeDeadlines
-from gateway.ticket import Ticket
 from support.virtual_verify import run_virtually
 
 
-def ticket() -> Ticket:
-    return Ticket(Order([1], Sampling(seed=0)), lambda output: None)
+def ticket() -> ResumableStream:
+    return ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
 
 
 def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        rung: list[tuple[Ticket, float]] = []
+        rung: list[tuple[ResumableStream, float]] = []
         deadlines = ResumeDeadlines(60.0, lambda each: rung.append((each, loop.time() - began)))
         lost, resumed, lost_again = (ticket() for _ in range(3))
         began = loop.time()

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import FinishReason, Order, PositionLogprobs, Sampling, SpeculationStep, StepOutput, TokenLogprob
+from gateway.request import (
+    ChoiceRequest,
+    FinishReason,
+    PositionLogprobs,
+    Sampling,
+    SpeculationStep,
+    StepOutput,
+    TokenLogprob,
+)
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
 
@@ -20,7 +28,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return Tokenizer(tokenizer_folder)
 
 
-def run(tokenizer: Tokenizer, order: Order, token_ids: list[int], cuts: list[int]) -> tuple[object, ...]:
+def run(tokenizer: Tokenizer, order: ChoiceRequest, token_ids: list[int], cuts: list[int]) -> tuple[object, ...]:
     """Feed `token_ids` in steps that end at `cuts`; returns everything the client sees, joined."""
     stream = ChoiceStream(0, order, tokenizer, EOS)
     bounds = sorted({0, len(token_ids), *(cut % (len(token_ids) + 1) for cut in cuts)})
@@ -46,7 +54,7 @@ def test_what_the_client_sees_does_not_depend_on_the_steps(
     tokenizer: Tokenizer, cuts: list[int], stop: list[str], min_tokens: int, stop_token: int
 ) -> None:
     sampling = Sampling(min_tokens=min_tokens, stop_token_ids=(stop_token,))
-    order = Order([1], sampling, stop=tuple(stop))
+    order = ChoiceRequest([1], sampling, stop=tuple(stop))
     token_ids = tokenizer.encode(TEXT, add_special_tokens=False)
     one_by_one = run(tokenizer, order, token_ids, list(range(len(token_ids))))
     assert run(tokenizer, order, token_ids, cuts) == one_by_one
@@ -54,7 +62,7 @@ def test_what_the_client_sees_does_not_depend_on_the_steps(
 
 def test_output_ends_at_the_token_that_completes_a_stop_string(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("one two three four", add_special_tokens=False)
-    stream = ChoiceStream(0, Order([1], Sampling(), stop=("two",)), tokenizer, EOS)
+    stream = ChoiceStream(0, ChoiceRequest([1], Sampling(), stop=("two",)), tokenizer, EOS)
     logprobs = [PositionLogprobs(TokenLogprob(token_id, -1.0, 1), ()) for token_id in token_ids]
     delta = stream.feed(StepOutput(token_ids, logprobs, SpeculationStep(9, 8, "ngram")))
     assert delta.text == "one "
@@ -67,7 +75,7 @@ def test_output_ends_at_the_token_that_completes_a_stop_string(tokenizer: Tokeni
 
 def test_a_stop_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
     hello, bang = tokenizer.encode("a!", add_special_tokens=False)
-    stream = ChoiceStream(0, Order([1], Sampling(stop_token_ids=(bang,))), tokenizer, EOS)
+    stream = ChoiceStream(0, ChoiceRequest([1], Sampling(stop_token_ids=(bang,))), tokenizer, EOS)
     delta = stream.feed(StepOutput([hello, bang, hello]))
     assert (delta.text, delta.token_ids, delta.stop_token_id) == ("a", [hello, bang], bang)
     assert stream.finished
@@ -75,22 +83,22 @@ def test_a_stop_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
 
 def test_the_end_of_sequence_token_ends_unless_ignored(tokenizer: Tokenizer) -> None:
     letter = tokenizer.encode("a", add_special_tokens=False)
-    ending = ChoiceStream(0, Order([1], Sampling()), tokenizer, EOS)
+    ending = ChoiceStream(0, ChoiceRequest([1], Sampling()), tokenizer, EOS)
     assert ending.feed(StepOutput([*letter, 2])).finish_reason is FinishReason.STOP
-    ignoring = ChoiceStream(0, Order([1], Sampling(ignore_eos=True)), tokenizer, EOS)
+    ignoring = ChoiceStream(0, ChoiceRequest([1], Sampling(ignore_eos=True)), tokenizer, EOS)
     delta = ignoring.feed(StepOutput([*letter, 2, *letter]))
     assert (delta.text, delta.finish_reason) == ("aa", None)
 
 
 def test_text_held_back_for_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("abc", add_special_tokens=False)
-    stream = ChoiceStream(0, Order([1], Sampling(), stop=("cd",)), tokenizer, EOS)
+    stream = ChoiceStream(0, ChoiceRequest([1], Sampling(), stop=("cd",)), tokenizer, EOS)
     assert stream.feed(StepOutput(token_ids)).text == "ab"
     assert stream.feed(StepOutput([], finish_reason=FinishReason.LENGTH)).text == "c"
 
 
 def test_usage_adds_up_the_steps(tokenizer: Tokenizer) -> None:
-    stream = ChoiceStream(0, Order([1, 1, 1], Sampling(ignore_eos=True)), tokenizer, EOS)
+    stream = ChoiceStream(0, ChoiceRequest([1, 1, 1], Sampling(ignore_eos=True)), tokenizer, EOS)
     stream.feed(StepOutput([7], step=SpeculationStep(0, 0, "")))
     stream.feed(StepOutput([7, 8, 9], step=SpeculationStep(5, 2, "ngram"), cached_tokens=2))
     usage = stream.usage

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.crash_suspects import LONE_LOSSES
-from gateway.request import FinishReason, Order, Sampling, StepOutput
-from gateway.ticket import Ticket
+from gateway.quarantine import LONE_LOSSES
+from gateway.request import ChoiceRequest, FinishReason, Sampling, StepOutput
+from gateway.resumable_stream import ResumableStream
 from gateway.verify_client import VerifyClient
 from slipstream import Client, SpeculationOptions
 from slipstream.rpc.errors import (
@@ -239,7 +239,7 @@ def test_an_output_that_cannot_be_handled_is_a_lost_session(caplog: pytest.LogCa
             async with asyncio.timeout(60):
                 while not client.ready:  # noqa: ASYNC110  # no event tells
                     await asyncio.sleep(0.01)
-                ticket = Ticket(Order([5, 6, 7], Sampling(max_tokens=6, seed=1)), deliver)
+                ticket = ResumableStream(ChoiceRequest([5, 6, 7], Sampling(max_tokens=6, seed=1)), deliver)
                 client.submit([ticket])
                 await finished.wait()
             assert client.ready

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from draft_service.proposers.base import ProposerOptions
-from draft_service.verify_link.hidden_state_ring import DeviceStates
+from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from support.state_checker import StateChecker
 
 TIMES = 2000
@@ -19,12 +19,12 @@ TIMES = 2000
 
 def create(options: ProposerOptions) -> StateChecker:
     """Changes this whole process."""
-    once = DeviceStates._copy
+    once = HiddenStateRing._copy
 
-    def often(states: DeviceStates, start: int, end: int) -> torch.Tensor:
+    def often(states: HiddenStateRing, start: int, end: int) -> torch.Tensor:
         for _ in range(TIMES if options.device != "cpu" else 2):
             copy = once(states, start, end)
         return copy
 
-    DeviceStates._copy = often  # type: ignore[method-assign] # the place where the ring is read
+    HiddenStateRing._copy = often  # type: ignore[method-assign] # the place where the ring is read
     return StateChecker(options)

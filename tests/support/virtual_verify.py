@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.replica import Owner, Replica
 from gateway.request import VerifyInfo
-from gateway.ticket import Ticket
+from gateway.resumable_stream import ResumableStream
 from slipstream.v1 import sampling_pb2, verify_pb2
 
 INFO = VerifyInfo("tiny", "f" * 64, 512, 4096, 64, 320, frozenset((2,)), (), "")
@@ -70,7 +70,7 @@ class Machine:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    ticket: Ticket
+    ticket: ResumableStream
     remaining: int  # tokens whose KV is not computed
 
 
@@ -96,11 +96,11 @@ class VirtualReplica(Replica):
     async def close(self) -> None:
         self._end()
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: ResumableStream) -> None:
         super().submit(ticket)
         self._queue.append(_Running(ticket, len(ticket.order.prompt_token_ids) + len(ticket.received)))
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: ResumableStream) -> None:
         super().cancel(ticket)
         for place in (self._queue, self._lines):
             place[:] = [each for each in place if each.ticket is not ticket]

@@ -14,7 +14,7 @@ from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 from training.features.packing import Int32, Piece, Places, num_pages, packed
 from training.features.settings import Machine
 
@@ -57,7 +57,7 @@ class GpuReader:
         limits = self._model.limits
         rows, most = limits.prefill_chunk, limits.max_running
         places = Places(rows=rows, most=most, longest=limits.max_context, page_size=limits.page_size)
-        running: tuple[list[Piece], Ticket] | None = None
+        running: tuple[list[Piece], PassHandle] | None = None
         for pieces in packed(sequences, rows=rows, most=most):
             ticket = self._launch(pieces, places)
             if running is not None:
@@ -66,7 +66,7 @@ class GpuReader:
         if running is not None:
             yield running[0], _rows_of(*running)
 
-    def _launch(self, pieces: list[Piece], places: Places) -> Ticket:
+    def _launch(self, pieces: list[Piece], places: Places) -> PassHandle:
         """Queue a pass. Those after it may have its lines and pages: they run behind it."""
         ordered = _order(pieces)
         lines = []
@@ -110,7 +110,7 @@ def _order(pieces: list[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: len(piece) > 1)
 
 
-def _rows_of(pieces: list[Piece], ticket: Ticket) -> Bits:
+def _rows_of(pieces: list[Piece], ticket: PassHandle) -> Bits:
     """A pass's states in the order of its pieces, out of memory that is used again."""
     states = ticket.states()
     assert states is not None

@@ -15,7 +15,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
-from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import CircuitBreaker
 from verify_service.draft_link.draft_stats import DraftStats
@@ -58,7 +58,7 @@ class Attachment:
     """Why it is not the best one, in the drafter's words."""
     ring: DeviceRing | None = None
     """Through which it takes states from the device; None where they are sent to it."""
-    follow: Callable[[Sequence[FollowValue], PassOutcome], Sequence[torch.cuda.Event]] | None = None
+    follow: Callable[[Sequence[EnqueueRequest], DevicePassResult], Sequence[torch.cuda.Event]] | None = None
     """Has its proposers draft behind a step under way; None where they cannot."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""

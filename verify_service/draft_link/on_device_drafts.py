@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slipstream_kernels.draft_protocol.proposer_host import FollowValue, PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
 from verify_service.core.draft_source import EnqueuedRequest
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment
@@ -20,7 +20,7 @@ def follow(
 ) -> list[torch.cuda.Event]:
     """Ask those among the drafters that can, each for the trees of its requests."""
     by_key = {row.key: row for row in rows}
-    asked: dict[Attachment, tuple[torch.Tensor, list[FollowValue]]] = {}
+    asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
     for place in places:
         attachment, slot = place.attachment, place.slot
         row = None if slot.key is None else by_key.get(slot.key)
@@ -28,10 +28,10 @@ def follow(
             continue
         span = next((each for each in row.spans if each.serves(slot) and each.first == slot.featured), None)
         if span is not None:
-            value = FollowValue(slot.stamp, row.row, row.most, span.place, slot.max_nodes, slot.max_depth)
+            value = EnqueueRequest(slot.stamp, row.row, row.most, span.place, slot.max_nodes, slot.max_depth)
             asked.setdefault(attachment, (span.target, []))[1].append(value)
     events: list[torch.cuda.Event] = []
     for attachment, (states, values) in asked.items():
         assert attachment.follow is not None
-        events += attachment.follow(values, PassOutcome(outcome.results, states, outcome.ready))
+        events += attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
     return events

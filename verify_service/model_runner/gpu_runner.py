@@ -11,7 +11,7 @@ import numpy as np
 
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
-from slipstream_kernels.models.gpu.graph.hidden_state_copies import StateCopies, StateCopy
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.acceptance import AcceptedPath
@@ -31,7 +31,7 @@ from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 if TYPE_CHECKING:
     import torch
 
-    from slipstream_kernels.models.gpu.gpu_model import GpuModel, Ticket
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel, PassHandle
 
 _NODES, _TOKENS = 2, 2 + MAX_ROWS
 """Columns of a ticket's results at which accepted nodes and committed tokens begin."""
@@ -45,7 +45,7 @@ class GpuStepHandle(StepHandle):
     """
 
     first_rows: list[int]
-    ticket: Ticket
+    ticket: PassHandle
     items: Sequence[ScheduledRequest]
     boundaries: tuple[int, ...] = ()
     routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = field(default_factory=dict)
@@ -218,14 +218,14 @@ class GpuModelRunner:
         routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]],
         *,
         packed: bool,
-    ) -> StateCopies:
+    ) -> HiddenStateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
         rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRequest, RingSlice]]] = {}
         for item, spans in routes.items():
             for span in spans:
                 rings.setdefault((id(span.target), span.boundaries), []).append((item, span))
         copies = [
-            StateCopy(
+            HiddenStateCopy(
                 routed[0][1].target,
                 boundaries,
                 self._rows.committed(
@@ -235,9 +235,9 @@ class GpuModelRunner:
             for (_, boundaries), routed in rings.items()
         ]
         if not packed:
-            return StateCopies(copies)
+            return HiddenStateCopies(copies)
         everything = self._rows.committed(items, deciding, [(item, item.count + item.depth, 0, 0) for item in items])
-        return StateCopies(copies, everything[:, :3])
+        return HiddenStateCopies(copies, everything[:, :3])
 
     def _take_logprobs(self, launched: GpuStepHandle) -> None:
         """All that any request of a step wants, in one call."""
@@ -259,7 +259,7 @@ class GpuModelRunner:
             )
 
 
-def _rows_of(ticket: Ticket) -> Bits:
+def _rows_of(ticket: PassHandle) -> Bits:
     """The states of a pass on the host; waits for them. LookupError where their memory has been used again."""
     rows = ticket.states()
     if rows is None:

@@ -19,13 +19,19 @@ import torch
 from draft_service.proposers.base import DraftRequest, Opening, SessionRefusedError
 from draft_service.proposers.cpu_common.kv_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model.base import DraftModelBase, DraftModelConfig
-from draft_service.proposers.gpu_common.draft_futures import BegunRounds
-from draft_service.proposers.gpu_common.sampling_slots import Places, count_output, is_filtered, is_penalised, set_rules
+from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
+from draft_service.proposers.gpu_common.sampling_slots import (
+    SamplingSlots,
+    count_output,
+    is_filtered,
+    is_penalised,
+    set_rules,
+)
 from draft_service.proposers.gpu_common.supported_shapes import check_room, check_shapes
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.causal_forward import CausalForward
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
@@ -46,7 +52,7 @@ class _Running:
 
     draft: DraftRound
     cache: DraftCache
-    places: Places
+    places: SamplingSlots
     free_lines: list[int]
     lines: dict[int, int]
     """by session"""
@@ -135,8 +141,8 @@ class GpuDraftModelProposer(DraftModelBase):
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         return self.begin(requests).trees()
 
-    def begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, DraftSession]]:
-        return BegunRounds(requests, self._ready(requests), self._running.draft.max_sessions, self._draft)
+    def begin(self, requests: Sequence[DraftRequest]) -> BatchedDraftFuture[tuple[DraftRequest, DraftSession]]:
+        return BatchedDraftFuture(requests, self._ready(requests), self._running.draft.max_sessions, self._draft)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of sessions that are behind, all but their last token."""
@@ -194,7 +200,7 @@ class GpuDraftModelProposer(DraftModelBase):
         for session, rows in batch:
             session.cached += rows
 
-    def _draft(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> tuple[list[int], RoundTicket | None]:
+    def _draft(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> tuple[list[int], DraftHandle | None]:
         items: list[RoundItem] = []
         for request, session in ready:
             length = len(session.tokens)
@@ -248,7 +254,7 @@ class GpuDraftModelProposer(DraftModelBase):
         self._started = _Running(
             draft=draft,
             cache=DraftCache(PagePool(limits.num_pages), PAGE_SIZE),
-            places=Places(forward.vocabulary, entries),
+            places=SamplingSlots(forward.vocabulary, entries),
             free_lines=list(range(limits.max_sessions - 1, -1, -1)),
             lines={},
         )

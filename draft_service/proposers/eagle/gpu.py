@@ -15,20 +15,26 @@ from dataclasses import replace
 import torch
 
 from draft_service.heads.eagle import EagleHead
-from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening, SessionRefusedError
+from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening, SessionRefusedError
 from draft_service.proposers.eagle.base import EagleBase, EagleConfig
 from draft_service.proposers.eagle.gpu_weights import head_weights
-from draft_service.proposers.eagle.on_device_round import FollowedAnswer, FollowedRound, Laid
+from draft_service.proposers.eagle.on_device_round import ChainedDraftFuture, Laid, OnDeviceRound
 from draft_service.proposers.eagle.paged_sessions import PagedSession, PagedSessions
-from draft_service.proposers.gpu_common.draft_futures import BegunRounds
-from draft_service.proposers.gpu_common.sampling_slots import Places, count_output, is_filtered, is_penalised, set_rules
-from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
+from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
+from draft_service.proposers.gpu_common.sampling_slots import (
+    SamplingSlots,
+    count_output,
+    is_filtered,
+    is_penalised,
+    set_rules,
+)
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.networks.eagle_weights import EagleWeights
 from slipstream_kernels.models.gpu.draft.networks.scored_rows import limited_rows
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
@@ -64,9 +70,9 @@ class GpuEagleProposer(EagleBase):
         self.device = self.state_device = str(device)
         self._target_size = self.vocab_size
         self._behind: dict[int, None] = {}
-        self._followed: FollowedRound | None = None
+        self._followed: OnDeviceRound | None = None
         """Queued behind a pass, for what that decides."""
-        self._started: tuple[DraftRound, PagedSessions, Places] | None = None
+        self._started: tuple[DraftRound, PagedSessions, SamplingSlots] | None = None
         self._start(self._weights)
 
     def limit_vocabulary(self, size: int) -> None:
@@ -112,7 +118,7 @@ class GpuEagleProposer(EagleBase):
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         return list(self.begin(requests).trees())
 
-    def begin(self, requests: Sequence[DraftRequest]) -> Begun:
+    def begin(self, requests: Sequence[DraftRequest]) -> DraftFuture:
         followed, sessions = self._followed, self._running[1]
         if followed is None:
             return self._begin(requests)
@@ -124,9 +130,9 @@ class GpuEagleProposer(EagleBase):
         for session in wanted:
             session.compute(session.pending)
             self._settle(session)
-        return FollowedAnswer(followed, wanted, requests, self._begin)
+        return ChainedDraftFuture(followed, wanted, requests, self._begin)
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
         if self._target_size > self.vocab_size or not draft.is_free:
@@ -153,7 +159,7 @@ class GpuEagleProposer(EagleBase):
             return ()
         filtered = any(is_filtered(session.sampling) for session in laid)
         ticket = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
-        self._followed = FollowedRound(ticket, laid)
+        self._followed = OnDeviceRound(ticket, laid)
         return () if ticket.states_read is None else (ticket.states_read,)
 
     def advance(self) -> bool:
@@ -187,9 +193,9 @@ class GpuEagleProposer(EagleBase):
     def shut_down(self) -> None:
         self._started = self._followed = None
 
-    def _begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, PagedSession]]:
+    def _begin(self, requests: Sequence[DraftRequest]) -> BatchedDraftFuture[tuple[DraftRequest, PagedSession]]:
         self._followed = None  # what it computed is computed again
-        return BegunRounds(requests, self._ready(requests), self._round.max_sessions, self._draft)
+        return BatchedDraftFuture(requests, self._ready(requests), self._round.max_sessions, self._draft)
 
     def _ready(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, PagedSession]]:
         """Those whose states are all there, and whose rows of older text fit into one chunk together."""
@@ -217,7 +223,7 @@ class GpuEagleProposer(EagleBase):
         for session, _ in batch:
             self._settle(session)
 
-    def _draft(self, ready: Sequence[tuple[DraftRequest, PagedSession]]) -> tuple[list[int], RoundTicket | None]:
+    def _draft(self, ready: Sequence[tuple[DraftRequest, PagedSession]]) -> tuple[list[int], DraftHandle | None]:
         numbers: list[int] = []
         items: list[RoundItem] = []
         features: list[torch.Tensor] = []
@@ -274,10 +280,10 @@ class GpuEagleProposer(EagleBase):
             raise CheckpointError(str(error)) from error
         if weights.head.is_cuda:
             _log.info("%s drafts on %s: %s", self.name, weights.head.device, draft.memory)
-        self._started = draft, PagedSessions(limits), Places(weights.ids, len(weights.head))
+        self._started = draft, PagedSessions(limits), SamplingSlots(weights.ids, len(weights.head))
 
     @property
-    def _running(self) -> tuple[DraftRound, PagedSessions, Places]:
+    def _running(self) -> tuple[DraftRound, PagedSessions, SamplingSlots]:
         assert self._started is not None
         return self._started
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from draft_service.proposers.base import Begun, DraftRequest
+from draft_service.proposers.base import DraftFuture, DraftRequest
 from draft_service.proposers.eagle.paged_sessions import PagedSession
 from slipstream_kernels.device_tree import DeviceTree
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -26,12 +26,12 @@ class Laid(NamedTuple):
     depth: int
 
 
-class FollowedRound:
+class OnDeviceRound:
     """Trees for the states that the pass leads to, one a session, in their order."""
 
     __slots__ = ("_laid", "_ticket")
 
-    def __init__(self, ticket: RoundTicket, laid: Mapping[PagedSession, Laid]) -> None:
+    def __init__(self, ticket: DraftHandle, laid: Mapping[PagedSession, Laid]) -> None:
         self._ticket = ticket
         self._laid = laid
 
@@ -63,17 +63,17 @@ class FollowedRound:
         return dict(zip(numbers, self._ticket.trees(), strict=True))
 
 
-class FollowedAnswer:
-    """A `Begun`: what a round behind a pass has made for some requests, then what their own makes for others."""
+class ChainedDraftFuture:
+    """A `DraftFuture`: what a round behind a pass has made for some requests, then what their own makes for others."""
 
     __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_sessions", "_wanted")
 
     def __init__(
         self,
-        followed: FollowedRound,
+        followed: OnDeviceRound,
         wanted: Mapping[PagedSession, DraftRequest],
         requests: Sequence[DraftRequest],
-        others: Callable[[Sequence[DraftRequest]], Begun],
+        others: Callable[[Sequence[DraftRequest]], DraftFuture],
     ) -> None:
         """`wanted` are those of `requests` that the round was made for."""
         self._round = followed
@@ -84,7 +84,7 @@ class FollowedAnswer:
         self._others = others
         self._made: dict[int, TokenTree | None] | None = None
         """What the round has made, once the other requests' own is begun."""
-        self._rest: Begun | None = None
+        self._rest: DraftFuture | None = None
 
     def wait(self, seconds: float) -> bool:
         until = perf_counter() + seconds

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from draft_service.proposers.base import DraftRequest
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.token_tree import TokenTree
 
 S = TypeVar("S")
 """A session that is ready for a round."""
 
-Launch = Callable[[Sequence[S]], tuple[list[int], RoundTicket | None]]
+Launch = Callable[[Sequence[S]], tuple[list[int], DraftHandle | None]]
 """Begins a round; returns the numbers of its sessions, and the round unless it has none."""
 
 
-class BegunRounds(Generic[S]):
-    """A `Begun`."""
+class BatchedDraftFuture(Generic[S]):
+    """A `DraftFuture`."""
 
     __slots__ = ("_launch", "_left", "_most", "_requests", "_under_way")
 

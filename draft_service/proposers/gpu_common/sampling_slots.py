@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from draft_service.proposers.base import Sampling
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 
-class Places:
+class SamplingSlots:
     """Places of the target's ids in a draft's vocabulary."""
 
     def __init__(self, ids: torch.Tensor | None, entries: int) -> None:
@@ -44,9 +44,9 @@ def is_penalised(sampling: Sampling) -> bool:
 
 
 def set_rules(
-    tables: DeviceTables,
+    tables: RequestTables,
     line: int,
-    places: Places,
+    places: SamplingSlots,
     sampling: Sampling,
     tokens: Sequence[int],
     prompt_length: int,
@@ -78,7 +78,7 @@ def set_rules(
     )
 
 
-def count_output(tables: DeviceTables, line: int, places: Places, tokens: Sequence[int]) -> None:
+def count_output(tables: RequestTables, line: int, places: SamplingSlots, tokens: Sequence[int]) -> None:
     """Note that the output of a line with penalties goes on with `tokens`."""
     counts = tables.sampling.output_counts[line]
     found = torch.from_numpy(places.of(tokens).astype(np.int64)).to(counts.device)

@@ -31,7 +31,7 @@ from draft_service.proposers.base import (
 from draft_service.proposers.composite import Composite
 from draft_service.proposers.hidden_states import placed
 from draft_service.proposers.hybrid.calibration import Calibration
-from draft_service.proposers.hybrid.member_timing import Pace
+from draft_service.proposers.hybrid.member_timing import MemberTimer
 from draft_service.proposers.hybrid.merging import MergedDraft, form_of
 from draft_service.proposers.options import configured
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
@@ -85,7 +85,7 @@ class HybridProposer(Composite):
         self.config = config
         self.max_nodes, self.max_depth = 2, 1
         self.calibration = Calibration(memory=config.memory)
-        self.pace = Pace()
+        self.pace = MemberTimer()
         self._clock = clock
         self._wanted = tuple(wanted)
         self._members: dict[str, Proposer] = {}

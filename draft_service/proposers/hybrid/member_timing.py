@@ -23,7 +23,7 @@ _RECENT = 1.0 / 32
 
 
 @dataclass(slots=True)
-class _Usual:
+class _Latency:
     """Seconds that a call takes, and how far it is off on average."""
 
     mean: float
@@ -42,11 +42,11 @@ class _Usual:
         self.deviation *= 1.0 - _RETRY
 
 
-class Pace:
+class MemberTimer:
     """What members of a hybrid take, and what they bring."""
 
     def __init__(self) -> None:
-        self._times: dict[str, dict[int, _Usual]] = {}
+        self._times: dict[str, dict[int, _Latency]] = {}
         self._right: dict[str, float] = {}
 
     def choose(self, members: Sequence[str], requests: int, seconds: float) -> list[str]:
@@ -70,7 +70,7 @@ class Pace:
         """A member made so many trees in one call."""
         if trees:
             times = self._times.setdefault(member, {})
-            usual = times.setdefault(trees.bit_length(), _Usual(seconds, seconds / 4))
+            usual = times.setdefault(trees.bit_length(), _Latency(seconds, seconds / 4))
             usual.observe(seconds)
 
     def proved(self, member: str, tokens: int) -> None:

@@ -19,7 +19,7 @@ from slipstream_kernels.token_tree import MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class LastStateConfig:
+class LastHiddenStateConfig:
     """Limits, and what the checkpoint leaves open.
 
     max_depth, top_k, max_nodes: as SGLang's num_steps, topk and num_draft_tokens. max_depth 0, or more than the
@@ -47,7 +47,7 @@ class LastStateConfig:
             raise ValueError("max_sessions must be at least 1")
 
 
-class LastStateHead(Protocol):
+class LastHiddenStateHead(Protocol):
     """Weights that draft from one state. Their length is that of the longest path."""
 
     hidden_size: int
@@ -60,15 +60,15 @@ class LastStateHead(Protocol):
     def __len__(self) -> int: ...
 
 
-Head = TypeVar("Head", bound=LastStateHead)
+Head = TypeVar("Head", bound=LastHiddenStateHead)
 
 
-class LastStateBase(Proposer, Generic[Head]):
+class LastHiddenStateBase(Proposer, Generic[Head]):
     """Limits and the boundary of weights of one kind. Subclasses hold the weights."""
 
     trained_on_states = True
 
-    def __init__(self, name: str, head: Head, config: LastStateConfig, tokenizer_fingerprint: str) -> None:
+    def __init__(self, name: str, head: Head, config: LastHiddenStateConfig, tokenizer_fingerprint: str) -> None:
         depth = min(config.max_depth or len(head), len(head), MAX_ROWS - 1)
         self.name = name
         self.config = config

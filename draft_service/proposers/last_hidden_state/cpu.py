@@ -15,7 +15,7 @@ from draft_service.proposers.checkpoint_folder import folder_and_config, refusin
 from draft_service.proposers.cpu_common.kv_cache import DraftSession
 from draft_service.proposers.cpu_common.noise_coupling import Coupling
 from draft_service.proposers.cpu_common.rows import Branch
-from draft_service.proposers.last_hidden_state.base import Head, LastStateBase, LastStateConfig
+from draft_service.proposers.last_hidden_state.base import Head, LastHiddenStateBase, LastHiddenStateConfig
 from draft_service.proposers.tree_expansion import Expansion
 from slipstream_kernels.token_tree import TokenTree
 
@@ -36,7 +36,7 @@ class _Session:
         return self.state is not None and self.position == len(self.draft.tokens) - 2
 
 
-class LastStateProposer(LastStateBase[Head]):
+class LastHiddenStateProposer(LastHiddenStateBase[Head]):
     """Drafts on the CPU."""
 
     device = CPU
@@ -48,7 +48,7 @@ class LastStateProposer(LastStateBase[Head]):
         self,
         name: str,
         head: Head,
-        config: LastStateConfig,
+        config: LastHiddenStateConfig,
         tokenizer_fingerprint: str = "",
         eos_token_ids: Sequence[int] = (),
     ) -> None:
@@ -107,11 +107,11 @@ class LastStateProposer(LastStateBase[Head]):
 
 def create_with(
     options: ProposerOptions,
-    default: LastStateConfig,
+    default: LastHiddenStateConfig,
     load: Callable[[Path, Path | None, Path | None], Head],
-    make: Callable[[str, Head, LastStateConfig, str, Sequence[int]], LastStateProposer[Head]],
-) -> LastStateBase[Head]:
-    """A proposer whose argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastStateConfig or their aliases.
+    make: Callable[[str, Head, LastHiddenStateConfig, str, Sequence[int]], LastHiddenStateProposer[Head]],
+) -> LastHiddenStateBase[Head]:
+    """A proposer whose argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases.
 
     load: takes the folder, the target's folder and the file of a token map; may raise CheckpointError. make: what
     drafts on the CPU.
@@ -129,16 +129,16 @@ def create_with(
 
 
 def _on_gpu(
-    options: ProposerOptions, head: Head, config: LastStateConfig, tokenizer: str, eos: Sequence[int]
-) -> LastStateBase[Head] | None:
+    options: ProposerOptions, head: Head, config: LastHiddenStateConfig, tokenizer: str, eos: Sequence[int]
+) -> LastHiddenStateBase[Head] | None:
     """The proposer on the GPU that was chosen; None for the CPU. Raises CheckpointError where it has no room."""
     if options.device == CPU:
         return None
     from draft_service.proposers.gpu_common.supported_shapes import NoGpuFormError
-    from draft_service.proposers.last_hidden_state.gpu import GpuLastStateProposer
+    from draft_service.proposers.last_hidden_state.gpu import GpuLastHiddenStateProposer
 
     try:
-        return GpuLastStateProposer(options.name, head, config, options.device, tokenizer, eos)
+        return GpuLastHiddenStateProposer(options.name, head, config, options.device, tokenizer, eos)
     except NoGpuFormError as error:
         _log.warning("%s drafts on the CPU: %s", options.name, error)
     return None

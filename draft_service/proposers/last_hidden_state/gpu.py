@@ -15,15 +15,21 @@ from dataclasses import dataclass
 import torch
 
 from draft_service.proposers.base import DraftRequest, Opening, Sampling, SessionRefusedError
-from draft_service.proposers.gpu_common.draft_futures import BegunRounds
-from draft_service.proposers.gpu_common.sampling_slots import Places, count_output, is_filtered, is_penalised, set_rules
-from draft_service.proposers.last_hidden_state.base import Head, LastStateBase, LastStateConfig
-from draft_service.proposers.last_hidden_state.gpu_weights import StateWeights, state_weights
+from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
+from draft_service.proposers.gpu_common.sampling_slots import (
+    SamplingSlots,
+    count_output,
+    is_filtered,
+    is_penalised,
+    set_rules,
+)
+from draft_service.proposers.last_hidden_state.base import Head, LastHiddenStateBase, LastHiddenStateConfig
+from draft_service.proposers.last_hidden_state.gpu_weights import HiddenStateWeights, state_weights
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
-from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import StateItem, StateLimits
-from slipstream_kernels.models.gpu.draft.round.hidden_state_round import StateRound
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
+from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import HiddenStateItem, HiddenStateLimits
+from slipstream_kernels.models.gpu.draft.round.hidden_state_round import HiddenStateRound
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
@@ -53,13 +59,13 @@ class _Session:
 class _Running:
     """Weights at work: what the tables hold of each session."""
 
-    draft: StateRound
-    places: Places
+    draft: HiddenStateRound
+    places: SamplingSlots
     free_lines: list[int]
     sessions: dict[int, _Session]
 
 
-class GpuLastStateProposer(LastStateBase[Head]):
+class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
     """Drafts from one state a session on one device; on `cpu` with the kernels' twins, slowly."""
 
     shares_thread = True
@@ -68,7 +74,7 @@ class GpuLastStateProposer(LastStateBase[Head]):
         self,
         name: str,
         head: Head,
-        config: LastStateConfig,
+        config: LastHiddenStateConfig,
         device: torch.device | str,
         tokenizer_fingerprint: str = "",
         eos_token_ids: Sequence[int] = (),
@@ -124,22 +130,22 @@ class GpuLastStateProposer(LastStateBase[Head]):
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         return self.begin(requests).trees()
 
-    def begin(self, requests: Sequence[DraftRequest]) -> BegunRounds[tuple[DraftRequest, _Session]]:
+    def begin(self, requests: Sequence[DraftRequest]) -> BatchedDraftFuture[tuple[DraftRequest, _Session]]:
         running = self._running
         asked = [(request, running.sessions[request.session]) for request in requests]
         ready = [(request, session) for request, session in asked if session.ready is not None]
-        return BegunRounds(requests, ready, running.draft.max_sessions, self._draft)
+        return BatchedDraftFuture(requests, ready, running.draft.max_sessions, self._draft)
 
     def shut_down(self) -> None:
         self._started = None
 
-    def _draft(self, ready: Sequence[tuple[DraftRequest, _Session]]) -> tuple[list[int], RoundTicket | None]:
-        items: list[StateItem] = []
+    def _draft(self, ready: Sequence[tuple[DraftRequest, _Session]]) -> tuple[list[int], DraftHandle | None]:
+        items: list[HiddenStateItem] = []
         states: list[torch.Tensor] = []
         for request, session in ready:
             nodes = min(request.max_nodes, self.max_nodes) - 1
             depth = min(request.max_depth, self.max_depth, nodes)
-            items.append(StateItem(session.line, session.length - 1, session.newest, nodes, depth))
+            items.append(HiddenStateItem(session.line, session.length - 1, session.newest, nodes, depth))
             assert session.state is not None
             states.append(session.state)
         if not items:
@@ -152,26 +158,26 @@ class GpuLastStateProposer(LastStateBase[Head]):
         )
         return [request.session for request, _ in ready], ticket
 
-    def _start(self, weights: StateWeights) -> None:
+    def _start(self, weights: HiddenStateWeights) -> None:
         """Begin anew with these weights, without sessions."""
         if self._started is not None:
             self._started = None
             gc.collect()  # its graphs
         try:
-            limits = StateLimits(
+            limits = HiddenStateLimits(
                 max_depth=self.max_depth,
                 width=min(self.config.top_k, weights.entries),
                 max_sessions=self.config.max_sessions,
             )
             cuda = torch.device(self.state_device).type == "cuda"
             ops = draft_ops.kernels() if cuda else draft_ops.twins()
-            draft = StateRound(weights.forward(ops), limits, ops=ops, progress=True)
+            draft = HiddenStateRound(weights.forward(ops), limits, ops=ops, progress=True)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         if cuda:
             _log.info("%s drafts on %s: %s", self.name, self.state_device, draft.memory)
         self._started = _Running(
-            draft, Places(weights.ids, weights.entries), list(range(limits.max_sessions - 1, -1, -1)), {}
+            draft, SamplingSlots(weights.ids, weights.entries), list(range(limits.max_sessions - 1, -1, -1)), {}
         )
 
     @property

@@ -12,13 +12,13 @@ from draft_service.heads.mlp_speculator import EPS, MlpSpeculator
 from draft_service.proposers.gpu_common.supported_shapes import NoGpuFormError, check_room, check_sizes
 from draft_service.proposers.gpu_common.weight_rounding import tell_rounding
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.networks.hidden_state_forward import StateForward
+from slipstream_kernels.models.gpu.draft.networks.hidden_state_forward import HiddenStateForward
 from slipstream_kernels.models.gpu.draft.networks.medusa_forward import MedusaWeights
 from slipstream_kernels.models.gpu.draft.networks.mlp_speculator_forward import SpeculatorStage, SpeculatorWeights
 from slipstream_kernels.ops.gpu.draft_combine import MOST_LEVELS
 
 
-class StateWeights(Protocol):
+class HiddenStateWeights(Protocol):
     """`MedusaWeights` or `SpeculatorWeights`."""
 
     @property
@@ -31,16 +31,16 @@ class StateWeights(Protocol):
         """int32 [entries], the target's id of each entry; None where both are the same."""
         ...
 
-    def limited(self, size: int) -> StateWeights:
+    def limited(self, size: int) -> HiddenStateWeights:
         """The same, scoring ids below `size` alone."""
         ...
 
-    def forward(self, ops: DraftOps) -> StateForward:
+    def forward(self, ops: DraftOps) -> HiddenStateForward:
         """What computes with them."""
         ...
 
 
-def state_weights(head: object, levels: int, device: torch.device) -> StateWeights:
+def state_weights(head: object, levels: int, device: torch.device) -> HiddenStateWeights:
     """The weights rounded to bfloat16, for paths of up to `levels` tokens.
 
     Raises NoGpuFormError, or CheckpointError where there is no room.

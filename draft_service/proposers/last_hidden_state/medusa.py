@@ -17,14 +17,14 @@ from draft_service.heads.medusa import MedusaHeads
 from draft_service.heads.medusa_loading import load_medusa
 from draft_service.proposers.base import ProposerOptions
 from draft_service.proposers.cpu_common.rows import Branch
-from draft_service.proposers.last_hidden_state.base import LastStateBase, LastStateConfig
-from draft_service.proposers.last_hidden_state.cpu import LastStateProposer, create_with
+from draft_service.proposers.last_hidden_state.base import LastHiddenStateBase, LastHiddenStateConfig
+from draft_service.proposers.last_hidden_state.cpu import LastHiddenStateProposer, create_with
 from slipstream_kernels.token_tree import MAX_ROWS
 
-DEFAULT = LastStateConfig(top_k=10)
+DEFAULT = LastHiddenStateConfig(top_k=10)
 
 
-class MedusaProposer(LastStateProposer[MedusaHeads]):
+class MedusaProposer(LastHiddenStateProposer[MedusaHeads]):
     """Drafts with Medusa heads."""
 
     expanded = MAX_ROWS
@@ -38,6 +38,6 @@ class MedusaProposer(LastStateProposer[MedusaHeads]):
             head += 1
 
 
-def create(options: ProposerOptions) -> LastStateBase[MedusaHeads]:
-    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastStateConfig or their aliases."""
+def create(options: ProposerOptions) -> LastHiddenStateBase[MedusaHeads]:
+    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases."""
     return create_with(options, DEFAULT, load_medusa, MedusaProposer)

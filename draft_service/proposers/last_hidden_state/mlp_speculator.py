@@ -15,14 +15,14 @@ from draft_service.heads.mlp_speculator import MlpSpeculator
 from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from draft_service.proposers.base import ProposerOptions
 from draft_service.proposers.cpu_common.rows import Branch
-from draft_service.proposers.last_hidden_state.base import LastStateBase, LastStateConfig
-from draft_service.proposers.last_hidden_state.cpu import LastStateProposer, create_with
+from draft_service.proposers.last_hidden_state.base import LastHiddenStateBase, LastHiddenStateConfig
+from draft_service.proposers.last_hidden_state.cpu import LastHiddenStateProposer, create_with
 
 Growing = Sequence[tuple[Branch, Mapping[int, int]]]
 """Branches, and where among the rows of the stage the state of each node of the frontier is."""
 
 
-class MlpSpeculatorProposer(LastStateProposer[MlpSpeculator]):
+class MlpSpeculatorProposer(LastHiddenStateProposer[MlpSpeculator]):
     """Drafts with an MLP speculator."""
 
     def _grow(self, branches: Sequence[Branch], states: torch.Tensor) -> None:
@@ -54,6 +54,6 @@ class MlpSpeculatorProposer(LastStateProposer[MlpSpeculator]):
         return self._head.forward(stage, states[parents], torch.tensor(tokens)), grown
 
 
-def create(options: ProposerOptions) -> LastStateBase[MlpSpeculator]:
-    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastStateConfig or their aliases."""
-    return create_with(options, LastStateConfig(), load_mlp_speculator, MlpSpeculatorProposer)
+def create(options: ProposerOptions) -> LastHiddenStateBase[MlpSpeculator]:
+    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases."""
+    return create_with(options, LastHiddenStateConfig(), load_mlp_speculator, MlpSpeculatorProposer)

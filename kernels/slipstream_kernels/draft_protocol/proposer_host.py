@@ -62,7 +62,7 @@ class TreeValue(NamedTuple):
     sources: tuple[int, ...] = ()
 
 
-class PassOutcome(NamedTuple):
+class DevicePassResult(NamedTuple):
     """What a pass under way leaves on its device, once `ready` comes; None where all is there.
 
     results: int32 [items, 130], as `tree_walk` writes them. states: bfloat16 [any], the block that came with the
@@ -74,7 +74,7 @@ class PassOutcome(NamedTuple):
     ready: torch.cuda.Event | None
 
 
-class FollowValue(NamedTuple):
+class EnqueueRequest(NamedTuple):
     """A request of a pass under way, of whose next state all is known but what the pass decides.
 
     stamp: of the present state. row: of the results. rows: most tokens that the pass adds. place: of the first of the
@@ -143,7 +143,7 @@ class ProposerHost(Protocol):
         """
         ...
 
-    def follow(self, values: Sequence[FollowValue], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         """Have the device draft behind a pass under way, as far as the proposers can; waits for nothing.
 
         For the thread that puts. Once all of the events have come nothing of the outcome is read any more. What comes

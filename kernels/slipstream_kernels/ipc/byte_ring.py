@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 
-from slipstream_kernels.ipc.futex import Doorbell
+from slipstream_kernels.ipc.futex import Futex
 from slipstream_kernels.ipc.segment import Segment, SegmentError
-from slipstream_kernels.sync.spin_wait import watch
+from slipstream_kernels.sync.spin_wait import spin_wait
 
 MAGIC = b"SLIPRING"
 LAYOUT_VERSION = 1
@@ -46,7 +46,7 @@ class _Ring:
         self._capacity = capacity
         self._words = view[:DATA_OFFSET].cast("Q")  # aligned: one load or store each
         self._data = view[DATA_OFFSET:]
-        self._bell = Doorbell(ctypes.c_uint32.from_buffer(segment.memory, _WRITTEN_OFFSET))
+        self._bell = Futex(ctypes.c_uint32.from_buffer(segment.memory, _WRITTEN_OFFSET))
         self._written = self._read = self._sequence = 0
         self._fence = threading.Lock()
         self._fence.acquire()
@@ -130,7 +130,7 @@ class RingReader(_Ring):
     def __init__(self, segment: Segment, capacity: int) -> None:
         super().__init__(segment, capacity)
         self._address = self._bell.address
-        watch(self._address, 0, 0)  # it is compiled now
+        spin_wait(self._address, 0, 0)  # it is compiled now
 
     @property
     def filled(self) -> bool:
@@ -183,7 +183,7 @@ class RingReader(_Ring):
         if spin > 0:
             until = time.perf_counter() + min(spin, seconds)
             while words[index] == known and time.perf_counter() < until:
-                watch(self._address, known, _LOOKS)
+                spin_wait(self._address, known, _LOOKS)
                 if words[index] == known:
                     _give_way()
         if words[index] == known:

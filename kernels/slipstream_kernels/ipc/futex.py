@@ -20,7 +20,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Doorbell:
+class Futex:
     """A 32-bit word in shared memory, in its native byte order.
 
     Whoever changes the word calls `ring` afterwards. Nothing that a peer writes into the word can do more than let a

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from threading import Lock
 
-from slipstream_kernels.sync.spin_event import Bell
+from slipstream_kernels.sync.spin_event import SpinEvent
 
 
-class Alarm:
+class HybridEvent:
     """Rung by any thread, awaited by one."""
 
     __slots__ = ("_bell", "_woken")
 
     def __init__(self) -> None:
-        self._bell = Bell()
+        self._bell = SpinEvent()
         self._woken = Lock()
         """Locked until a sleeper is to wake"""
         self._woken.acquire()

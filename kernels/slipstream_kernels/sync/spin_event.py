@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import atomic_add, atomic_load, pause
-from slipstream_kernels.sync.spin_wait import watch
+from slipstream_kernels.sync.spin_wait import spin_wait
 
 _TRIAL = 10_000
 """Looks that are timed."""
@@ -22,7 +22,7 @@ _HEARD = 8
 """Index of the word that says which ring was heard last; it has a cache line of its own."""
 
 
-class Bell:
+class SpinEvent:
     """Rung by any thread, awaited by one."""
 
     __slots__ = ("_address", "_awaited", "_looks", "_words")
@@ -32,7 +32,7 @@ class Bell:
         self._address = self._words.ctypes.data
         self._awaited = False
         _ring(self._address, 0)
-        watch(self._address, 1, 1)  # both are compiled now
+        spin_wait(self._address, 1, 1)  # both are compiled now
         self._looks = _TRIAL / min(self._time_of(_TRIAL) for _ in range(5))
         """in a second"""
 
@@ -53,13 +53,13 @@ class Bell:
     def listen(self, rung: int, seconds: float) -> None:
         """Return once it was rung more often than `rung` times, or after about `seconds`."""
         self._awaited = True
-        watch(self._address, rung, int(self._looks * seconds))
+        spin_wait(self._address, rung, int(self._looks * seconds))
         self._awaited = False
         self._words[_HEARD] = self._words[0]
 
     def _time_of(self, looks: int) -> float:
         begun = time.perf_counter()
-        watch(self._address, self.rung, looks)
+        spin_wait(self._address, self.rung, looks)
         return time.perf_counter() - begun
 
 

@@ -10,7 +10,7 @@ from slipstream_kernels.jit.intrinsics import atomic_load, pause
 
 
 @kernel
-def watch(address: int, value: int, turns: int) -> None:
+def spin_wait(address: int, value: int, turns: int) -> None:
     """Return once the 64-bit word at an address differs from `value`, or after so many looks."""
     for _ in range(turns):
         if atomic_load(address) != value:

@@ -15,8 +15,8 @@ from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.protocol.codec import GRPC, Identity
 from draft_service.protocol.records import Commit, Gap, ShareReply, Stamp
 from draft_service.verify_link import verify_link as draft_link
-from draft_service.verify_link.grpc_transport import StreamFeed
-from draft_service.verify_link.reply_queue import Outbox
+from draft_service.verify_link.grpc_transport import GrpcRecordSource
+from draft_service.verify_link.reply_queue import ReplyQueue
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from slipstream_kernels.token_tree import TokenTree
@@ -108,7 +108,7 @@ def test_a_step_that_waits_awake_hears_that_the_exchange_is_over() -> None:
 
 
 def test_records_are_handed_over_in_order_and_end_a_wait() -> None:
-    feed = StreamFeed(0.0005)
+    feed = GrpcRecordSource(0.0005)
     feed.put([Gap(AT)])
     feed.poke()
     feed.put([Commit(AT, (1,), 1, 1)])
@@ -123,7 +123,7 @@ def test_records_are_handed_over_in_order_and_end_a_wait() -> None:
 
 def test_looking_out_ends_with_the_next_message_or_reply() -> None:
     async def scenario() -> None:
-        feed, outbox = StreamFeed(60.0), Outbox(4)
+        feed, outbox = GrpcRecordSource(60.0), ReplyQueue(4)
         looking = asyncio.create_task(feed.look_out(outbox))
         await asyncio.sleep(0.01)
         assert not looking.done()
@@ -133,6 +133,6 @@ def test_looking_out_ends_with_the_next_message_or_reply() -> None:
         await asyncio.sleep(0)
         outbox.put([ShareReply(0.5)])
         await looking
-        await StreamFeed(0.0).look_out(Outbox(4))
+        await GrpcRecordSource(0.0).look_out(ReplyQueue(4))
 
     run(scenario())

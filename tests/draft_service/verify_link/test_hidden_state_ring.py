@@ -8,7 +8,7 @@ import torch
 from draft_service.proposers.hidden_states import placed
 from draft_service.protocol.codec import DeviceRingAddress
 from draft_service.protocol.records import Close, Commit, DeviceRows, Extend, Stamp
-from draft_service.verify_link.hidden_state_ring import DeviceStates
+from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
@@ -28,8 +28,8 @@ def block() -> HostBlock:
 
 
 @pytest.fixture
-def states(block: HostBlock) -> DeviceStates:
-    return DeviceStates.open(DeviceRingAddress(block.handle, block.size, GPU_UUID), HostMemory(), "cpu")
+def states(block: HostBlock) -> HiddenStateRing:
+    return HiddenStateRing.open(DeviceRingAddress(block.handle, block.size, GPU_UUID), HostMemory(), "cpu")
 
 
 def commit(position: int, rows: int, row_bytes: int) -> Commit:
@@ -37,7 +37,7 @@ def commit(position: int, rows: int, row_bytes: int) -> Commit:
 
 
 def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(
-    states: DeviceStates, block: HostBlock
+    states: HiddenStateRing, block: HostBlock
 ) -> None:
     extend = Extend(STAMP, 0, None, DeviceRows(CAPACITY, 1, 16))
     records = states.resolve([extend, commit(512, 1, 64), Close(STAMP), commit(256, 2, 32)])
@@ -59,12 +59,12 @@ def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(
     "rows",
     [DeviceRows(0, 0, 32), DeviceRows(1, 1, 32), DeviceRows(0, 1, 33), DeviceRows(CAPACITY - 32, 2, 32)],
 )
-def test_rows_that_cannot_be_end_the_exchange(states: DeviceStates, rows: DeviceRows) -> None:
+def test_rows_that_cannot_be_end_the_exchange(states: HiddenStateRing, rows: DeviceRows) -> None:
     with pytest.raises(UnavailableError, match="of the device's ring"):
         states.resolve([Extend(STAMP, 0, None, rows)])
 
 
-def test_rows_of_two_records_do_not_overlap(states: DeviceStates) -> None:
+def test_rows_of_two_records_do_not_overlap(states: HiddenStateRing) -> None:
     with pytest.raises(UnavailableError):
         states.resolve([commit(256, 2, 32), commit(288, 1, 32)])
 

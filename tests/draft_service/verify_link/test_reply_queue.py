@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from draft_service.protocol.records import EMPTY_TREE, NackReply, Reply, ResumeReply, Stamp, TreeReply
-from draft_service.verify_link.reply_queue import Outbox
+from draft_service.verify_link.reply_queue import ReplyQueue
 
 
 def tree(length: int) -> TreeReply:
@@ -16,7 +16,7 @@ RESUME = ResumeReply(Stamp(1, 1, 1, 5, 0), 3)
 NACK = NackReply(Stamp(1, 2, 1, 5, 0), "no")
 
 
-def drained(outbox: Outbox, most: int) -> list[list[Reply]]:
+def drained(outbox: ReplyQueue, most: int) -> list[list[Reply]]:
     async def drain() -> list[list[Reply]]:
         return [await outbox.take(most) for _ in range(-(-len(outbox) // most))]
 
@@ -24,7 +24,7 @@ def drained(outbox: Outbox, most: int) -> list[list[Reply]]:
 
 
 def test_replies_leave_in_order_and_no_more_than_asked_for() -> None:
-    outbox = Outbox(10)
+    outbox = ReplyQueue(10)
     outbox.put([tree(1), RESUME])
     outbox.put([tree(2)])
     assert drained(outbox, 2) == [[tree(1), RESUME], [tree(2)]]
@@ -32,7 +32,7 @@ def test_replies_leave_in_order_and_no_more_than_asked_for() -> None:
 
 
 def test_only_the_oldest_trees_are_dropped() -> None:
-    outbox = Outbox(4)
+    outbox = ReplyQueue(4)
     outbox.put([tree(1), RESUME, tree(2), NACK])
     outbox.put([tree(3), tree(4)])
     assert drained(outbox, 9) == [[RESUME, NACK, tree(3), tree(4)]]
@@ -43,7 +43,7 @@ def test_only_the_oldest_trees_are_dropped() -> None:
 
 def test_taking_waits_for_a_reply() -> None:
     async def scenario() -> None:
-        outbox = Outbox(4)
+        outbox = ReplyQueue(4)
         taking = asyncio.create_task(outbox.take(4))
         await asyncio.sleep(0)
         assert not taking.done()

@@ -14,7 +14,7 @@ import pytest
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.protocol import codec
-from draft_service.protocol.codec import LOCKSTEP, Drafting, Identity
+from draft_service.protocol.codec import LOCKSTEP, DraftingMode, Identity
 from draft_service.verify_link.reconnect_policy import Backoff
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
@@ -32,7 +32,7 @@ def ngram(name: str = "ngram") -> NgramProposer:
 
 @asynccontextmanager
 async def linked(
-    peer: VerifyPeer, proposers: Sequence[Proposer], drafting: Drafting = LOCKSTEP
+    peer: VerifyPeer, proposers: Sequence[Proposer], drafting: DraftingMode = LOCKSTEP
 ) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
     port = await peer.start()
     worker = Worker(proposers)
@@ -375,7 +375,7 @@ def test_who_stays_in_lockstep_is_said(mode: str, caplog: pytest.LogCaptureFixtu
     async def scenario() -> None:
         peer = VerifyPeer()
         peer.max_ahead = 16
-        async with linked(peer, [ngram(), Staying("stays", NgramConfig())], Drafting(mode, 6)):
+        async with linked(peer, [ngram(), Staying("stays", NgramConfig())], DraftingMode(mode, 6)):
             await peer.next_epoch()
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ from draft_service.proposers.draft_model.cpu import DraftModelConfig, DraftModel
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.proposers.suffix.suffix import SuffixProposer
 from draft_service.protocol.records import Close, Commit, Open, Stamp, TreeReply
-from draft_service.worker.draft_ahead import Foresight, path_scores
+from draft_service.worker.draft_ahead import AheadDrafter, path_scores
 from draft_service.worker.session_table import SessionTable
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
@@ -74,7 +74,7 @@ class Ahead:
         return self.table.apply(Commit(self.stamp(), list(tokens), 6, 3, tree_id=tree_id))
 
     def prepare(self) -> list[TreeReply]:
-        foresight = Foresight(
+        foresight = AheadDrafter(
             self.table.numbers, lambda by, wanted: list(by.propose(wanted)), lambda _: self.current, lambda: None
         )
         replies = [reply for group in foresight.prepare(self.table.slots) for reply in group]

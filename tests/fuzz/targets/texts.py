@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target
 from gateway.detokenizer import Detokenizer, WindowDetokenizer
-from gateway.request import FinishReason, Order, Sampling, StepOutput
+from gateway.request import ChoiceRequest, FinishReason, Sampling, StepOutput
 from gateway.stop_strings import StopStrings
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ class Texts(Target):
     def _check_stream(self, stops: list[str], text: str, cut: int) -> None:
         """An output in one step and token by token."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        order = Order(prompt_token_ids=[5], sampling=Sampling(min_tokens=cut), stop=tuple(stops))
+        order = ChoiceRequest(prompt_token_ids=[5], sampling=Sampling(min_tokens=cut), stop=tuple(stops))
         results = []
         for size in (max(1, len(ids)), 1 + cut, 1):
             stream = ChoiceStream(0, order, self._tokenizer, frozenset({EOS_ID}))

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from slipstream_kernels.ipc import futex as doorbell
-from slipstream_kernels.ipc.futex import Doorbell
+from slipstream_kernels.ipc.futex import Futex
 
 HOW = pytest.mark.parametrize("futex", [doorbell._FUTEX, None], ids=["futex", "polls"])
 
 
-def wait_until_changed(bell: Doorbell, word: ctypes.c_uint32, seen: int) -> threading.Thread:
+def wait_until_changed(bell: Futex, word: ctypes.c_uint32, seen: int) -> threading.Thread:
     def wait() -> None:
         while word.value == seen:
             bell.wait(seen, 30.0)
@@ -27,7 +27,7 @@ def wait_until_changed(bell: Doorbell, word: ctypes.c_uint32, seen: int) -> thre
 @HOW
 def test_a_change_and_a_ring_wake_all_waiters(futex: int | None) -> None:
     word = ctypes.c_uint32(2**32 - 1)
-    bell = Doorbell(word, futex=futex)
+    bell = Futex(word, futex=futex)
     waiters = [wait_until_changed(bell, word, 2**32 - 1) for _ in range(3)]
     time.sleep(0.05)
     word.value = 0
@@ -40,11 +40,11 @@ def test_a_change_and_a_ring_wake_all_waiters(futex: int | None) -> None:
 @HOW
 def test_a_word_that_has_changed_before_is_not_waited_for(futex: int | None) -> None:
     begun = time.monotonic()
-    Doorbell(ctypes.c_uint32(5), futex=futex).wait(4, 30.0)
+    Futex(ctypes.c_uint32(5), futex=futex).wait(4, 30.0)
     assert time.monotonic() - begun < 20
 
 
 @HOW
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.01])
 def test_a_wait_ends_at_its_limit(futex: int | None, seconds: float) -> None:
-    Doorbell(ctypes.c_uint32(5), futex=futex).wait(5, seconds)
+    Futex(ctypes.c_uint32(5), futex=futex).wait(5, seconds)

@@ -7,14 +7,14 @@ from time import perf_counter, sleep
 
 import pytest
 
-from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.hybrid_event import HybridEvent
 
 SECONDS = 30.0
 
 
 @pytest.mark.parametrize("awake", [0.0, 0.001, SECONDS])
 def test_who_waits_is_woken_awake_or_asleep(awake: float) -> None:
-    there, back = Alarm(), Alarm()
+    there, back = HybridEvent(), HybridEvent()
     turns: list[int] = []
 
     def answer() -> None:
@@ -38,7 +38,7 @@ def test_who_waits_is_woken_awake_or_asleep(awake: float) -> None:
 
 
 def test_what_was_rung_before_is_not_waited_for_nor_is_it_the_next_time() -> None:
-    alarm = Alarm()
+    alarm = HybridEvent()
     position = alarm.position
     alarm.ring(give_way=False)
     alarm.ring(give_way=True)

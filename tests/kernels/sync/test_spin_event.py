@@ -6,14 +6,14 @@ from queue import SimpleQueue
 from threading import Thread
 from time import sleep
 
-from slipstream_kernels.sync.spin_event import Bell
+from slipstream_kernels.sync.spin_event import SpinEvent
 
 FOREVER = 1e4
 SECONDS = 30.0
 
 
 def test_two_threads_take_turns() -> None:
-    there, back = Bell(), Bell()
+    there, back = SpinEvent(), SpinEvent()
     seen: list[int] = []
 
     def answer() -> None:
@@ -40,7 +40,7 @@ def test_two_threads_take_turns() -> None:
 
 
 def test_what_was_rung_before_is_not_waited_for() -> None:
-    bell = Bell()
+    bell = SpinEvent()
     rung = bell.rung
     bell.ring(give_way=True)
     bell.ring(give_way=False)
@@ -49,7 +49,7 @@ def test_what_was_rung_before_is_not_waited_for() -> None:
 
 
 def test_listening_ends_by_itself_and_lets_other_threads_run() -> None:
-    bell, ran = Bell(), SimpleQueue[int]()
+    bell, ran = SpinEvent(), SimpleQueue[int]()
     thread = Thread(target=lambda: ran.put(bell.rung))
     thread.start()
     bell.listen(bell.rung, 0.01)

@@ -11,8 +11,8 @@ from launcher.rollout.acceptance_stats import (
     MOST_BATCHES,
     Arm,
     Estimate,
-    clearly_below,
     quantile,
+    significantly_below,
 )
 
 
@@ -63,18 +63,18 @@ def test_the_error_is_the_spread_of_the_estimate():
 def test_equal_drafters_are_seldom_told_apart_and_worse_ones_always():
     draw = np.random.default_rng(3)
     pairs = [(watched(draw, 0.5, 60).estimate(), watched(draw, 0.5, 60).estimate()) for _ in range(200)]
-    wrong = sum(clearly_below(new, old, margin=0.0, confidence=0.95) for new, old in pairs)
+    wrong = sum(significantly_below(new, old, margin=0.0, confidence=0.95) for new, old in pairs)
     assert 1 <= wrong <= 24
-    assert not any(clearly_below(new, old, margin=0.1, confidence=0.99) for new, old in pairs)
+    assert not any(significantly_below(new, old, margin=0.1, confidence=0.99) for new, old in pairs)
     worse = [watched(draw, 0.3, 60).estimate() for _ in range(50)]
-    assert all(clearly_below(each, pairs[0][1], margin=0.05, confidence=0.99) for each in worse)
-    assert not any(clearly_below(pairs[0][1], each, margin=0.05, confidence=0.99) for each in worse)
+    assert all(significantly_below(each, pairs[0][1], margin=0.05, confidence=0.99) for each in worse)
+    assert not any(significantly_below(pairs[0][1], each, margin=0.05, confidence=0.99) for each in worse)
 
 
 def test_what_has_no_spread_is_compared_as_it_is():
     new, old = Estimate(1.0, 0.0, 20), Estimate(1.1, 0.0, 20)
-    assert clearly_below(new, old, margin=0.05, confidence=0.99)
-    assert not clearly_below(new, old, margin=0.1, confidence=0.99)
+    assert significantly_below(new, old, margin=0.05, confidence=0.99)
+    assert not significantly_below(new, old, margin=0.1, confidence=0.99)
 
 
 @pytest.mark.parametrize(

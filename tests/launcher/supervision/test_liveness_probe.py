@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.supervision import liveness_probe
-from launcher.supervision.liveness_probe import LEAST_MISSES, Pulse
+from launcher.supervision.liveness_probe import LEAST_MISSES, LivenessProbe
 
 LIMIT = 20.0
 START = 40.0
@@ -46,11 +46,11 @@ def look(one, service, times):
 
 
 def test_one_that_answers_is_never_lost(service):
-    assert not any(look(Pulse(service), service, 50))
+    assert not any(look(LivenessProbe(service), service, 50))
 
 
 def test_one_that_falls_silent_is_lost_after_the_limit(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     look(one, service, 2)
     service.answering, since = False, service.now
     assert look(one, service, 3) == [False, False, True]
@@ -58,7 +58,7 @@ def test_one_that_falls_silent_is_lost_after_the_limit(service):
 
 
 def test_an_answer_in_between_starts_anew(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     for _ in range(10):
         service.answering = True
         assert not one.lost(LIMIT, START)
@@ -68,14 +68,14 @@ def test_an_answer_in_between_starts_anew(service):
 
 def test_one_that_never_answered_has_the_time_of_a_start_more(service):
     service.answering, since = False, service.now
-    one = Pulse(service)
+    one = LivenessProbe(service)
     while not one.lost(LIMIT, START):
         service.now += 5.0
     assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
 
 
 def test_one_that_has_yet_to_serve_has_that_time_too_when_it_has_answered(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     service.serving = False
     assert not any(look(one, service, 50))
     service.answering, since = False, service.now
@@ -85,7 +85,7 @@ def test_one_that_has_yet_to_serve_has_that_time_too_when_it_has_answered(servic
 
 
 def test_one_that_has_served_is_starting_no_more(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     look(one, service, 1)
     service.serving = False
     look(one, service, 1)
@@ -94,7 +94,7 @@ def test_one_that_has_served_is_starting_no_more(service):
 
 
 def test_the_askers_own_absence_counts_as_one_miss(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     one.lost(LIMIT, START)
     service.answering = False
     one.lost(LIMIT, START)
@@ -104,7 +104,7 @@ def test_the_askers_own_absence_counts_as_one_miss(service):
 
 
 def test_one_that_has_ended_is_not_lost(service):
-    one = Pulse(service)
+    one = LivenessProbe(service)
     one.lost(LIMIT, START)
     service.answering = service.running = False
     assert not any(look(one, service, 50))

@@ -15,7 +15,7 @@ from launcher.services.commands import Layout
 from launcher.services.free_ports import free_ports
 from launcher.services.process import ServiceProcess, Spawner
 from launcher.services.readiness import is_serving, served_folder
-from launcher.supervision.liveness_probe import Pulse
+from launcher.supervision.liveness_probe import LivenessProbe
 from launcher.supervision.serve import greeting
 from support.ask import wait_until
 from support.certificates import write_certificates
@@ -131,7 +131,7 @@ def test_the_pulse_of_a_service_is_felt(inner, tmp_path):
     service = ServiceProcess(command, Spawner())
     try:
         wait_until(lambda: is_serving(command.address, 10.0, command.tls), service.log)
-        pulse = Pulse(service)
+        pulse = LivenessProbe(service)
         assert not pulse.lost(40.0, 0.0)
         assert pulse._answered
         pulse.close()

@@ -16,12 +16,12 @@ import torch
 from benchmarks.speculation.overwritten_trees import OverwrittenTrees
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
-from draft_service.proposers.base import Begun, DraftRequest, FollowRequest, Opening
+from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening
 from draft_service.proposers.eagle.base import EagleConfig
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.device_tree import DeviceTree, known
-from slipstream_kernels.draft_protocol.proposer_host import PassOutcome
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests
@@ -90,7 +90,7 @@ class Drafter(GpuEagleProposer):
         super().close(session)
         del self.texts[session]
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: PassOutcome) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         events = super().follow(requests, outcome)
         self.behind += 1
         if self.behind == 1:
@@ -113,8 +113,8 @@ class Drafter(GpuEagleProposer):
         return TokenTree.chain(path)
 
 
-class Overwriting(Begun):
-    def __init__(self, drafter: Drafter, requests: Sequence[DraftRequest], begun: Begun) -> None:
+class Overwriting(DraftFuture):
+    def __init__(self, drafter: Drafter, requests: Sequence[DraftRequest], begun: DraftFuture) -> None:
         self.drafter, self.requests, self.begun = drafter, requests, begun
 
     def wait(self, seconds: float) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from slipstream_kernels.sync.hybrid_event import Alarm
-from slipstream_kernels.sync.spin_event import Bell
+from slipstream_kernels.sync.hybrid_event import HybridEvent
+from slipstream_kernels.sync.spin_event import SpinEvent
 from verify_service.draft_link.records import Reply
 from verify_service.draft_link.send_queue import SendQueue
 
@@ -83,11 +83,11 @@ class StreamTransport:
 
     name = "grpc"
 
-    def __init__(self, wake: Wake, alarm: Alarm | None = None, *, spin: float = 0.0) -> None:
+    def __init__(self, wake: Wake, alarm: HybridEvent | None = None, *, spin: float = 0.0) -> None:
         self._wake = wake
         self._alarm = alarm
         self._spin = spin
-        self._written = Bell() if alarm is not None else None
+        self._written = SpinEvent() if alarm is not None else None
         self._sent: int | None = None
         """How often the outbox had been emptied as something was sent that nobody has waited for yet."""
         self._missed: int | None = None

@@ -25,7 +25,7 @@ from slipstream_kernels.draft_protocol.proposer_host import (
     TreeValue,
 )
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
-from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.hybrid_event import HybridEvent
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import (
     decode_attach,
@@ -122,7 +122,7 @@ class InProcessTransport:
         self._sent = 0
         self._attachment = attachment
         self._host = host
-        self._alarm = Alarm()
+        self._alarm = HybridEvent()
         self._asked = False
         """Whether what was sent since the last `give_way` asks for a tree."""
         self._begun = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
-from slipstream_kernels.sync.hybrid_event import Alarm
+from slipstream_kernels.sync.hybrid_event import HybridEvent
 from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.link_config import LinkConfig
@@ -48,7 +48,7 @@ class NegotiatedTransports:
     ring: DeviceRing | None = None
     reason: str = ""
     spin: float = 0.0
-    alarm: Alarm | None = None
+    alarm: HybridEvent | None = None
 
     @property
     def shared_memory(self) -> SharedMemoryAddress | None:
@@ -121,7 +121,7 @@ class TransportNegotiator:
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
         means, reasons = NegotiatedTransports((), self._trees, spin=self._config.spin), dict[str, str]()
         if GRPC in transports and self._config.spin >= LONG_SPIN and len(os.sched_getaffinity(0)) >= AWAKE_CPUS:
-            means.alarm = Alarm()
+            means.alarm = HybridEvent()
         names = [name for name in transports if name != CUDA_IPC or boundaries]
         if not names:
             raise FailedPreconditionError("transport cuda_ipc is for states, of which none are wanted here")

@@ -18,21 +18,21 @@ from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, bucke
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, KVStore
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, read_scores
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
-from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
-from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, StateSender, no_copies
+from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, HiddenStateSender, no_copies
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
-from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
-from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer, HostBuffers
-from slipstream_kernels.models.gpu.graph.stream_context import OnStream
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
+from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer, PinnedBuffers
+from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.models.gpu.memory_plan import GpuMemoryPlan, kv_bytes_per_token, resolved_limits
-from slipstream_kernels.models.gpu.outcome_selector import TreeChooser
+from slipstream_kernels.models.gpu.outcome_selector import OutcomeSelector
 from slipstream_kernels.models.gpu.profile_passes import measure_pass_costs
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import shard_of
@@ -41,7 +41,7 @@ from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import rotary_table
 
-__all__ = ["GpuLimits", "GpuModel", "PassPlan", "Ticket"]
+__all__ = ["GpuLimits", "GpuModel", "PassHandle", "PassPlan"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -50,7 +50,7 @@ class GpuModel:
     """A dense decoder of the Llama family with its KV cache, page table, sampling parameters and last tokens.
 
     Used by one thread. Everything happens on one stream in the order of the calls, so that a pass reads what those
-    launched before it leave behind. Nothing but `Ticket.results`, `logprobs`, `warm_up` and `pass_costs` waits for it.
+    launched before it leave behind. Only `PassHandle.results`, `logprobs`, `warm_up` and `pass_costs` wait for it.
     """
 
     takes_device_trees = True
@@ -79,11 +79,11 @@ class GpuModel:
         if device.type == "cuda":
             self._stream, self._side_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
-            self._on_own_stream = OnStream(self._stream)
+            self._on_own_stream = StreamContext(self._stream)
         self._buckets = buckets_of(weights.shard, limits, plain=attention == FLASHINFER)
         self._layouts: dict[Bucket, PlanLayout] = {}
         with self._on_stream():
-            self._tables = DeviceTables(limits, self.config.vocab_size, device)
+            self._tables = RequestTables(limits, self.config.vocab_size, device)
             self._pool = BufferPool(weights.shard, limits, device, library=mode == "fast")
             self._kept_logits = torch.empty(
                 limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
@@ -103,11 +103,11 @@ class GpuModel:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
             self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain)
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
-            self._sender = StateSender(limits, self.config.hidden_size, device, ops.copy_states)
-        self._host = HostBuffers(words, limits.max_running, RESULT_WIDTH, device)
-        self._graphs = PassGraphs[Bucket](self._run)
-        self._chooser = TreeChooser(self._forward, self._layout, self._plan)
-        self._recent: deque[Ticket] = deque(maxlen=2)
+            self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
+        self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
+        self._graphs = GraphRunner[Bucket](self._run)
+        self._chooser = OutcomeSelector(self._forward, self._layout, self._plan)
+        self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
         self._kept_boundaries: tuple[int, ...] = ()
@@ -257,7 +257,7 @@ class GpuModel:
         self.wait()
         return captured
 
-    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> PassHandle:
         """Queue a pass, and where it keeps states the `copies` of them, whose rows are those of a plan in order.
 
         One with choices follows the last pass launched. Raises ValueError for one that is larger than the limits; then
@@ -293,7 +293,7 @@ class GpuModel:
         self._readers.append(read)
 
     def logprobs(
-        self, ticket: Ticket, logit_indices: Int32, chosen: Int32, top: int
+        self, ticket: PassHandle, logit_indices: Int32, chosen: Int32, top: int
     ) -> tuple[Float32, Int32, Int32, Float32]:
         """Natural logarithms of probabilities from a pass's raw logits; waits for it, but not for passes after it.
 
@@ -310,7 +310,7 @@ class GpuModel:
             self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
             return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
 
-    def scores(self, ticket: Ticket) -> tuple[Float32, Int32, Int32, Float32]:
+    def scores(self, ticket: PassHandle) -> tuple[Float32, Int32, Int32, Float32]:
         """As `logprobs`, of the rows that the plan names as `scored`; they may be asked for at any time."""
         assert ticket.scores is not None
         with self._on_stream(self._side_stream):
@@ -371,7 +371,7 @@ class GpuModel:
         self._send(bucket, PassPlan.empty(), buffer)
         self._chooser.send(bucket, PassPlan.empty(), buffer)
 
-    def _send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
         layout = self._layout(bucket)
         layout.pack(plan, self._tables.take_changes(layout.most_updates), buffer.words)
@@ -380,7 +380,7 @@ class GpuModel:
         memory, on_device = buffer.part(layout.words, self._plan)
         on_device.copy_(memory, non_blocking=True)
 
-    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer, copies: CopyPlan) -> Ticket:
+    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan) -> PassHandle:
         """Queue the copy of a pass's results to the host."""
         items = len(plan.deciding)
         source = self._pool.of(bucket)
@@ -393,4 +393,4 @@ class GpuModel:
         states = None
         if bucket.boundaries:
             states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
-        return Ticket(buffer.result.numpy(), source.result[:items], logits, kept, buffer.event, states)
+        return PassHandle(buffer.result.numpy(), source.result[:items], logits, kept, buffer.event, states)

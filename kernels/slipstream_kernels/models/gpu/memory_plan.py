@@ -10,13 +10,13 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import buckets_of
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer
 from slipstream_kernels.models.gpu.forward.weights import weight_bytes
 from slipstream_kernels.models.gpu.graph.graph_runner import LATE_GRAPHS
-from slipstream_kernels.models.gpu.graph.hidden_state_copies import StateSender
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateSender
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
@@ -132,8 +132,8 @@ def plan_memory(
         scratch=limits.scratch_slots * per_token,
         partials=buffers["partials"] + (PlainAttention.num_bytes(shard, limits) if plain else 0),
         logits=buffers["logits"] + kept_logits + RowScorer.num_bytes(shard, limits),
-        activations=buffers["activations"] + StateSender.num_bytes(limits, shard.config.hidden_size),
-        tables=DeviceTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
+        activations=buffers["activations"] + HiddenStateSender.num_bytes(limits, shard.config.hidden_size),
+        tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,
         available=available,
     )

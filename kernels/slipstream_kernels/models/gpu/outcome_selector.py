@@ -8,15 +8,15 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
-from slipstream_kernels.models.gpu.batch.outcome_plan import ChoiceArrays, may_choose
+from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays, may_select
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
-from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
-from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
+from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
+from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
 
 
-class TreeChooser:
+class OutcomeSelector:
     """Has small graphs of its own, so that passes without choices do not pay for it."""
 
     def __init__(self, forward: GpuForward, layout: Callable[[Bucket], PlanLayout], plan: torch.Tensor) -> None:
@@ -24,18 +24,18 @@ class TreeChooser:
         self._forward = forward
         self._layout = layout
         self._plan = plan
-        self._graphs = PassGraphs[Bucket](self._choose)
-        self._choices: dict[Bucket, ChoiceArrays[torch.Tensor]] = {}
+        self._graphs = GraphRunner[Bucket](self._choose)
+        self._choices: dict[Bucket, OutcomeArrays[torch.Tensor]] = {}
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
-        """As `PassGraphs.capture`, of those buckets whose passes may have choices."""
-        able = [bucket for bucket in buckets if may_choose(bucket)]
+        """As `GraphRunner.capture`, of those buckets whose passes may have choices."""
+        able = [bucket for bucket in buckets if may_select(bucket)]
         self._graphs.capture(able, prepare, progress=progress)
         if able:  # compiles what no graph has: of padding alone nothing is read
             prepare(able[0])
             self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
 
-    def send(self, bucket: Bucket, plan: PassPlan, buffer: HostBuffer) -> None:
+    def send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
         """Queue the copy of the prepared trees to the device; where there cannot be any, nothing."""
         layout = self._layout(bucket).choices
         if layout is not None:

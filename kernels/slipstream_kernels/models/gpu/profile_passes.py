@@ -10,7 +10,7 @@ import numpy as np
 from slipstream_kernels.models.gpu.batch.buckets import Buckets
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
-from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 
 _CONTEXT = 1024
 """Committed tokens of each request that is measured, where the model and the pages allow so many."""
@@ -25,7 +25,7 @@ class Launcher(Protocol):
 
     def set_pages(self, line: int, start: int, pages: Int32) -> None: ...
 
-    def launch(self, plan: PassPlan) -> Ticket: ...
+    def launch(self, plan: PassPlan) -> PassHandle: ...
 
 
 def measure_pass_costs(model: Launcher) -> list[tuple[int, int, float]]:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from draft_service.proposers.base import DraftRequest, Sampling
-from draft_service.proposers.eagle.on_device_round import FollowedAnswer, FollowedRound, Laid
+from draft_service.proposers.eagle.on_device_round import ChainedDraftFuture, Laid, OnDeviceRound
 from draft_service.proposers.eagle.paged_sessions import PagedSession
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
 
 
 class Round:
-    """A ticket, or a `Begun`, that is done when told so."""
+    """A ticket, or a `DraftFuture`, that is done when told so."""
 
     def __init__(self, *trees: TokenTree) -> None:
         self.made = list(trees)
@@ -47,7 +47,7 @@ def test_requests_that_came_later_are_begun_with_and_waited_for_too() -> None:
         return own
 
     wanted = {sessions[1]: requests[0], sessions[0]: requests[2]}
-    answer = FollowedAnswer(FollowedRound(ticket, laid), wanted, requests, others)
+    answer = ChainedDraftFuture(OnDeviceRound(ticket, laid), wanted, requests, others)
     assert answer.on_device() is None
     assert not answer.wait(0.0) and not begun
     ticket.done = True
@@ -64,10 +64,10 @@ def test_trees_may_be_handed_on_where_they_keep_to_the_limits_whatever_they_are(
 ) -> None:
     sessions = [session(1), session(2)]
     ticket = Round(TokenTree.chain((1, 2, 3)), TokenTree.chain((4, 5, 6)))
-    followed = FollowedRound(ticket, {one: Laid(one.commits, one.length, 4, 3, 3) for one in sessions})
+    followed = OnDeviceRound(ticket, {one: Laid(one.commits, one.length, 4, 3, 3) for one in sessions})
     requests = [DraftRequest(2, 9, 9), DraftRequest(1, nodes, depth)]
     wanted = {sessions[0]: requests[1], sessions[1]: requests[0]}
-    answer = FollowedAnswer(followed, wanted, requests, lambda _: pytest.fail("there are no others"))
+    answer = ChainedDraftFuture(followed, wanted, requests, lambda _: pytest.fail("there are no others"))
     trees = answer.on_device()
     if not there:
         assert trees is None
@@ -84,7 +84,7 @@ def test_trees_may_be_handed_on_where_they_keep_to_the_limits_whatever_they_are(
 )
 def test_a_tree_is_for_what_the_pass_decided_alone(commits: tuple[int, ...], rows: int, *, made: bool) -> None:
     one = session(1)
-    followed = FollowedRound(Round(), {one: Laid(one.commits, one.length, 4, 3, 3)})
+    followed = OnDeviceRound(Round(), {one: Laid(one.commits, one.length, 4, 3, 3)})
     assert not followed.made_for(one)
     for count in commits:
         one.commit(range(count))

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from math import inf
 
-from draft_service.proposers.hybrid.member_timing import Pace
+from draft_service.proposers.hybrid.member_timing import MemberTimer
 
 MEMBERS = ("good", "slow", "quick")
 SECONDS = {"good": 0.005, "slow": 0.014, "quick": 0.0002}
 RIGHT = {"good": 2, "slow": 1, "quick": 1}
 
 
-def experienced(rounds: int = 100, requests: int = 8) -> Pace:
-    pace = Pace()
+def experienced(rounds: int = 100, requests: int = 8) -> MemberTimer:
+    pace = MemberTimer()
     for _ in range(rounds):
         for member in MEMBERS:
             pace.drafted(member, requests, SECONDS[member])
@@ -21,8 +21,8 @@ def experienced(rounds: int = 100, requests: int = 8) -> Pace:
 def test_all_are_asked_where_there_is_time_or_nothing_is_known() -> None:
     for seconds in (inf, 0.03):
         assert experienced().choose(MEMBERS, 8, seconds) == list(MEMBERS)
-    assert Pace().choose(MEMBERS, 8, 0.001) == list(MEMBERS)
-    assert Pace().choose([], 8, 0.001) == []
+    assert MemberTimer().choose(MEMBERS, 8, 0.001) == list(MEMBERS)
+    assert MemberTimer().choose([], 8, 0.001) == []
 
 
 def test_those_that_bring_most_go_first() -> None:
@@ -39,7 +39,7 @@ def test_somebody_is_asked_however_short_the_time() -> None:
 
 
 def test_a_share_of_the_time_is_left_for_the_way() -> None:
-    pace = Pace()
+    pace = MemberTimer()
     for _ in range(100):
         pace.drafted("good", 8, 0.009)
         pace.drafted("quick", 8, 0.001)

@@ -12,8 +12,8 @@ from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, SessionRefusedError, Target
 from draft_service.proposers.gpu_common.supported_shapes import NoGpuFormError
 from draft_service.proposers.last_hidden_state import medusa
-from draft_service.proposers.last_hidden_state.base import LastStateConfig
-from draft_service.proposers.last_hidden_state.gpu import GpuLastStateProposer
+from draft_service.proposers.last_hidden_state.base import LastHiddenStateConfig
+from draft_service.proposers.last_hidden_state.gpu import GpuLastHiddenStateProposer
 from draft_service.proposers.last_hidden_state.gpu_weights import state_weights
 from draft_service.proposers.last_hidden_state.medusa import MedusaProposer
 from draft_service.proposers.last_hidden_state.mlp_speculator import MlpSpeculatorProposer
@@ -63,9 +63,9 @@ def loaded(folder, name):
 def proposers(folder, name, **config):
     """The same weights, rounded alike, on the CPU and in a GPU's rounds."""
     head = as_on_a_gpu(loaded(folder, name))
-    settings = LastStateConfig(**config)
+    settings = LastHiddenStateConfig(**config)
     kind = MedusaProposer if isinstance(head, MedusaHeads) else MlpSpeculatorProposer
-    return kind("p", head, settings), GpuLastStateProposer("p", head, settings, "cpu")
+    return kind("p", head, settings), GpuLastHiddenStateProposer("p", head, settings, "cpu")
 
 
 def check_same(ours, others, strict=True):

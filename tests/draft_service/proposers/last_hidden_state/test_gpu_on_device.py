@@ -9,8 +9,8 @@ from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling, Target
 from draft_service.proposers.last_hidden_state import medusa as medusa_proposer
 from draft_service.proposers.last_hidden_state import mlp_speculator as mlp_speculator_proposer
-from draft_service.proposers.last_hidden_state.base import LastStateConfig
-from draft_service.proposers.last_hidden_state.gpu import GpuLastStateProposer
+from draft_service.proposers.last_hidden_state.base import LastHiddenStateConfig
+from draft_service.proposers.last_hidden_state.gpu import GpuLastHiddenStateProposer
 from draft_service.proposers.last_hidden_state.medusa import MedusaProposer
 from draft_service.proposers.last_hidden_state.mlp_speculator import MlpSpeculatorProposer
 from support.medusa_heads import LAYOUTS as MEDUSA
@@ -89,9 +89,9 @@ def mapped(request):
 def both(request, mapped, device):
     """The proposers of one head, on the CPU and on the device."""
     head = as_on_a_gpu(request.param(mapped))
-    config = LastStateConfig(top_k=10 if mapped else 4, max_nodes=64, max_sessions=17)
+    config = LastHiddenStateConfig(top_k=10 if mapped else 4, max_nodes=64, max_sessions=17)
     on_cpu = (MedusaProposer if request.param is medusa else MlpSpeculatorProposer)("p", head, config)
-    return on_cpu, GpuLastStateProposer("p", head, config, device)
+    return on_cpu, GpuLastHiddenStateProposer("p", head, config, device)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_folders_are_drafted_with_on_the_device_that_is_named(family, tmp_path, 
         write_speculator(tmp_path, SPECULATORS["nothing shared, as large as the target"], width=64)
         create = mlp_speculator_proposer.create
     proposer = create(ProposerOptions("p", f"{tmp_path}:max_sessions=2", device=device))
-    assert isinstance(proposer, GpuLastStateProposer) and proposer.state_device == device
+    assert isinstance(proposer, GpuLastHiddenStateProposer) and proposer.state_device == device
     assert "drafts on the CPU" not in caplog.text
     for vocabulary in (96, 40):
         proposer.bind(Target(vocabulary, "", 512, hidden_size=64, num_layers=12))

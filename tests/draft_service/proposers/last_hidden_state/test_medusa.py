@@ -12,7 +12,7 @@ from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions,
 from draft_service.proposers.cpu_common.kv_cache import DraftSession
 from draft_service.proposers.cpu_common.noise_coupling import Coupling
 from draft_service.proposers.cpu_common.rows import Branch
-from draft_service.proposers.last_hidden_state.cpu import LastStateConfig
+from draft_service.proposers.last_hidden_state.cpu import LastHiddenStateConfig
 from draft_service.proposers.last_hidden_state.medusa import MedusaProposer, create
 from draft_service.proposers.tree_expansion import Expansion
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
@@ -47,7 +47,7 @@ class Oracle(MedusaHeads):
 
 
 def proposer_of(target, k, total):
-    return MedusaProposer("p", Oracle(target), LastStateConfig(top_k=k, max_nodes=total))
+    return MedusaProposer("p", Oracle(target), LastHiddenStateConfig(top_k=k, max_nodes=total))
 
 
 def tree_of(proposer, number, text, length, sampling, states):

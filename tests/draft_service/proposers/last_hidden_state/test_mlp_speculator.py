@@ -7,7 +7,7 @@ import torch
 from draft_service.heads.eagle import Vocabulary
 from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
 from draft_service.proposers.base import DraftRequest, Opening, ProposerOptions, Sampling
-from draft_service.proposers.last_hidden_state.cpu import LastStateConfig
+from draft_service.proposers.last_hidden_state.cpu import LastHiddenStateConfig
 from draft_service.proposers.last_hidden_state.mlp_speculator import MlpSpeculatorProposer, create
 from slipstream.rpc.errors import InvalidArgumentError
 from support.eagle_heads import write_target
@@ -31,7 +31,7 @@ class Oracle(MlpSpeculator):
 
 
 def proposer_of(target, depth, k, total):
-    config = LastStateConfig(max_depth=depth, top_k=k, max_nodes=total)
+    config = LastHiddenStateConfig(max_depth=depth, top_k=k, max_nodes=total)
     return MlpSpeculatorProposer("p", Oracle(target, depth), config)
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
-from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, Ticket
+from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, PassHandle
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.logprobs import logprobs_reference
@@ -51,7 +51,7 @@ def random_tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 512, count).tolist()
 
 
-def launch(model: GpuModel, spans: list[Span], **options: Any) -> Ticket:
+def launch(model: GpuModel, spans: list[Span], **options: Any) -> PassHandle:
     for span in spans:
         model.set_pages(span.line, 0, span.pages)
     return model.launch(pass_of(model.limits, spans, **options))
@@ -66,7 +66,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def walks(ticket: Ticket) -> list[tuple[list[int], list[int]]]:
+def walks(ticket: PassHandle) -> list[tuple[list[int], list[int]]]:
     """Accepted nodes and committed tokens of each deciding item."""
     return [(row[2 : 2 + row[0]], row[66 : 67 + row[0]]) for row in ticket.results().tolist()]
 

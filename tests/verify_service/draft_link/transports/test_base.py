@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_kernels.sync.hybrid_event import Alarm
-from slipstream_kernels.sync.spin_event import Bell
+from slipstream_kernels.sync.hybrid_event import HybridEvent
+from slipstream_kernels.sync.spin_event import SpinEvent
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.base import StreamTransport
 
@@ -14,18 +14,18 @@ from verify_service.draft_link.transports.base import StreamTransport
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each wait for a bell, whether it had rung by its end."""
     found: list[bool] = []
-    listen = Bell.listen
+    listen = SpinEvent.listen
 
-    def counted(bell: Bell, rung: int, seconds: float) -> None:
+    def counted(bell: SpinEvent, rung: int, seconds: float) -> None:
         listen(bell, rung, seconds)
         found.append(bell.rung != rung)
 
-    monkeypatch.setattr(Bell, "listen", counted)
+    monkeypatch.setattr(SpinEvent, "listen", counted)
     return found
 
 
 def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
-    transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
+    transport = StreamTransport(lambda: None, HybridEvent(), spin=0.001)
     for _ in range(2):
         transport.send(SendQueue(100))
         transport.written()
@@ -35,7 +35,7 @@ def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
 
 
 def test_what_nobody_writes_is_waited_for_once(waits: list[bool]) -> None:
-    transport = StreamTransport(lambda: None, Alarm(), spin=0.001)
+    transport = StreamTransport(lambda: None, HybridEvent(), spin=0.001)
     for _ in range(3):
         transport.send(SendQueue(100))
         transport.give_way()

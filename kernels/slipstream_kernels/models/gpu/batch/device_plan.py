@@ -11,7 +11,7 @@ import numpy as np
 from slipstream_kernels.models.gpu.batch.attention_tiles import fit_a_tile, most_tiles, tiled_rows, tiles_of
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
-from slipstream_kernels.models.gpu.batch.outcome_plan import ChoiceLayout, may_choose
+from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeLayout, may_select
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.plan_kernels import pack_pass, pad
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
@@ -91,7 +91,9 @@ class PlanLayout:
             self._offsets[name] = end
             end += -(-prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self.words = end
-        self.choices = ChoiceLayout(bucket, limits.max_running, self._segment_rows, end) if may_choose(bucket) else None
+        self.choices = (
+            OutcomeLayout(bucket, limits.max_running, self._segment_rows, end) if may_select(bucket) else None
+        )
         """Of passes that have choices, behind these words."""
         self.most_words = end if self.choices is None else self.choices.end
         self.most_updates = self._shapes["updates"][0]

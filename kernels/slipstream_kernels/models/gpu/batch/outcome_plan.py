@@ -16,7 +16,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceArrays(Generic[A]):
+class OutcomeArrays(Generic[A]):
     """As `choose_trees` reads them, int32; padding has no rows."""
 
     choices: A
@@ -24,12 +24,12 @@ class ChoiceArrays(Generic[A]):
     nodes: A
 
 
-def may_choose(bucket: Bucket) -> bool:
+def may_select(bucket: Bucket) -> bool:
     """Whether passes of a bucket may have choices."""
     return bucket.has_trees and not bucket.has_prefill
 
 
-class ChoiceLayout:
+class OutcomeLayout:
     """Where the arrays lie in the plan of a bucket's passes, from word `first` on."""
 
     def __init__(self, bucket: Bucket, most_running: int, segment_rows: int, first: int) -> None:
@@ -43,14 +43,14 @@ class ChoiceLayout:
         self.first = first
         self.end = first + sum(map(prod, self._shapes.values()))
 
-    def views(self, block: Any) -> ChoiceArrays[Any]:
+    def views(self, block: Any) -> OutcomeArrays[Any]:
         """The arrays within a block of at least `end` words, a tensor or a numpy array."""
         views: dict[str, Any] = {}
         end = self.first
         for name, shape in self._shapes.items():
             start, end = end, end + prod(shape)
             views[name] = block[start:end].reshape(shape)
-        return ChoiceArrays(**views)
+        return OutcomeArrays(**views)
 
     def pack(self, plan: PassPlan, words: Int32) -> None:
         """Fill the arrays, which lie in `words`. Raises ValueError for a plan that is larger than the bucket."""

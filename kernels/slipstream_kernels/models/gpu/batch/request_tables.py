@@ -25,7 +25,7 @@ from slipstream_kernels.ops.gpu.sampling_table import (
 _NO_CHANGES = np.zeros((0, 2), np.int32)
 
 
-class DeviceTables:
+class RequestTables:
     """One line a running request.
 
     Parameters and page table lie in one block of `words`, of which the host keeps a copy. Changes are noted and go out

@@ -8,8 +8,8 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
-from slipstream_kernels.models.gpu.batch.outcome_plan import ChoiceArrays
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
@@ -70,7 +70,7 @@ class GpuForward:
         self,
         weights: GpuWeights,
         kv: KVStore,
-        tables: DeviceTables,
+        tables: RequestTables,
         pool: BufferPool,
         rotary_table: torch.Tensor,
         ops: Ops,
@@ -105,7 +105,7 @@ class GpuForward:
         if bucket.logits:
             self._decide(bucket, plan, b)
 
-    def choose(self, plan: Plan, choices: ChoiceArrays[torch.Tensor], segment_rows: int) -> None:
+    def choose(self, plan: Plan, choices: OutcomeArrays[torch.Tensor], segment_rows: int) -> None:
         """In front of a pass with choices: settle its rows, by what the pass before it has decided."""
         ops, tables = self._ops, self._tables
         ops.write_words(tables.words, plan.updates)  # roots may stand on pages that these bring
@@ -131,7 +131,7 @@ class GpuForward:
         )
         ops.count_splits(plan.segments, plan.item_offsets)
 
-    def hand(self, choices: ChoiceArrays[torch.Tensor], trees: torch.Tensor) -> None:
+    def hand(self, choices: OutcomeArrays[torch.Tensor], trees: torch.Tensor) -> None:
         """In front of `choose`: what it chooses from that is drafted on the device, in `trees`; see `hand_trees`."""
         self._ops.hand_trees(trees, choices.choices, choices.entries, choices.nodes, self._pool.results)
 

@@ -29,7 +29,7 @@ LATE_GRAPHS = 96
 """Buckets not captured at start-up that get a graph, which passes that keep states do; others go without."""
 
 
-class PassGraphs(Generic[B]):
+class GraphRunner(Generic[B]):
     """Runs a bucket's pass: by its graph where there is one, else by queueing its ops one by one.
 
     Graphs are captured at start-up, and once some are, those of up to LATE_GRAPHS other buckets: by `capture_late`, or

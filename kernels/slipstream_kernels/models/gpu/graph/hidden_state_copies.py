@@ -10,15 +10,15 @@ import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
-from slipstream_kernels.models.gpu.graph.pass_handle import KeptStates
-from slipstream_kernels.models.gpu.graph.pinned_buffers import HostBuffer
+from slipstream_kernels.models.gpu.graph.pass_handle import CapturedHiddenStates
+from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
 from slipstream_kernels.ops.gpu.state_rows import ENTRY
 
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StateCopy:
+class HiddenStateCopy:
     """States at some boundaries of committed rows, to be put side by side into memory of the model's device.
 
     `rows` int64 [n, 4] is as in `ops.gpu.state_rows`: its items are those of the plan's `deciding`, its places numbers
@@ -31,23 +31,23 @@ class StateCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StateCopies:
+class HiddenStateCopies:
     """What becomes of a pass's states. `packed` int64 [n, 3] is a row's (row, order, item), as in a StateCopy.
 
     With `packed` those rows reach the host, in that order, where there are no more than may decode; without, all rows.
     """
 
-    copies: Sequence[StateCopy] = ()
+    copies: Sequence[HiddenStateCopy] = ()
     packed: Int64 | None = None
 
 
-CopyPlan = Callable[[], StateCopies]
+CopyPlan = Callable[[], HiddenStateCopies]
 """Asked once the pass is queued, so that it is made while the device works."""
 
 
-def no_copies() -> StateCopies:
+def no_copies() -> HiddenStateCopies:
     """All rows reach the host, and none go elsewhere."""
-    return StateCopies()
+    return HiddenStateCopies()
 
 
 def _most_rows(limits: GpuLimits) -> int:
@@ -55,7 +55,7 @@ def _most_rows(limits: GpuLimits) -> int:
     return 3 * limits.max_rows if limits.boundaries else 0
 
 
-class StateSender:
+class HiddenStateSender:
     """Queues the copies of passes' states on the current stream, behind the passes."""
 
     def __init__(self, limits: GpuLimits, hidden: int, device: torch.device, op: Callable[..., None]) -> None:
@@ -87,8 +87,8 @@ class StateSender:
             self._packed = torch.empty(size, dtype=torch.bfloat16, device=self._device)
 
     def send(
-        self, states: torch.Tensor, result: torch.Tensor, count: int, plan: StateCopies, buffer: HostBuffer
-    ) -> KeptStates:
+        self, states: torch.Tensor, result: torch.Tensor, count: int, plan: HiddenStateCopies, buffer: PinnedBuffer
+    ) -> CapturedHiddenStates:
         """Queue what becomes of `states`, bfloat16 [rows, boundaries * hidden], of which `count` rows are the plan's.
 
         ValueError for copies of more rows than any pass has. `result` is that of the pass on the device.
@@ -109,9 +109,9 @@ class StateSender:
         kept.copy_(source, non_blocking=True)
         if buffer.states_event is not None:
             buffer.states_event.record()
-        return KeptStates(kept, buffer.states_event, copied)
+        return CapturedHiddenStates(kept, buffer.states_event, copied)
 
-    def _load(self, plan: StateCopies, buffer: HostBuffer) -> list[torch.Tensor]:
+    def _load(self, plan: HiddenStateCopies, buffer: PinnedBuffer) -> list[torch.Tensor]:
         """The tables of rows on the device: of each copy, then of what is packed."""
         tables = [copy.rows for copy in plan.copies]
         if plan.packed is not None:

@@ -12,7 +12,7 @@ from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptStates:
+class CapturedHiddenStates:
     """A pass's states: on the host once `event` has come, copied on the device once `copied` has; None: already."""
 
     rows: torch.Tensor
@@ -30,7 +30,7 @@ class RowScores(NamedTuple):
     ready: torch.cuda.Event | None
 
 
-class Ticket:
+class PassHandle:
     """Handed out by `GpuModel.launch`."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Ticket:
         logits: torch.Tensor,
         kept: torch.Tensor | None,
         event: torch.cuda.Event | None,
-        states: KeptStates | None = None,
+        states: CapturedHiddenStates | None = None,
     ) -> None:
         """`results_at` receives the `decided` results once `event` has come; None if they are there already.
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import torch
 
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
-from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 
 IN_FLIGHT = 3
 """Passes that may be under way, or not asked for their results, before a launch has to wait."""
 
 
 @dataclass(slots=True, eq=False)
-class HostBuffer:
+class PinnedBuffer:
     """Room for the plan and the results of one pass at a time."""
 
     plan: torch.Tensor
@@ -33,7 +33,7 @@ class HostBuffer:
     """Comes when what a pass copies on the device is there."""
     state_rows: torch.Tensor
     """int64 [rows, any], room for the tables of what is copied"""
-    ticket: Ticket | None = None
+    ticket: PassHandle | None = None
     """Of the last pass."""
     parts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
@@ -48,14 +48,14 @@ class HostBuffer:
         self.state_rows = torch.zeros(rows, columns, dtype=torch.int64, pin_memory=self.event is not None)
 
 
-class HostBuffers:
+class PinnedBuffers:
     """Taken in turn."""
 
     def __init__(self, words: int, items: int, width: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
         plans = [torch.zeros(words, dtype=torch.int32, pin_memory=cuda) for _ in range(IN_FLIGHT)]
         self._buffers = [
-            HostBuffer(
+            PinnedBuffer(
                 plan=plan,
                 words=plan.numpy(),
                 result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
@@ -76,7 +76,7 @@ class HostBuffers:
             if len(buffer.states) < size:
                 buffer.states = torch.empty(size, dtype=torch.bfloat16, pin_memory=self._pinned)
 
-    def take(self) -> HostBuffer:
+    def take(self) -> PinnedBuffer:
         """The buffer used longest ago; its pass's results are moved out of it first, which waits if they are due."""
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % IN_FLIGHT

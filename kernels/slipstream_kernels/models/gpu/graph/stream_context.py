@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class OnStream:
+class StreamContext:
     """A context as `torch.cuda.stream` makes them, made once: entering a new one takes longer than queueing a copy.
 
     One thread at a time may use it, and not within itself. Streams are kept as (id, device, type), as torch's own

@@ -13,7 +13,7 @@ import numpy as np
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, no_copies
-from slipstream_kernels.models.gpu.graph.pass_handle import Ticket
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 from slipstream_kernels.models.gpu.parallel.tp_broadcast import LineChange, PagesChange, StepMessage, ids
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _STOP = b""
 
 
-class LeadingGpuModel(GpuModel):
+class TpDriverModel(GpuModel):
     """Rank 0's part of a model; every pass it launches, the followers launch too. Calls raise RankError beside."""
 
     takes_device_trees = False
@@ -33,7 +33,7 @@ class LeadingGpuModel(GpuModel):
         self._ranks = group
         self._line_changes: list[LineChange] = []
         self._page_changes: list[PagesChange] = []
-        self._pending: tuple[float, Ticket | None] | None = None
+        self._pending: tuple[float, PassHandle | None] | None = None
 
     def set_line(
         self,
@@ -62,7 +62,7 @@ class LeadingGpuModel(GpuModel):
         super().set_pages(line, start, pages)
         self._page_changes.append(PagesChange(line, start, np.array(pages, np.int32)))
 
-    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> Ticket:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> PassHandle:
         begun = time.monotonic()
         self._pending = (begun, None)
         ticket = None

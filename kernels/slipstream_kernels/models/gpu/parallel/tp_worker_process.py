@@ -28,7 +28,7 @@ import torch
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.parallel.tp_driver import LeadingGpuModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel, follow
 from slipstream_kernels.models.gpu.ranks.rank_error import RankError
 from slipstream_kernels.models.gpu.ranks.rank_group import (
     DistributedRankGroup,
@@ -38,7 +38,7 @@ from slipstream_kernels.models.gpu.ranks.rank_group import (
 )
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 
-_Model = TypeVar("_Model", bound=LeadingGpuModel)
+_Model = TypeVar("_Model", bound=TpDriverModel)
 
 _MODULE = "slipstream_kernels.models.gpu.parallel.tp_worker_process"
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _STOP_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FollowerTask:
+class TpWorkerTask:
     """What every rank loads. `device` is rank 0's: cpu, or the first of as many GPUs as there are ranks.
 
     `options` are for a program other than this one that followers run, in words of its own.
@@ -71,16 +71,16 @@ class FollowerTask:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> FollowerTask:
+    def from_json(cls, text: str) -> TpWorkerTask:
         entries = json.loads(text)
         return cls(**entries | {"limits": GpuLimits(**entries["limits"])})
 
 
-class FollowerProcesses:
+class TpWorkerProcesses:
     """Ranks 1 and up of `size`. Where one ends unasked, `on_loss` is told what happened, from another thread."""
 
     def __init__(
-        self, task: FollowerTask, size: int, port: int, on_loss: Callable[[str], None], module: str = _MODULE
+        self, task: TpWorkerTask, size: int, port: int, on_loss: Callable[[str], None], module: str = _MODULE
     ) -> None:
         self._on_loss = on_loss
         self._pending_seconds: Callable[[], float] = lambda: 0.0
@@ -152,29 +152,29 @@ def load_shared(
     size: int,
     progress: bool = True,
     on_loss: Callable[[str], None] = end_process,
-) -> tuple[LeadingGpuModel, FollowerProcesses]:
+) -> tuple[TpDriverModel, TpWorkerProcesses]:
     """Start ranks 1 and up of `size`, and load rank 0's part of the model here; else as `GpuModel.load`.
 
     Raises RankError where a rank does not come, and what `GpuModel.load` raises: CheckpointError before any rank is
     started where the model does not divide. `on_loss` is called when one ends later.
     """
     Shard(ModelConfig.from_folder(folder), 0, size)
-    task = FollowerTask(str(folder.resolve()), device, mode, limits, logging.getLogger().getEffectiveLevel())
+    task = TpWorkerTask(str(folder.resolve()), device, mode, limits, logging.getLogger().getEffectiveLevel())
 
-    def lead(own: torch.device, group: RankGroup) -> LeadingGpuModel:
-        return LeadingGpuModel.load(folder, limits, device=str(own), mode=mode, group=group, progress=progress)
+    def lead(own: torch.device, group: RankGroup) -> TpDriverModel:
+        return TpDriverModel.load(folder, limits, device=str(own), mode=mode, group=group, progress=progress)
 
     return start_ranks(task, size, lead, on_loss=on_loss)
 
 
 def start_ranks(
-    task: FollowerTask,
+    task: TpWorkerTask,
     size: int,
     lead: Callable[[torch.device, RankGroup], _Model],
     *,
     module: str = _MODULE,
     on_loss: Callable[[str], None] = end_process,
-) -> tuple[_Model, FollowerProcesses]:
+) -> tuple[_Model, TpWorkerProcesses]:
     """Start `module` as ranks 1 and up, and make rank 0's part by `lead`; returns when every rank is ready.
 
     `module` calls `run_follower`. Raises RankError where a rank does not come, and what `lead` raises; then all have
@@ -185,7 +185,7 @@ def start_ranks(
     own = task.device_of(0)
     store = open_rendezvous(size)
     with ExitStack() as undo:
-        followers = FollowerProcesses(task, size, store.port, on_loss, module)
+        followers = TpWorkerProcesses(task, size, store.port, on_loss, module)
         undo.callback(followers.kill)
         group = DistributedRankGroup(own, store, rank=0, size=size)
         undo.callback(group.close)
@@ -196,7 +196,7 @@ def start_ranks(
     return model, followers
 
 
-def _start(module: str, task: FollowerTask, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
+def _start(module: str, task: TpWorkerTask, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
     place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module],  # the path below is the whole of it
@@ -217,7 +217,7 @@ def _end_with_rank_0() -> None:
     os._exit(0)
 
 
-def run_follower(serve: Callable[[FollowerTask, torch.device, RankGroup], None]) -> None:
+def run_worker(serve: Callable[[TpWorkerTask, torch.device, RankGroup], None]) -> None:
     """A follower, from its task to its end, which ends the process.
 
     `serve` makes this rank's part of the model, joins `wait_for_all`, and returns when rank 0 has stopped it.
@@ -225,7 +225,7 @@ def run_follower(serve: Callable[[FollowerTask, torch.device, RankGroup], None])
     for number in (signal.SIGINT, signal.SIGTERM):  # what ends a whole group of processes leaves the order to rank 0
         signal.signal(number, signal.SIG_IGN)
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    task = FollowerTask.from_json(sys.stdin.buffer.readline().decode())
+    task = TpWorkerTask.from_json(sys.stdin.buffer.readline().decode())
     logging.basicConfig(level=task.log_level, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
     threading.Thread(target=_end_with_rank_0, name="leash", daemon=True).start()
     device = task.device_of(rank)
@@ -242,7 +242,7 @@ def run_follower(serve: Callable[[FollowerTask, torch.device, RankGroup], None])
     os._exit(0)
 
 
-def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
+def _serve(task: TpWorkerTask, device: torch.device, group: RankGroup) -> None:
     folder = Path(task.folder)
     model = GpuModel.load(folder, task.limits, device=str(device), mode=task.mode, group=group, progress=False)
     group.wait_for_all()
@@ -251,4 +251,4 @@ def _serve(task: FollowerTask, device: torch.device, group: RankGroup) -> None:
 
 
 if __name__ == "__main__":
-    run_follower(_serve)
+    run_worker(_serve)

@@ -8,7 +8,7 @@ import pytest
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, Buckets
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
-from slipstream_kernels.models.gpu.batch.outcome_plan import may_choose
+from slipstream_kernels.models.gpu.batch.outcome_plan import may_select
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import Span, pass_of
@@ -61,8 +61,8 @@ def test_more_than_there_is_room_for_is_refused(plan: PassPlan) -> None:
 def test_passes_without_trees_and_with_prompts_choose_nothing() -> None:
     for bucket in Buckets(LIMITS).all():
         layout = layout_of(bucket)
-        assert may_choose(bucket) == (bucket.has_trees and not bucket.has_prefill)
-        assert (layout.choices is None) == (layout.most_words == layout.words) != may_choose(bucket)
+        assert may_select(bucket) == (bucket.has_trees and not bucket.has_prefill)
+        assert (layout.choices is None) == (layout.most_words == layout.words) != may_select(bucket)
 
 
 def test_rows_that_choices_name_are_not_put_in_another_order() -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream_kernels.models.gpu.graph.stream_context import OnStream
+from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def test_a_stream_is_current_within_and_not_after() -> None:
     own, other = torch.cuda.Stream(), torch.cuda.Stream()
-    here = OnStream(own)
+    here = StreamContext(own)
     for _ in range(2):
         with torch.cuda.stream(other):
             with here:
@@ -25,7 +25,7 @@ def test_a_stream_is_current_within_and_not_after() -> None:
 def test_devices_come_back_with_their_streams() -> None:
     own = torch.cuda.Stream("cuda:1")
     before = torch.cuda.current_stream("cuda:1")
-    with OnStream(own):
+    with StreamContext(own):
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream("cuda:1") == before

@@ -18,10 +18,10 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.parallel import tp_worker_process
-from slipstream_kernels.models.gpu.parallel.tp_driver import LeadingGpuModel
+from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel
 from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
-    FollowerProcesses,
-    FollowerTask,
+    TpWorkerProcesses,
+    TpWorkerTask,
     load_shared,
     start_ranks,
 )
@@ -62,7 +62,7 @@ class Losses:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[tuple[LeadingGpuModel, FollowerProcesses, Losses]]:
+def shared(folder: Path) -> Iterator[tuple[TpDriverModel, TpWorkerProcesses, Losses]]:
     losses = Losses()
     model, followers = load_shared(folder, LIMITS, device="cpu", mode="exact", size=2, progress=False, on_loss=losses)
     try:
@@ -171,10 +171,10 @@ def test_a_follower_that_cannot_load_ends_the_start(
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "model.safetensors").write_bytes(b"")
-    task = FollowerTask(str(broken), "cpu", "exact", LIMITS)
+    task = TpWorkerTask(str(broken), "cpu", "exact", LIMITS)
 
-    def lead(device: torch.device, group: RankGroup) -> LeadingGpuModel:
-        return LeadingGpuModel.load(folder, LIMITS, device=str(device), group=group, progress=False)
+    def lead(device: torch.device, group: RankGroup) -> TpDriverModel:
+        return TpDriverModel.load(folder, LIMITS, device=str(device), group=group, progress=False)
 
     with pytest.raises(RankError, match="rank 0 of 2"):
         start_ranks(task, 2, lead, on_loss=Losses())
@@ -211,8 +211,8 @@ def test_a_follower_that_hangs_is_told(folder: Path) -> None:
 
 
 def test_tasks_travel_as_json() -> None:
-    task = FollowerTask("/models/x", "cuda:2", "fast", LIMITS, options="{}")
-    assert FollowerTask.from_json(task.to_json()) == task
+    task = TpWorkerTask("/models/x", "cuda:2", "fast", LIMITS, options="{}")
+    assert TpWorkerTask.from_json(task.to_json()) == task
     assert [str(task.device_of(rank)) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
-    assert str(FollowerTask("x", "cuda", "fast", LIMITS).device_of(1)) == "cuda:1"
-    assert str(FollowerTask("x", "cpu", "exact", LIMITS).device_of(1)) == "cpu"
+    assert str(TpWorkerTask("x", "cuda", "fast", LIMITS).device_of(1)) == "cuda:1"
+    assert str(TpWorkerTask("x", "cpu", "exact", LIMITS).device_of(1)) == "cpu"

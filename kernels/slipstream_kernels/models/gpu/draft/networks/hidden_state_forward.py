@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 
-class StateForward(Protocol):
+class HiddenStateForward(Protocol):
     """A draft's network. All but `allocate` queues ops on the current stream, allocates nothing and never waits."""
 
     @property

@@ -48,7 +48,7 @@ class MedusaWeights:
 
 
 class MedusaForward:
-    """A `StateForward`. Tensors of a round lie at the start of flat buffers, as its sizes say."""
+    """A `HiddenStateForward`. Tensors of a round lie at the start of flat buffers, as its sizes say."""
 
     independent = True
 

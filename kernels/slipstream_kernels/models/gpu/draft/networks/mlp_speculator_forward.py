@@ -68,7 +68,7 @@ class SpeculatorWeights:
 
 
 class SpeculatorForward:
-    """A `StateForward`."""
+    """A `HiddenStateForward`."""
 
     independent = False
 

@@ -13,7 +13,7 @@ from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
 from slipstream_kernels.token_tree import TokenTree
 
 
-class RoundTicket:
+class DraftHandle:
     """A round under way. Of one that follows a pass, the trees are `DeviceTrees` too. Any thread may wait for them."""
 
     __slots__ = ("_done", "_lock", "_on_device", "_trees", "_words", "states_read")

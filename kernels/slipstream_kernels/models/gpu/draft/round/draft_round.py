@@ -12,22 +12,22 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftForward, DraftSizes, PassRows
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
-from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import FeatureRows
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
+from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import HiddenStateInputs
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.memory_plan import plan_draft_memory, rotary_positions, scratch_slots
 from slipstream_kernels.models.gpu.draft.round.round_attention import TextAttention, TreeAttention
 from slipstream_kernels.models.gpu.draft.round.round_buckets import RoundBucket, RoundBuckets
 from slipstream_kernels.models.gpu.draft.round.round_buffers import RoundBuffers
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundArrays, RoundItem, RoundLayout
-from slipstream_kernels.models.gpu.draft.round.target_pass import FollowedPass
+from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
 from slipstream_kernels.models.gpu.forward.gpu_forward import KVStore
-from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
-from slipstream_kernels.models.gpu.graph.stream_context import OnStream
+from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
+from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.models.gpu.memory_plan import available_bytes
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH, FrontierRows
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
@@ -73,17 +73,17 @@ class DraftRound:
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
         self._states_read: torch.cuda.Event | None = None
-        self._latest: RoundTicket | None = None
+        self._latest: DraftHandle | None = None
         """Of the round queued last; its trees are read before what they lie in is used again."""
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
             self._states_read = torch.cuda.Event()
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
-            self._own_stream = OnStream(self._stream)
+            self._own_stream = StreamContext(self._stream)
         self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]] = {}
         with self._on_stream():
             self._allocate(chain_rows, rope_theta, rope_scaling)
-        self._graphs = PassGraphs[RoundBucket](self._run)
+        self._graphs = GraphRunner[RoundBucket](self._run)
         if graphs:
             with self._on_stream():
                 self._graphs.capture(graphs, self._prepare, progress=progress)
@@ -95,7 +95,7 @@ class DraftRound:
         return self._buckets.max_sessions
 
     @property
-    def tables(self) -> DeviceTables:
+    def tables(self) -> RequestTables:
         """Sampling parameters, over the draft's entries. Pages are set by `set_pages`."""
         return self._tables
 
@@ -122,14 +122,14 @@ class DraftRound:
         """The trees of a round; see `begin`."""
         return self.begin(items, features, filtered=filtered).trees()
 
-    def begin(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> RoundTicket:
+    def begin(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> DraftHandle:
         """Queue a round: `max_sessions` items at most, each with `limits.text_rows` rows of text at most.
 
         features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
         values are in their pages once the trees are there. Whatever is queued next waits for them.
         """
         self._launch(self._find(items, filtered=filtered), items, features)
-        self._latest = RoundTicket(self._result_words[: len(items)], self._done)
+        self._latest = DraftHandle(self._result_words[: len(items)], self._done)
         return self._latest
 
     def follow(
@@ -141,7 +141,7 @@ class DraftRound:
         *,
         ready: torch.cuda.Event | None,
         filtered: bool,
-    ) -> RoundTicket:
+    ) -> DraftHandle:
         """Queue a round, as `begin`, behind the target's pass that decides its text: the device takes it from there.
 
         Each item's `token_ids` are placeholders, of any value, for the most tokens that the pass may commit: as many
@@ -151,7 +151,7 @@ class DraftRound:
         free again after the ticket's `states_read`. The trees stay on the device until the next such round. Tokens must
         be some that the draft embeds. Raises ValueError with nothing queued.
         """
-        followed = FollowedPass(asked, results, source)
+        followed = TargetPass(asked, results, source)
         followed.check(items, self.forward.shape.features, self._device)
         bucket = self._find(items, filtered=filtered)
         self.finish()
@@ -161,7 +161,7 @@ class DraftRound:
                 self._stream.wait_event(ready)
             self._settle(bucket, followed)
             self._replay(bucket, handed=True)
-        self._latest = RoundTicket(self._result_words[: len(items)], self._done, self._states_read, self._handed)
+        self._latest = DraftHandle(self._result_words[: len(items)], self._done, self._states_read, self._handed)
         return self._latest
 
     @property
@@ -222,7 +222,7 @@ class DraftRound:
             self._stream.synchronize()
         self._send(bucket, [])
 
-    def _settle(self, bucket: RoundBucket, followed: FollowedPass) -> None:
+    def _settle(self, bucket: RoundBucket, followed: TargetPass) -> None:
         """Queue what a round that follows a pass has in front of it."""
         layout, _, plan = self._laid_out(bucket)
         features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
@@ -231,7 +231,7 @@ class DraftRound:
     def _compile_settling(self, buckets: Sequence[RoundBucket]) -> None:
         """Settle padding once for each shape: a kernel that is not compiled would hold up the first such round."""
         results = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32, device=self._device)
-        followed = FollowedPass([], results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))
+        followed = TargetPass([], results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))
         for bucket in buckets:
             if bucket.levels:
                 self._prepare(bucket)
@@ -340,7 +340,7 @@ class DraftRound:
     def _allocate(self, chain_rows: int, rope_theta: float, rope_scaling: Llama3Scaling | None) -> None:
         limits, shape, device = self.limits, self.forward.shape, self._device
         pinned = device.type == "cuda"
-        self._tables = DeviceTables(limits.lines, shape.entries, device)
+        self._tables = RequestTables(limits.lines, shape.entries, device)
         self._pages = np.zeros((limits.max_sessions, limits.lines.context_pages), np.int32)
         first = limits.num_pages * PAGE_SIZE
         scratch = scratch_slots(limits, self._sizes)
@@ -351,7 +351,7 @@ class DraftRound:
         table = rotary_table(rotary_positions(limits), shape.head_dim, rope_theta, rope_scaling)
         self._rotary = torch.from_numpy(table).to(device)
         self._buffers = RoundBuffers(shape, limits, self._sizes, chain_rows, device)
-        self._features = FeatureRows(self._buffers.features)
+        self._features = HiddenStateInputs(self._buffers.features)
         self.forward.allocate(self._sizes)
         # The largest bucket of each kind comes first.
         words = max(RoundLayout(bucket, shape, limits).words for bucket in self._buckets.all())

@@ -23,7 +23,7 @@ _FREE_UPDATES, _UPDATES_PER_SESSION = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
-class StateLimits:
+class HiddenStateLimits:
     """Raises ValueError with the field and its limit where a value is out of range.
 
     max_depth: levels of the largest tree. width: children of a node, and nodes expanded a level unless all are.
@@ -53,7 +53,7 @@ class StateLimits:
         return GpuLimits(max_running=self.max_sessions, max_context=1)
 
 
-class StateBucket(NamedTuple):
+class HiddenStateBucket(NamedTuple):
     """A round of `levels` levels for `sessions` sessions.
 
     filtered: some session samples with top_k, top_p or min_p. by_node: every node that is expanded has scores of its
@@ -71,10 +71,10 @@ class StateBucket(NamedTuple):
         return self.sessions
 
 
-class StateBuckets:
+class HiddenStateBuckets:
     """All buckets, and the choice among them."""
 
-    def __init__(self, limits: StateLimits, *, independent: bool) -> None:
+    def __init__(self, limits: HiddenStateLimits, *, independent: bool) -> None:
         """independent: a level's scores serve all its nodes, but for requests with penalties."""
         most = limits.max_depth
         self._sizes = limits.round_sizes
@@ -85,17 +85,17 @@ class StateBuckets:
     def max_sessions(self) -> int:
         return self._sizes[-1]
 
-    def all(self) -> list[StateBucket]:
+    def all(self) -> list[HiddenStateBucket]:
         """Every bucket that is ever found, the largest first."""
         most, alike = self._levels[-1], self._independent
         buckets = []
         for size in reversed(self._sizes):
-            buckets += [StateBucket(size, most, filtered=True, by_node=True)]
-            buckets += [StateBucket(size, most, filtered=True, by_node=False)] if alike else []
-            buckets += [StateBucket(size, levels, False, not alike) for levels in reversed(self._levels)]
+            buckets += [HiddenStateBucket(size, most, filtered=True, by_node=True)]
+            buckets += [HiddenStateBucket(size, most, filtered=True, by_node=False)] if alike else []
+            buckets += [HiddenStateBucket(size, levels, False, not alike) for levels in reversed(self._levels)]
         return buckets
 
-    def find(self, sessions: int, levels: int, *, filtered: bool, penalised: bool) -> StateBucket:
+    def find(self, sessions: int, levels: int, *, filtered: bool, penalised: bool) -> HiddenStateBucket:
         """The smallest that holds a round; those with filters or penalties have all levels.
 
         Raises ValueError where none does.
@@ -103,12 +103,12 @@ class StateBuckets:
         size = _at_least(sessions, self._sizes, "sessions")
         depth = _at_least(levels, self._levels, "levels")
         if penalised and self._independent:
-            return StateBucket(size, self._levels[-1], filtered=True, by_node=True)
-        return StateBucket(size, self._levels[-1] if filtered else depth, filtered, not self._independent)
+            return HiddenStateBucket(size, self._levels[-1], filtered=True, by_node=True)
+        return HiddenStateBucket(size, self._levels[-1] if filtered else depth, filtered, not self._independent)
 
 
 @dataclass(frozen=True, slots=True)
-class StateItem:
+class HiddenStateItem:
     """A session's part of a round.
 
     line: of the tables. position: of its newest token, token_id: that token. max_nodes (the root not counted),
@@ -123,7 +123,7 @@ class StateItem:
 
 
 @dataclass(frozen=True, slots=True)
-class StateArrays(Generic[A]):
+class HiddenStateArrays(Generic[A]):
     """The padded arrays of a round, int32, named as the ops' arguments."""
 
     updates: A
@@ -143,10 +143,10 @@ class StateArrays(Generic[A]):
     """[levels - 1, sessions * width]"""
 
 
-class StateLayout:
+class HiddenStateLayout:
     """Where the arrays of a bucket's rounds lie, and how they are filled."""
 
-    def __init__(self, bucket: StateBucket, width: int) -> None:
+    def __init__(self, bucket: HiddenStateBucket, width: int) -> None:
         self._bucket = bucket
         self._width = width
         sessions = (bucket.sessions,)
@@ -160,23 +160,23 @@ class StateLayout:
             "node_lines": (nodes,),
             "node_positions": (bucket.levels - 1, nodes),
         }
-        assert list(self._shapes) == [field.name for field in fields(StateArrays)]
+        assert list(self._shapes) == [field.name for field in fields(HiddenStateArrays)]
         self._offsets: dict[str, int] = {}
         self.words = 0
         for name, size in self._shapes.items():
             self._offsets[name] = self.words
             self.words += -(-prod(size) // _ALIGNMENT) * _ALIGNMENT
 
-    def views(self, block: Any) -> StateArrays[Any]:
+    def views(self, block: Any) -> HiddenStateArrays[Any]:
         """The arrays within a block of at least `words` words, a tensor or a numpy array."""
-        return StateArrays(
+        return HiddenStateArrays(
             **{
                 name: block[offset : offset + prod(size)].reshape(size)
                 for (name, offset), size in zip(self._offsets.items(), self._shapes.values(), strict=True)
             }
         )
 
-    def pack(self, items: Sequence[StateItem], host: StateArrays[Int32]) -> None:
+    def pack(self, items: Sequence[HiddenStateItem], host: HiddenStateArrays[Int32]) -> None:
         """Fill all arrays but `updates`."""
         table = np.zeros((self._bucket.sessions, 5), np.int32)
         if items:

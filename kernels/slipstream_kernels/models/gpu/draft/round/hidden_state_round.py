@@ -14,23 +14,23 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.networks.hidden_state_forward import StateForward
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.networks.hidden_state_forward import HiddenStateForward
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import (
-    StateArrays,
-    StateBucket,
-    StateBuckets,
-    StateItem,
-    StateLayout,
-    StateLimits,
+    HiddenStateArrays,
+    HiddenStateBucket,
+    HiddenStateBuckets,
+    HiddenStateItem,
+    HiddenStateLayout,
+    HiddenStateLimits,
 )
-from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import FeatureRows
+from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import HiddenStateInputs
 from slipstream_kernels.models.gpu.draft.round.round_buffers import RoundTrees
-from slipstream_kernels.models.gpu.graph.graph_runner import PassGraphs
-from slipstream_kernels.models.gpu.graph.stream_context import OnStream
+from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
+from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError, available_bytes
 from slipstream_kernels.ops.gpu.draft_top_k import draft_top_k_workspace
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH, FrontierRows, draft_trees, frontier_rows
@@ -42,7 +42,7 @@ _CONTEXT_BYTES = 512 << 20
 """Compiled kernels and what the allocator rounds up."""
 
 
-class StateRound:
+class HiddenStateRound:
     """A draft's network with its sampling parameters. Used by one thread.
 
     Lines of the tables are the caller's to give out, below `limits.max_sessions`.
@@ -50,8 +50,8 @@ class StateRound:
 
     def __init__(
         self,
-        forward: StateForward,
-        limits: StateLimits,
+        forward: HiddenStateForward,
+        limits: HiddenStateLimits,
         *,
         ops: DraftOps | None = None,
         capture: bool = True,
@@ -65,24 +65,26 @@ class StateRound:
         self.limits = limits
         self.forward = forward
         self._device = device = forward.device
-        self._buckets = StateBuckets(limits, independent=forward.independent)
+        self._buckets = HiddenStateBuckets(limits, independent=forward.independent)
         cuda = device.type == "cuda"
         graphs = self._buckets.all() if capture and cuda else []
         self._ops = ops or (draft_ops.kernels() if cuda else draft_ops.twins())
         self._check_room(len(graphs))
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
-        self._latest: RoundTicket | None = None
+        self._latest: DraftHandle | None = None
         """Of the round queued last; its trees are read before what they lie in is used again."""
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
-            self._own_stream = OnStream(self._stream)
-        self._layouts: dict[StateBucket, tuple[StateLayout, StateArrays[np.ndarray], StateArrays[torch.Tensor]]] = {}
+            self._own_stream = StreamContext(self._stream)
+        self._layouts: dict[
+            HiddenStateBucket, tuple[HiddenStateLayout, HiddenStateArrays[np.ndarray], HiddenStateArrays[torch.Tensor]]
+        ] = {}
         self._trees: dict[int, RoundTrees] = {}
         with self._on_stream():
             self._allocate()
-        self._graphs = PassGraphs[StateBucket](self._run)
+        self._graphs = GraphRunner[HiddenStateBucket](self._run)
         if graphs:
             with self._on_stream():
                 self._graphs.capture(graphs, self._prepare, progress=progress)
@@ -93,7 +95,7 @@ class StateRound:
         return self._buckets.max_sessions
 
     @property
-    def tables(self) -> DeviceTables:
+    def tables(self) -> RequestTables:
         """Sampling parameters, over the draft's entries."""
         return self._tables
 
@@ -102,14 +104,14 @@ class StateRound:
         return self._on_stream()
 
     def draft(
-        self, items: Sequence[StateItem], states: Sequence[torch.Tensor], *, filtered: bool, penalised: bool
+        self, items: Sequence[HiddenStateItem], states: Sequence[torch.Tensor], *, filtered: bool, penalised: bool
     ) -> list[TokenTree]:
         """The trees of a round; see `begin`."""
         return self.begin(items, states, filtered=filtered, penalised=penalised).trees()
 
     def begin(
-        self, items: Sequence[StateItem], states: Sequence[torch.Tensor], *, filtered: bool, penalised: bool
-    ) -> RoundTicket:
+        self, items: Sequence[HiddenStateItem], states: Sequence[torch.Tensor], *, filtered: bool, penalised: bool
+    ) -> DraftHandle:
         """Queue a round of one to `max_sessions` items.
 
         states: bfloat16 [1, features] of each, on any device, which must live until the trees are there. filtered: some
@@ -131,10 +133,10 @@ class StateRound:
             self._result[: bucket.sessions].copy_(trees, non_blocking=True)
             if self._done is not None:
                 self._done.record(self._stream)
-        self._latest = RoundTicket(self._result_words[: len(items)], self._done)
+        self._latest = DraftHandle(self._result_words[: len(items)], self._done)
         return self._latest
 
-    def _send(self, bucket: StateBucket, items: Sequence[StateItem]) -> None:
+    def _send(self, bucket: HiddenStateBucket, items: Sequence[HiddenStateItem]) -> None:
         """Queue the copy of a plan, and of the changes of the tables noted since the last one."""
         layout, host, _ = self._laid_out(bucket)
         layout.pack(items, host)
@@ -143,13 +145,13 @@ class StateRound:
         host.updates[len(changes) :] = -1
         self._plan[: layout.words].copy_(self._host_plan[: layout.words], non_blocking=True)
 
-    def _prepare(self, bucket: StateBucket) -> None:
+    def _prepare(self, bucket: HiddenStateBucket) -> None:
         """Put a plan of nothing but padding on the device; the one before it has been read."""
         if self._stream is not None:
             self._stream.synchronize()
         self._send(bucket, [])
 
-    def _run(self, bucket: StateBucket) -> None:
+    def _run(self, bucket: HiddenStateBucket) -> None:
         """Queue all of a round's ops."""
         plan = self._laid_out(bucket)[2]
         self._ops.layers.write_words(self._tables.words, plan.updates)
@@ -159,7 +161,7 @@ class StateRound:
         else:
             self._combine(bucket, plan)
 
-    def _combine(self, bucket: StateBucket, plan: StateArrays[torch.Tensor]) -> None:
+    def _combine(self, bucket: HiddenStateBucket, plan: HiddenStateArrays[torch.Tensor]) -> None:
         """All levels at once, and trees of their combinations."""
         n = bucket.levels * bucket.sessions
         self.forward.score_levels(self._logits[:n])
@@ -167,7 +169,7 @@ class StateRound:
         trees = self._trees_of(bucket.sessions).trees
         self._ops.draft_combine(*found, plan.limits, self.forward.vocabulary, trees)
 
-    def _grow(self, bucket: StateBucket, plan: StateArrays[torch.Tensor]) -> None:
+    def _grow(self, bucket: HiddenStateBucket, plan: HiddenStateArrays[torch.Tensor]) -> None:
         """Level by level, with rows of their own for nodes that are expanded."""
         trees = self._trees_of(bucket.sessions)
         self.forward.score(0, self._logits[: bucket.sessions])
@@ -183,7 +185,7 @@ class StateRound:
 
     def _best(
         self,
-        bucket: StateBucket,
+        bucket: HiddenStateBucket,
         rows: torch.Tensor,
         positions: torch.Tensor,
         lines: torch.Tensor,
@@ -212,8 +214,8 @@ class StateRound:
 
     def _expand(
         self,
-        bucket: StateBucket,
-        plan: StateArrays[torch.Tensor],
+        bucket: HiddenStateBucket,
+        plan: HiddenStateArrays[torch.Tensor],
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         depth: int,
         scored: FrontierRows | None,
@@ -233,10 +235,12 @@ class StateRound:
             )
         return self._trees[sessions]
 
-    def _laid_out(self, bucket: StateBucket) -> tuple[StateLayout, StateArrays[np.ndarray], StateArrays[torch.Tensor]]:
+    def _laid_out(
+        self, bucket: HiddenStateBucket
+    ) -> tuple[HiddenStateLayout, HiddenStateArrays[np.ndarray], HiddenStateArrays[torch.Tensor]]:
         """A bucket's layout with its arrays on the host and on the device."""
         if bucket not in self._layouts:
-            layout = StateLayout(bucket, self.limits.width)
+            layout = HiddenStateLayout(bucket, self.limits.width)
             self._layouts[bucket] = layout, layout.views(self._host_words), layout.views(self._plan)
         return self._layouts[bucket]
 
@@ -253,7 +257,7 @@ class StateRound:
             "weights": forward.nbytes,
             "logits": _workspace_bytes(rows, forward.entries, limits.width),
             "activations": forward.activation_bytes(self.max_sessions, limits.width),
-            "tables": DeviceTables(limits.lines, forward.entries, "meta").nbytes,
+            "tables": RequestTables(limits.lines, forward.entries, "meta").nbytes,
             "graphs and kernels": _CONTEXT_BYTES + graphs * _GRAPH_BYTES if graphs else 0,
         }
         available = available_bytes(self._device, limits.memory_utilization) + forward.nbytes
@@ -270,9 +274,9 @@ class StateRound:
         def empty(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self._tables = DeviceTables(limits.lines, forward.entries, device)
+        self._tables = RequestTables(limits.lines, forward.entries, device)
         self._states = empty(self.max_sessions, forward.features, dtype=torch.bfloat16)
-        self._features = FeatureRows(self._states)
+        self._features = HiddenStateInputs(self._states)
         self._no_paths, self._no_depths = empty(rows, MAX_ROWS), empty(rows)
         self._depths = torch.arange(limits.max_depth, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
         self._logits = empty(rows, forward.entries, dtype=torch.float32)
@@ -280,7 +284,7 @@ class StateRound:
         self._scores, self._log_probs = (empty(rows, limits.width, dtype=torch.float32) for _ in range(2))
         self._workspace = draft_top_k_workspace(rows, forward.entries, limits.width, device)
         forward.allocate(self.max_sessions, limits.width)
-        words = max(StateLayout(bucket, limits.width).words for bucket in self._buckets.all())
+        words = max(HiddenStateLayout(bucket, limits.width).words for bucket in self._buckets.all())
         self._plan = empty(words)
         self._host_plan = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
         self._host_words = self._host_plan.numpy()

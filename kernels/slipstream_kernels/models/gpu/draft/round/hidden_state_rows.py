@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 
-class FeatureRows:
+class HiddenStateInputs:
     """Gathers states, bfloat16 [rows, width] each, into the start of one tensor on the device."""
 
     def __init__(self, target: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream_kernels.models.gpu.batch.request_tables import DeviceTables
+from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftForward, DraftSizes
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_buffers import RoundBuffers
@@ -59,7 +59,7 @@ def plan_draft_memory(
         partials=buffers["partials"],
         logits=buffers["logits"],
         activations=buffers["rows"] + forward.activation_bytes(sizes),
-        tables=DeviceTables(limits.lines, shape.entries, "meta").nbytes + rotary,
+        tables=RequestTables(limits.lines, shape.entries, "meta").nbytes + rotary,
         reserve=_CONTEXT_BYTES + graphs * _GRAPH_BYTES if graphs else 0,
         available=available,
     )

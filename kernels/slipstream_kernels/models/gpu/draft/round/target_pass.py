@@ -15,7 +15,7 @@ _MOST_PLACE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedPass:
+class TargetPass:
     """`asked`: for each item, its row of `results` and its first state's place in `source`; see `settle_text`."""
 
     asked: Sequence[tuple[int, int]]

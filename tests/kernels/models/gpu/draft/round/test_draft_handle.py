@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, PARENTS, TREE_WIDTH
 
 
@@ -33,7 +33,7 @@ def words_of(token: int) -> np.ndarray:
 
 def test_trees_are_kept_once_read_whatever_becomes_of_their_memory() -> None:
     words, event = words_of(7), Event()
-    ticket = RoundTicket(words, event)  # type: ignore[arg-type]  # as much of an event as is used
+    ticket = DraftHandle(words, event)  # type: ignore[arg-type]  # as much of an event as is used
     assert not ticket.wait(0.0) and not ticket.wait(0.001)
     event.come.set()
     assert ticket.wait(0.0)
@@ -45,7 +45,7 @@ def test_trees_are_kept_once_read_whatever_becomes_of_their_memory() -> None:
 
 def test_threads_that_wait_at_once_get_the_same_trees() -> None:
     words, event = words_of(7), Event()
-    ticket = RoundTicket(words, event)  # type: ignore[arg-type]
+    ticket = DraftHandle(words, event)  # type: ignore[arg-type]
     found = []
     threads = [threading.Thread(target=lambda: found.append(ticket.trees())) for _ in range(4)]
     for thread in threads:

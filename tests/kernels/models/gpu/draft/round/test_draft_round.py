@@ -6,7 +6,7 @@ import torch
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.eagle_forward import EagleForward
 from slipstream_kernels.models.gpu.draft.networks.eagle_weights import random_eagle3
-from slipstream_kernels.models.gpu.draft.round.draft_handle import RoundTicket
+from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
@@ -117,7 +117,7 @@ def test_a_round_is_free_once_the_trees_of_the_one_before_are_there(draft):
             return self.done
 
     assert draft.is_free
-    draft._latest = RoundTicket(draft._result_words[:1], Event())
+    draft._latest = DraftHandle(draft._result_words[:1], Event())
     assert not draft.is_free
     Event.done = True
     assert draft.is_free

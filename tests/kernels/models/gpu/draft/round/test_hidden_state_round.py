@@ -8,8 +8,8 @@ import torch
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.medusa_forward import MedusaWeights
 from slipstream_kernels.models.gpu.draft.networks.mlp_speculator_forward import SpeculatorStage, SpeculatorWeights
-from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import StateItem, StateLimits
-from slipstream_kernels.models.gpu.draft.round.hidden_state_round import StateRound
+from slipstream_kernels.models.gpu.draft.round.hidden_state_plan import HiddenStateItem, HiddenStateLimits
+from slipstream_kernels.models.gpu.draft.round.hidden_state_round import HiddenStateRound
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
 from slipstream_kernels.ops.gpu.draft_trees import COUNT
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
@@ -30,7 +30,7 @@ def speculator():
     return SpeculatorWeights([stage] * 3, None, 1.0, 1e-6, True)
 
 
-LIMITS = StateLimits(max_depth=3, width=2, max_sessions=4)
+LIMITS = HiddenStateLimits(max_depth=3, width=2, max_sessions=4)
 
 
 @pytest.fixture(params=[medusa, speculator])
@@ -41,7 +41,7 @@ def weights(request):
 @pytest.fixture
 def draft(weights):
     ops = draft_ops.twins()
-    return StateRound(weights.forward(ops), LIMITS, ops=ops)
+    return HiddenStateRound(weights.forward(ops), LIMITS, ops=ops)
 
 
 def test_padding_alone_makes_no_trees(draft):
@@ -57,7 +57,7 @@ def test_padding_alone_makes_no_trees(draft):
 def test_a_tree_depends_on_its_own_session_alone(draft):
     """Not on those beside it, nor on the round's size and levels."""
     states = [normal(number, HIDDEN)[-1:] for number in range(1, 5)]
-    items = [StateItem(line, 10 + line, 20 + line, 9 - line, 3 - line % 3) for line in range(4)]
+    items = [HiddenStateItem(line, 10 + line, 20 + line, 9 - line, 3 - line % 3) for line in range(4)]
     together = draft.draft(items, states, filtered=False, penalised=False)
     assert [len(tree) for tree in together] == [9, 6, 2, 6]
     assert [tree.depth for tree in together] == [3, 2, 1, 3]
@@ -72,8 +72,8 @@ def test_kernels_make_the_trees_of_their_twins(draft, weights, rules):
     """In the interpreter, where there is no GPU."""
     place = "cuda" if torch.cuda.is_available() else "cpu"
     ops = draft_ops.kernels()
-    other = StateRound(on(weights, place).forward(ops), LIMITS, ops=ops)
-    items = [StateItem(0, 10, 20, 9, 3), StateItem(2, 5, 7, 4, 2)]
+    other = HiddenStateRound(on(weights, place).forward(ops), LIMITS, ops=ops)
+    items = [HiddenStateItem(0, 10, 20, 9, 3), HiddenStateItem(2, 5, 7, 4, 2)]
     trees = []
     for each in (draft, other):
         for line, temperature in ((0, 0.0), (2, 0.8)):
@@ -101,12 +101,12 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
     ops = draft_ops.twins()
     monkeypatch.setattr("slipstream_kernels.models.gpu.draft.round.hidden_state_round.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfDeviceMemoryError, match=r"logits 0\.00 GiB.*lower max_sessions, top_k or max_depth"):
-        StateRound(medusa().forward(ops), LIMITS, ops=ops)
+        HiddenStateRound(medusa().forward(ops), LIMITS, ops=ops)
 
 
 def test_trees_that_nobody_read_yet_outlive_the_next_round(draft):
     states = [normal(number, HIDDEN)[-1:] for number in range(1, 4)]
-    items = [StateItem(line, 10 + line, 20 + line, 9, 3) for line in range(3)]
+    items = [HiddenStateItem(line, 10 + line, 20 + line, 9, 3) for line in range(3)]
     rules = {"filtered": False, "penalised": False}
     alone = [draft.draft([item], [state], **rules) for item, state in zip(items, states, strict=True)]
     tickets = [draft.begin([item], [state], **rules) for item, state in zip(items, states, strict=True)]

@@ -14,7 +14,7 @@ from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_buckets import RoundBucket
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, RoundLayout
-from slipstream_kernels.models.gpu.draft.round.target_pass import FollowedPass
+from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 
@@ -92,7 +92,7 @@ def test_arrays_are_those_of_the_text_that_was_decided():
     layout.pack(laid, pages, ours)
     asked = [(row, 100 * row) for row in range(3)]
     layout.pack_follows(laid, asked, layout.views(ours).follows)
-    followed = FollowedPass(asked, results, torch.zeros(900, dtype=torch.bfloat16))
+    followed = TargetPass(asked, results, torch.zeros(900, dtype=torch.bfloat16))
     settled = layout.views(torch.from_numpy(ours))
     followed.settle(draft_ops.twins(), settled, layout.segment_rows, 10, torch.zeros(64, 24).bfloat16(), None)
     layout.pack(known, pages, theirs)

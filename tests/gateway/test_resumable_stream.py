@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from gateway.replica import Replica
-from gateway.request import Order, Sampling, StepOutput, Timings
-from gateway.ticket import Ticket
+from gateway.request import ChoiceRequest, Sampling, StepOutput, Timings
+from gateway.resumable_stream import ResumableStream
 from gateway.verify_client import VerifyClient
 from slipstream import Client, Completion
 from slipstream.rpc.errors import UnavailableError
@@ -100,15 +100,17 @@ def complete(gateway: GatewayProcess, body: dict[str, Any]) -> list[Any]:
 
 def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("gateway.ticket.time.monotonic", lambda: now)
+    monkeypatch.setattr("gateway.resumable_stream.time.monotonic", lambda: now)
 
-    def finish(ticket: Ticket) -> Timings | None:
+    def finish(ticket: ResumableStream) -> Timings | None:
         last = StepOutput([7], timings=Timings(0.25, 0.5, 1.0))
         ticket.receive(last)
         return last.timings
 
     replica = Replica("127.0.0.1:1", VerifyClient((), timeout=1.0, resume_seconds=0.0), timeout=1.0)
-    started, waiting, undisturbed = (Ticket(Order([1], Sampling(seed=0)), lambda output: None) for _ in range(3))
+    started, waiting, undisturbed = (
+        ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None) for _ in range(3)
+    )
     for ticket in (started, waiting, undisturbed):
         ticket.send(replica, 1)
     now = 102.0
@@ -126,8 +128,8 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_pause_lasts_from_the_first_loss_to_the_next_output(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("gateway.ticket.time.monotonic", lambda: now)
-    ticket = Ticket(Order([1], Sampling(seed=0)), lambda output: None)
+    monkeypatch.setattr("gateway.resumable_stream.time.monotonic", lambda: now)
+    ticket = ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
     pauses = []
     for moment in (110.0, 120.0, 130.0):
         now = moment

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.request import Order, Sampling
-from gateway.ticket import Ticket
-from gateway.waiting_room import WaitingRoom
+from gateway.parked_streams import ParkedStreams
+from gateway.request import ChoiceRequest, Sampling
+from gateway.resumable_stream import ResumableStream
 from slipstream import Client
 from slipstream.rpc.errors import ResourceExhaustedError, UnavailableError
 from support.fake_verify import FakeVerify
@@ -21,12 +21,12 @@ from support.gateway_process import GatewayProcess
 LONG = {"ignore_eos": True, "max_tokens": 200, "seed": 3, "timeout": 60}
 
 
-def ticket() -> Ticket:
-    return Ticket(Order([1], Sampling(seed=0)), lambda output: None)
+def ticket() -> ResumableStream:
+    return ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
 
 
 def test_tickets_go_on_in_order_and_not_before_their_time() -> None:
-    room = WaitingRoom()
+    room = ParkedStreams()
     tickets = [ticket() for _ in range(4)]
     for index, each in enumerate(tickets):
         room.add(each, not_before=float(index))
@@ -39,7 +39,7 @@ def test_tickets_go_on_in_order_and_not_before_their_time() -> None:
 
 
 def test_who_leaves_while_the_room_is_gone_through_is_passed_over() -> None:
-    room = WaitingRoom()
+    room = ParkedStreams()
     tickets = [ticket() for _ in range(3)]
     for each in tickets:
         room.add(each)

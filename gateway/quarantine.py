@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gateway.ticket import Ticket
+from gateway.resumable_stream import ResumableStream
 
 SPLIT: Final = 8
 """Parts of a group of suspects that are tried one after the other. A clean part costs the time to its first tokens, a
@@ -69,7 +69,7 @@ class CrashSuspects:
 
     def __init__(self, trial_seconds: float) -> None:
         self._trial_seconds = trial_seconds
-        self._records: dict[Ticket, _Record] = {}
+        self._records: dict[ResumableStream, _Record] = {}
         self._former: dict[int, tuple[float, _Record]] = {}  # by the prompt's hash, the latest last
         self._losses: deque[float] = deque(maxlen=256)
         self._yields = 0
@@ -77,7 +77,7 @@ class CrashSuspects:
     def __len__(self) -> int:
         return len(self._records)
 
-    def lost(self, tickets: Sequence[Ticket], *, yielded: bool, now: float) -> None:
+    def lost(self, tickets: Sequence[ResumableStream], *, yielded: bool, now: float) -> None:
         """A service has gone with these tickets; `yielded`: its session had carried a token of any ticket."""
         self._losses.append(now)
         blamed = self._blamed(tickets, yielded=yielded)
@@ -93,7 +93,7 @@ class CrashSuspects:
             if ticket.yielded:
                 self.clear(ticket, now)
 
-    def recall(self, tickets: Sequence[Ticket], now: float) -> None:
+    def recall(self, tickets: Sequence[ResumableStream], now: float) -> None:
         """New tickets that repeat suspects are suspects."""
         while self._former and now - next(iter(self._former.values()))[0] >= MEMORY_SECONDS:
             del self._former[next(iter(self._former))]
@@ -102,7 +102,7 @@ class CrashSuspects:
             if record is not None:
                 self._records[ticket] = replace(record, blamed_at=[*record.blamed_at], lone=[*record.lone])
 
-    def was_convicted(self, tickets: Sequence[Ticket], now: float) -> bool:
+    def was_convicted(self, tickets: Sequence[ResumableStream], now: float) -> bool:
         """Whether a ticket repeats a convicted one, its seed aside; others of the same prompt are tried as suspects."""
         for ticket in tickets if self._former else ():
             at, record = self._former.get(_prompt_hash(ticket), (now, None))
@@ -110,12 +110,12 @@ class CrashSuspects:
                 return True
         return False
 
-    def progress(self, ticket: Ticket, now: float) -> None:
+    def progress(self, ticket: ResumableStream, now: float) -> None:
         """The first token of a ticket since it was sent has come."""
         self._yields += 1
         self.clear(ticket, now)
 
-    def clear(self, ticket: Ticket, now: float) -> None:
+    def clear(self, ticket: ResumableStream, now: float) -> None:
         """A token of it has come, or it is over."""
         record = self._records.pop(ticket, None)
         if record is not None:
@@ -125,12 +125,12 @@ class CrashSuspects:
                 if len(self._former) > MOST_REMEMBERED:
                     del self._former[next(iter(self._former))]
 
-    def lone_losses(self, ticket: Ticket) -> int:
+    def lone_losses(self, ticket: ResumableStream) -> int:
         """How often the service went while it worked on nothing else."""
         record = self._records.get(ticket)
         return 0 if record is None else len(record.lone)
 
-    def convicts(self, ticket: Ticket, now: float) -> bool:
+    def convicts(self, ticket: ResumableStream, now: float) -> bool:
         """Whether it is the cause beyond doubt."""
         record = self._records.get(ticket)
         if record is None or len(record.lone) < LONE_LOSSES - (self._yields > record.others_before):
@@ -141,12 +141,12 @@ class CrashSuspects:
             record.convicted = _request_hash(ticket)
         return beyond_doubt
 
-    def order(self, ticket: Ticket) -> tuple[int, float]:
+    def order(self, ticket: ResumableStream) -> tuple[int, float]:
         """Sort key: the least suspected first; among equals the one that ran shortest, which others lasted longer."""
         record = self._records.get(ticket)
         return (-NO_LIMIT, 0.0) if record is None else (-self._limit(ticket), record.ran)
 
-    def entry(self, ticket: Ticket, present: Sequence[Ticket], now: float, count: int = 1) -> Entry:
+    def entry(self, ticket: ResumableStream, present: Sequence[ResumableStream], now: float, count: int = 1) -> Entry:
         """Whether `count` tickets such as this one may join those `present` at a service."""
         if not self._records or not self._trial_seconds:
             return Entry.OPEN
@@ -156,7 +156,7 @@ class CrashSuspects:
         alone = self._is_alone(ticket) and all(each.yielded for each in present)
         return Entry.ALONE if alone and present else Entry.OPEN
 
-    def _blamed(self, tickets: Sequence[Ticket], *, yielded: bool) -> list[Ticket]:
+    def _blamed(self, tickets: Sequence[ResumableStream], *, yielded: bool) -> list[ResumableStream]:
         """Those that ran without a token.
 
         The news that a ticket has begun may be lost with the service. Where it has come of none, those suspected
@@ -167,12 +167,12 @@ class CrashSuspects:
         begun = [ticket for ticket in fresh if ticket.begun]
         return begun or known or ([] if yielded else fresh)
 
-    def _limit(self, ticket: Ticket) -> int:
+    def _limit(self, ticket: ResumableStream) -> int:
         """Most tickets without a token, this one included, that a service may have while it is tried."""
         record = self._records.get(ticket)
         return NO_LIMIT if record is None else max(1, record.group // SPLIT)
 
-    def _is_alone(self, ticket: Ticket) -> bool:
+    def _is_alone(self, ticket: ResumableStream) -> bool:
         record = self._records.get(ticket)
         return record is not None and record.group == 1
 
@@ -183,11 +183,11 @@ class CrashSuspects:
         return max(1.0 / RATE_WINDOWS[-1], *(count / seconds for count, seconds in counts))
 
 
-def _prompt_hash(ticket: Ticket) -> int:
+def _prompt_hash(ticket: ResumableStream) -> int:
     order = ticket.order
     return hash((order.tenant, order.prompt_wire or tuple(order.prompt_token_ids)))
 
 
-def _request_hash(ticket: Ticket) -> int:
+def _request_hash(ticket: ResumableStream) -> int:
     order = ticket.order
     return hash((_prompt_hash(ticket), repr(replace(order.sampling, seed=0)), order.speculation, order.adapter_id))

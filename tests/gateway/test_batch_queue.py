@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from gateway.mailbox import Mailbox
+from gateway.batch_queue import BatchQueue
 
 
 def test_the_reader_takes_everything_at_once_in_order() -> None:
     async def run() -> None:
-        mailbox: Mailbox[int] = Mailbox()
+        mailbox: BatchQueue[int] = BatchQueue()
         mailbox.put(1)
         mailbox.put(2)
         assert len(mailbox) == 2
@@ -21,7 +21,7 @@ def test_the_reader_takes_everything_at_once_in_order() -> None:
 
 def test_an_item_wakes_the_waiting_reader() -> None:
     async def run() -> None:
-        mailbox: Mailbox[str] = Mailbox()
+        mailbox: BatchQueue[str] = BatchQueue()
         reader = asyncio.create_task(mailbox.take())
         await asyncio.sleep(0)
         mailbox.put("a")
@@ -33,7 +33,7 @@ def test_an_item_wakes_the_waiting_reader() -> None:
 
 def test_a_cancelled_reader_loses_nothing() -> None:
     async def run() -> None:
-        mailbox: Mailbox[str] = Mailbox()
+        mailbox: BatchQueue[str] = BatchQueue()
         reader = asyncio.create_task(mailbox.take())
         await asyncio.sleep(0)
         reader.cancel()

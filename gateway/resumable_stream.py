@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.request import FinishReason, Order, StepOutput, Timings, VerifyInfo
+from gateway.request import ChoiceRequest, FinishReason, StepOutput, Timings, VerifyInfo
 from slipstream.rpc.errors import SlipstreamError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.replica import Replica
 
 
-class Ticket:
+class ResumableStream:
     """A choice, and what it takes to go on with it on another service of the same model.
 
     `deliver` is called with each output, the last one finished. Outputs read as those of one service: no token repeats,
@@ -28,7 +28,7 @@ class Ticket:
                  "paused_at", "reason", "received", "replica", "request_id", "scored", "sent_at",
                  "yielded")  # fmt: skip
 
-    def __init__(self, order: Order, deliver: Callable[[StepOutput], None]) -> None:
+    def __init__(self, order: ChoiceRequest, deliver: Callable[[StepOutput], None]) -> None:
         assert order.sampling.seed is not None
         self.order = order
         self.deliver = deliver

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class BatchQueue(Generic[T]):
     """A one-reader queue whose reader takes everything at once; for one event loop. Writers never wait."""
 
     __slots__ = ("_items", "_waiter")

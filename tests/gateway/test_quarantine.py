@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.crash_suspects import MEMORY_SECONDS, NO_LIMIT, CrashSuspects, Entry
-from gateway.request import Order, Sampling, Speculation
-from gateway.ticket import Ticket
+from gateway.quarantine import MEMORY_SECONDS, NO_LIMIT, CrashSuspects, Entry
+from gateway.request import ChoiceRequest, Sampling, Speculation
+from gateway.resumable_stream import ResumableStream
 
 TRIAL_SECONDS = 10.0
 
 
-def tickets(count: int, *, sent_at: float = 0.0, begun: bool = True) -> list[Ticket]:
+def tickets(count: int, *, sent_at: float = 0.0, begun: bool = True) -> list[ResumableStream]:
     """Tickets as they are when a service has them."""
-    made = [Ticket(Order([index], Sampling(seed=0)), lambda output: None) for index in range(count)]
+    made = [ResumableStream(ChoiceRequest([index], Sampling(seed=0)), lambda output: None) for index in range(count)]
     for ticket in made:
         ticket.sent_at, ticket.begun = sent_at, begun
     return made
 
 
-def suspected(suspects: CrashSuspects, among: list[Ticket]) -> list[Ticket]:
+def suspected(suspects: CrashSuspects, among: list[ResumableStream]) -> list[ResumableStream]:
     return [ticket for ticket in among if suspects.order(ticket)[0] != -NO_LIMIT]
 
 
@@ -137,7 +137,7 @@ def test_a_token_clears() -> None:
 
 def test_one_that_was_given_up_without_a_token_is_remembered_for_a_while() -> None:
     suspects, (first,), (second,), (stranger,) = CrashSuspects(TRIAL_SECONDS), *(tickets(1) for _ in range(3))
-    stranger.order = Order([7], Sampling(seed=0))
+    stranger.order = ChoiceRequest([7], Sampling(seed=0))
     suspects.lost([first], yielded=False, now=0.1)
     suspects.clear(first, 1.0)
     suspects.recall([second, stranger], 1.0)
