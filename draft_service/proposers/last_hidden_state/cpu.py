@@ -111,7 +111,7 @@ def create_with(
     load: Callable[[Path, Path | None, Path | None], Head],
     make: Callable[[str, Head, LastHiddenStateConfig, str, Sequence[int]], LastHiddenStateProposer[Head]],
 ) -> LastHiddenStateBase[Head]:
-    """A proposer whose argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases.
+    """A proposer whose argument is `DIR[:KEY=VALUE...]`, its keys fields of LastHiddenStateConfig or their aliases.
 
     load: takes the folder, the target's folder and the file of a token map; may raise CheckpointError. make: what
     drafts on the CPU.

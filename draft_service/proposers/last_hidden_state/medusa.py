@@ -39,5 +39,5 @@ class MedusaProposer(LastHiddenStateProposer[MedusaHeads]):
 
 
 def create(options: ProposerOptions) -> LastHiddenStateBase[MedusaHeads]:
-    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases."""
+    """Factory. The argument is `DIR[:KEY=VALUE...]`, its keys fields of LastHiddenStateConfig or their aliases."""
     return create_with(options, DEFAULT, load_medusa, MedusaProposer)

@@ -55,5 +55,5 @@ class MlpSpeculatorProposer(LastHiddenStateProposer[MlpSpeculator]):
 
 
 def create(options: ProposerOptions) -> LastHiddenStateBase[MlpSpeculator]:
-    """Factory. The argument is `DIR[:KEY=VALUE...]`, the keys being fields of LastHiddenStateConfig or their aliases."""
+    """Factory. The argument is `DIR[:KEY=VALUE...]`, its keys fields of LastHiddenStateConfig or their aliases."""
     return create_with(options, LastHiddenStateConfig(), load_mlp_speculator, MlpSpeculatorProposer)
