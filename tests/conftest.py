@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from support.answer_diff import explain
 from support.cluster import Cluster
 from support.forked import Forks
 
@@ -34,6 +35,11 @@ hypothesis.settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Ours beside pytest's."""
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Answers that differ are told by the token."""
+    return explain(left, right) if op == "==" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
