@@ -24,7 +24,9 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -284,15 +286,18 @@ def _processor_seconds(gateway: psutil.Process) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def start_gateway(model: Path, verify: str) -> tuple[subprocess.Popen[str], int, str]:
-    """The gateway under measurement with its HTTP port and gRPC address."""
+def start_gateway(model: Path, verify: str, more: Sequence[str]) -> tuple[subprocess.Popen[str], int, str]:
+    """The gateway under measurement, started with `more` arguments, with its HTTP port and gRPC address."""
     command = [sys.executable, "-m", "gateway", "--model", str(model), "--verify", verify]
-    process = subprocess.Popen([*command, "--http-port", "0", "--grpc-port", "0"], stderr=subprocess.PIPE, text=True)
+    command += ["--http-port", "0", "--grpc-port", "0", *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     log = []
     while line := process.stderr.readline():
         log.append(line)
         if ready := _READY.search(line):
+            # A line a request follows, and a pipe that nobody reads holds its writer up.
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
             return process, int(ready[1]), f"127.0.0.1:{ready[2]}"
     raise RuntimeError("".join(log))
 
@@ -343,6 +348,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a request")
     parser.add_argument("--rate", type=float, default=20.0, help="tokens a second of a paced stream")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="ways of sending")
+    parser.add_argument("--gateway-arg", action="append", default=[], help="one more argument of the gateway")
     parser.add_argument("--output", type=Path, help="file for the results as JSON")
     arguments = parser.parse_args(argv)
     context = multiprocessing.get_context("spawn")
@@ -350,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     verify = context.Process(target=_serve_verify, args=(arguments.rate, theirs), daemon=True)
     verify.start()
     address = f"127.0.0.1:{ours.recv()}"
-    gateway, http_port, grpc_address = start_gateway(arguments.model, address)
+    gateway, http_port, grpc_address = start_gateway(arguments.model, address, arguments.gateway_arg)
     print("api   mode      tokens/s  CPU us/token  first ms   p95 ms  added ms")
     try:
         rows = uvloop.run(run(arguments, address, http_port, grpc_address, gateway.pid))
