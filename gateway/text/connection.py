@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from gateway.text.frames import ANSWER, read_answer
+from gateway.text.frames import ANSWER, read_answer, request_head
+from gateway.text.prepared import Job
 
 _LAST_LOOK_SECONDS: Final = 0.05
 
@@ -18,38 +19,52 @@ class WorkerEndedError(Exception):
 class WorkerConnection(asyncio.Protocol):
     """One worker, which does one job at a time. `on_free` is called whenever it can take one, `on_end` when it is gone.
 
-    `late` says that its last job was, `began` that it was ready once.
+    `on_late` is called when a job has taken so many seconds. `late` says that the last one did, `began` that the worker
+    was ready once.
     """
 
     def __init__(
-        self, number: int, on_free: Callable[[WorkerConnection], None], on_end: Callable[[WorkerConnection], None]
+        self,
+        number: int,
+        seconds: float,
+        *,
+        on_free: Callable[[WorkerConnection], None],
+        on_late: Callable[[WorkerConnection], None],
+        on_end: Callable[[WorkerConnection], None],
     ) -> None:
         self.number = number
         self.late = False
         self.began = False
+        self._seconds = seconds
         self._on_free = on_free
+        self._on_late = on_late
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+        self._facts = b""
         self._answer: asyncio.Future[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0  # of the job, by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline of this job or of an earlier one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio. The worker says that it is ready by an answer nobody asked for."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
 
-    def ask(
-        self, head: bytes, payload: bytes | bytearray, seconds: float, on_late: Callable[[WorkerConnection], None]
-    ) -> asyncio.Future[Any]:
-        """Start a job. The result is the answer, the SlipstreamError that it raised, or WorkerEndedError.
+    def ask(self, job: Job, facts: bytes, payload: bytes | bytearray) -> asyncio.Future[Any]:
+        """Start a job for the model of these pickled facts, which cross where they are other than the last job's.
 
-        The job goes on to its end when nobody waits for it any more. `on_late` is called after so many seconds.
+        The result is the answer, the SlipstreamError that it raised, or WorkerEndedError. The job goes on to its end
+        when nobody waits for it any more.
         """
         assert self._transport is not None
         assert self._answer is None
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
-        self._timer = loop.call_later(seconds, self._look_again, on_late)
+        self._deadline = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(self._deadline, self._look)
+        head = request_head(job, b"" if facts == self._facts else facts, payload)
+        self._facts = facts
         self._transport.writelines((head, payload))
         return self._answer
 
@@ -72,6 +87,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._settle(failed=True, answer=WorkerEndedError())
         self._on_end(self)
 
@@ -80,19 +97,28 @@ class WorkerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _look_again(self, on_late: Callable[[WorkerConnection], None]) -> None:
-        """The time is up. An answer that waits in the socket, as after the gateway itself was stopped, still counts."""
+    def _look(self) -> None:
+        """See whether the job's time is up. One timer serves all the jobs of its time: few jobs come to their end."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if self._answer is None:
+            return
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._look)
+        else:
+            self._timer = loop.call_later(_LAST_LOOK_SECONDS, self._look_again, self._answer)
 
-        def end() -> None:
+    def _look_again(self, answer: asyncio.Future[Any]) -> None:
+        """An answer that waited in the socket, as after the gateway itself was stopped, still counts."""
+        self._timer = None
+        if self._answer is answer:
             self.late = True
-            on_late(self)
-
-        self._timer = asyncio.get_running_loop().call_later(_LAST_LOOK_SECONDS, end)
+            self._on_late(self)
+        else:
+            self._look()
 
     def _settle(self, *, failed: bool, answer: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        waiting, self._answer, self._timer = self._answer, None, None
+        waiting, self._answer = self._answer, None
         if waiting is None or waiting.done():
             return
         if failed:

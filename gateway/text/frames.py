@@ -1,8 +1,8 @@
 """What crosses between the gateway and a text worker, over a socket pair: frames of a head, a header and a payload.
 
-Requests: the job, the model's facts (pickled once, sent with each request), the caller's bytes as they came.
-Answers: whether it is an error, and the result or the error, pickled. Worker and gateway are the same program, and what
-callers send is never unpickled.
+Requests: the job, the model's facts (pickled, where they are other than the last), the caller's bytes as they came.
+Answers: whether it is an error, and the result or the error, pickled. Worker and gateway are the same program, and
+what callers send is never unpickled.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ _REQUEST: Final = struct.Struct("<BII")
 ANSWER: Final = struct.Struct("<BI")
 """Whether it is an error, and the number of bytes that follow."""
 
+_ONE_READ: Final = 64 * 1024
+"""Bytes. Most requests are whole in their first read."""
+
 
 class Request(NamedTuple):
-    """A job for a worker."""
+    """A job for a worker. Empty `facts`: the last that were sent."""
 
     job: Job
     facts: bytes
@@ -33,14 +36,17 @@ def request_head(job: Job, facts: bytes, payload: bytes | bytearray) -> bytes:
 
 
 def read_request(connection: socket.socket) -> Request | None:
-    """The next request; None once the gateway has gone."""
-    head = _read(connection, _REQUEST.size)
-    if head is None:
+    """The next request; None once the gateway has gone. The gateway sends none before the last is answered."""
+    data = bytearray(connection.recv(_ONE_READ))
+    if not _fill(connection, data, _REQUEST.size):
         return None
-    job, header_size, payload_size = _REQUEST.unpack(head)
-    facts = _read(connection, header_size)
-    payload = _read(connection, payload_size)
-    return None if facts is None or payload is None else Request(Job(job), bytes(facts), payload)
+    job, header_size, payload_size = _REQUEST.unpack_from(data)
+    header_end = _REQUEST.size + header_size
+    if not _fill(connection, data, header_end + payload_size):
+        return None
+    facts = bytes(data[_REQUEST.size : header_end])
+    del data[:header_end]
+    return Request(Job(job), facts, data)
 
 
 def write_answer(connection: socket.socket, answer: object, *, failed: bool = False) -> None:
@@ -54,14 +60,11 @@ def read_answer(body: bytes | bytearray | memoryview) -> Any:
     return pickle.loads(body)  # noqa: S301  # written by our own worker
 
 
-def _read(connection: socket.socket, size: int) -> bytearray | None:
-    """Exactly `size` bytes; None if the other end has gone."""
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = connection.recv_into(view[done:])
-        if not count:
-            return None
-        done += count
-    view.release()
-    return data
+def _fill(connection: socket.socket, data: bytearray, size: int) -> bool:
+    """Read on until there are `size` bytes; False if the other end has gone."""
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), _ONE_READ))
+        if not part:
+            return False
+        data += part
+    return True

@@ -17,7 +17,6 @@ from gateway.config import GatewaySettings
 from gateway.request import VerifyInfo
 from gateway.text.connection import WorkerConnection, WorkerEndedError
 from gateway.text.fork_server import Options
-from gateway.text.frames import request_head
 from gateway.text.prepared import FIELDS, Job, Prepared
 from gateway.text.queue import WorkerQueue
 from gateway.text.server_process import ServerProcess
@@ -105,16 +104,14 @@ class TextWorkers:
     async def _run(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Any:
         if self._facts[0] is not info:
             self._facts = (info, pickle.dumps(info, pickle.HIGHEST_PROTOCOL))
-        head = request_head(job, self._facts[1], payload)
-        seconds, field = self._settings.text_seconds, FIELDS[job]
-        server = self._server
+        facts, field, server = self._facts[1], FIELDS[job], self._server
         for _ in range(_ATTEMPTS):
             worker = await self._queue.take(large=len(payload) > LARGE_BYTES)
             try:
-                return await worker.ask(head, payload, seconds, self._kill)
+                return await worker.ask(job, facts, payload)
             except WorkerEndedError:
                 if worker.late:
-                    reason = f"{field}: not rendered and tokenised within {seconds:g} s"
+                    reason = f"{field}: not rendered and tokenised within {self._settings.text_seconds:g} s"
                     raise InvalidArgumentError(reason, field=field) from None
         if self._server is not server or server is None:
             raise UnavailableError("the text workers were lost; retry later")
@@ -136,7 +133,13 @@ class TextWorkers:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             self._numbers += 1
-            worker = WorkerConnection(self._numbers, self._queue.free, self._on_worker_end)
+            worker = WorkerConnection(
+                self._numbers,
+                self._settings.text_seconds,
+                on_free=self._queue.free,
+                on_late=self._kill,
+                on_end=self._on_worker_end,
+            )
             with theirs:
                 try:
                     if self._server is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from gateway.request import Sampling, Speculation
 
@@ -55,9 +56,9 @@ class Prepared:
     """
 
     prompts: tuple[array[int], ...]
+    sampling: Sampling
     wires: tuple[bytes, ...]
     prompt_field: str
-    sampling: Sampling
     speculation: Speculation | None
     stop: tuple[str, ...]
     tenant: str
@@ -70,3 +71,16 @@ class Prepared:
     return_token_ids: bool = False
     prompt_logprobs: int | None = None
     """As the caller's field has it; what is computed, be it for an echo, is in `sampling`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as one flat tuple, which is several times as fast as dataclasses in one another."""
+        prompts = tuple(prompt.tobytes() for prompt in self.prompts)
+        return _restored, (prompts, _of_sampling(self.sampling), *_of_the_rest(self))
+
+
+_of_sampling: Final = attrgetter(*(each.name for each in fields(Sampling)))
+_of_the_rest: Final = attrgetter(*(each.name for each in fields(Prepared)[2:]))
+
+
+def _restored(prompts: tuple[bytes, ...], sampling: tuple[Any, ...], *rest: Any) -> Prepared:
+    return Prepared(tuple(array(_TYPECODE, prompt) for prompt in prompts), Sampling(*sampling), *rest)

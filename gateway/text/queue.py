@@ -35,6 +35,8 @@ class WorkerQueue:
         ResourceExhaustedError if too many wait, UnavailableError if it takes too long.
         """
         lane = self._lanes[large]
+        if self._idle and not any(self._lanes.values()) and (not large or len(self._large) < self._most_large):
+            return self._taken(large=large)
         if len(lane) >= _MOST_WAITING:
             waiting = [entry for entry in lane if not entry[1].done()]  # others gave up waiting
             lane.clear()
@@ -70,10 +72,13 @@ class WorkerQueue:
     def _dispatch(self) -> None:
         while self._idle and (lane := self._next()) is not None:
             _, turn = lane.popleft()
-            worker = self._idle.pop()
-            if lane is self._lanes[True]:
-                self._large.add(worker)
-            turn.set_result(worker)
+            turn.set_result(self._taken(large=lane is self._lanes[True]))
+
+    def _taken(self, *, large: bool) -> WorkerConnection:
+        worker = self._idle.pop()
+        if large:
+            self._large.add(worker)
+        return worker
 
     def _next(self) -> deque[tuple[int, asyncio.Future[WorkerConnection]]] | None:
         """The lane whose first one goes next."""

@@ -24,12 +24,12 @@ _MEMORY: Final = Path("/proc/self/statm")
 def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
     """Do jobs until the gateway has gone. All of them together may use `memory_bytes` more than the process has."""
     limit_memory(memory_bytes)
-    facts, info = b"", None
+    info: VerifyInfo | None = None
     write_answer(connection, None)
     while request := read_request(connection):
-        if info is None or request.facts != facts:
-            facts = request.facts
-            info = _info(facts)
+        if request.facts:
+            info = _info(request.facts)
+        assert info is not None
         try:
             answer: object = jobs.run(request.job, request.payload, info)
             failed = False

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
 from gateway.text.connection import WorkerConnection, WorkerEndedError
-from gateway.text.frames import write_answer
+from gateway.text.frames import read_request, write_answer
+from gateway.text.prepared import Job
+
+On = Callable[[WorkerConnection], None]
+
+
+def nothing(worker: WorkerConnection) -> None:
+    """Stands for a callback that does not matter."""
+
+
+@asynccontextmanager
+async def connected(
+    seconds: float = 60.0, *, on_free: On = nothing, on_late: On = nothing, on_end: On = nothing
+) -> AsyncIterator[tuple[WorkerConnection, socket.socket]]:
+    """A connection, and the worker's end of it."""
+    worker = WorkerConnection(1, seconds, on_free=on_free, on_late=on_late, on_end=on_end)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+        yield worker, theirs
+        worker.close()
 
 
 def test_a_late_worker_gets_no_further_job() -> None:
@@ -16,31 +39,64 @@ def test_a_late_worker_gets_no_further_job() -> None:
 
     async def scenario() -> list[str]:
         events: list[str] = []
-        ended = asyncio.Event()
-        worker = WorkerConnection(1, lambda each: events.append("free"), lambda each: ended.set())
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-        late = asyncio.Event()
-        answer = worker.ask(b"", b"", 0.01, lambda each: late.set())
-        await late.wait()
-        write_answer(theirs, "answer")
-        assert await answer == "answer"
-        theirs.close()
-        await ended.wait()
+        ended, late = asyncio.Event(), asyncio.Event()
+        async with connected(
+            0.01,
+            on_free=lambda each: events.append("free"),
+            on_late=lambda each: late.set(),
+            on_end=lambda each: ended.set(),
+        ) as (worker, theirs):
+            answer = worker.ask(Job.CHAT, b"facts", b"")
+            await late.wait()
+            write_answer(theirs, "answer")
+            assert await answer == "answer"
+            theirs.close()
+            await ended.wait()
         return events
 
     assert asyncio.run(scenario()) == []
 
 
+def test_each_job_has_its_own_time() -> None:
+    """The timer of an earlier job goes off during a later one, which is late no sooner than its own time is up."""
+
+    async def scenario() -> None:
+        loop, late = asyncio.get_running_loop(), asyncio.Event()
+        async with connected(0.2, on_late=lambda each: late.set()) as (worker, theirs):
+            begun = loop.time()
+            while loop.time() < begun + 0.15:
+                answer = worker.ask(Job.CHAT, b"facts", b"")
+                write_answer(theirs, "answer")
+                assert await answer == "answer"
+            begun = loop.time()
+            worker.ask(Job.CHAT, b"facts", b"")
+            await late.wait()
+            assert loop.time() >= begun + 0.2
+
+    asyncio.run(scenario())
+
+
+def test_facts_cross_where_they_are_other_than_the_last() -> None:
+    async def scenario() -> list[tuple[bytes, bytes]]:
+        crossed = []
+        async with connected() as (worker, theirs):
+            for facts in (b"first", b"first", b"other", b"first"):
+                answer = worker.ask(Job.CHAT, facts, b"body")
+                await asyncio.sleep(0)  # until the loop has written it
+                request = await asyncio.to_thread(read_request, theirs)
+                assert request is not None
+                crossed.append((request.facts, bytes(request.payload)))
+                write_answer(theirs, None)
+                await answer
+        return crossed
+
+    assert asyncio.run(scenario()) == [(b"first", b"body"), (b"", b"body"), (b"other", b"body"), (b"first", b"body")]
+
+
 def test_a_worker_that_is_closed_ends_its_job() -> None:
     async def scenario() -> None:
-        worker = WorkerConnection(1, lambda each: None, lambda each: None)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-            answer = worker.ask(b"", b"", 60.0, lambda each: None)
+        async with connected() as (worker, _):
+            answer = worker.ask(Job.CHAT, b"facts", b"")
             worker.close()
             with pytest.raises(WorkerEndedError):
                 await answer
