@@ -35,8 +35,8 @@ class WorkerQueue:
         ResourceExhaustedError if too many wait, UnavailableError if it takes too long.
         """
         lane = self._lanes[large]
-        if self._idle and not any(self._lanes.values()) and (not large or len(self._large) < self._most_large):
-            return self._taken(large=large)
+        if self._idle and (not large or len(self._large) < self._most_large):
+            return self._taken(large=large)  # nobody waits who could have it
         if len(lane) >= _MOST_WAITING:
             waiting = [entry for entry in lane if not entry[1].done()]  # others gave up waiting
             lane.clear()

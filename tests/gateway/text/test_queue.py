@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.text.connection import WorkerConnection
 from gateway.text.queue import WorkerQueue
 
@@ -80,6 +82,8 @@ def test_who_gave_up_waiting_is_passed_over() -> None:
         stays = asyncio.create_task(queue.take(large=False))
         await asyncio.sleep(0)
         gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
         queue.free(worker)
         assert await stays is worker
 
