@@ -59,10 +59,10 @@ class _Reading(NamedTuple):
     def wait(self, seconds: float) -> bool:
         return self.proposer.wait(seconds)
 
-    def on_device(self) -> None:
+    def device_trees(self) -> None:
         return None
 
-    def trees(self) -> list[TokenTree | None]:
+    def result(self) -> list[TokenTree | None]:
         return self.proposer.finish(self.requests, self.begun)
 
 
@@ -113,7 +113,7 @@ class BoundaryProposer(Proposer):
         self._sessions.pop(session, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return self.begin(requests).result()
 
     def begin(self, requests: Sequence[DraftRequest]) -> _Reading:
         begun = time.perf_counter()

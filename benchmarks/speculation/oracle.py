@@ -57,8 +57,8 @@ class _Overwriting:
     def wait(self, seconds: float) -> bool:
         return self.begun.wait(seconds)
 
-    def on_device(self) -> list[TokenTree] | None:
-        drafted = self.begun.on_device()
+    def device_trees(self) -> list[TokenTree] | None:
+        drafted = self.begun.device_trees()
         there = [tree for tree in drafted or () if isinstance(tree, DeviceTree)]
         if drafted is None or len(there) < len(drafted):
             return None
@@ -66,8 +66,8 @@ class _Overwriting:
         overwritten = OverwrittenTrees(there, trees)
         return [DeviceTree(overwritten, row, len(tree), tree.depth) for row, tree in enumerate(trees)]
 
-    def trees(self) -> list[TokenTree | None]:
-        return self.oracle.overwritten(self.requests, self.begun.trees())
+    def result(self) -> list[TokenTree | None]:
+        return self.oracle.overwritten(self.requests, self.begun.result())
 
 
 class Oracle(Proposer):
@@ -112,7 +112,7 @@ class Oracle(Proposer):
         self._sessions.pop(session, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return self.begin(requests).result()
 
     def begin(self, requests: Sequence[DraftRequest]) -> _Overwriting:
         return _Overwriting(self, requests, self._inner.begin(requests))

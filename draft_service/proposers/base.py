@@ -140,26 +140,26 @@ class FollowRequest(NamedTuple):
 
 
 class DraftFuture(Protocol):
-    """What a proposer was asked for and has begun, which is told nothing until `trees` has returned or raised."""
+    """Trees that a proposer has begun to make. The proposer is told nothing until `result` has returned or raised."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether `trees` would not wait for a device, after so many seconds at most."""
+        """Wait for the device, `seconds` at most. Return whether `result` would return at once."""
         ...
 
-    def on_device(self) -> Sequence[TokenTree] | None:
-        """What `trees` will return, as `DeviceTree`s, while a device works on it; None where it cannot be said so.
+    def device_trees(self) -> Sequence[TokenTree] | None:
+        """Return the trees as `DeviceTree`s before the host knows them; None where only `result` has them.
 
-        May be called before `trees`, which is not called any more then.
+        `result` is not called after trees were returned.
         """
         ...
 
-    def trees(self) -> Sequence[TokenTree | None]:
-        """What `propose` returns. Called once at most."""
+    def result(self) -> Sequence[TokenTree | None]:
+        """Return what `propose` returns; waits for the device. Called once at most."""
         ...
 
 
 class CompletedDraft(NamedTuple):
-    """The answer of a proposer that begins with nothing before it is asked for it."""
+    """A `DraftFuture` of a proposer that queues nothing: `result` proposes."""
 
     proposer: Proposer
     requests: Sequence[DraftRequest]
@@ -167,10 +167,10 @@ class CompletedDraft(NamedTuple):
     def wait(self, seconds: float) -> bool:
         return True
 
-    def on_device(self) -> None:
+    def device_trees(self) -> None:
         return None
 
-    def trees(self) -> Sequence[TokenTree | None]:
+    def result(self) -> Sequence[TokenTree | None]:
         return self.proposer.propose(self.requests)
 
 

@@ -1,4 +1,4 @@
-"""A proposer is asked for trees: whatever it does, there is an answer for each request."""
+"""Calls of a proposer for trees: whatever the proposer does, each request gets an answer."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class DraftCall:
             self._failed()
 
     def wait(self, seconds: float) -> bool:
-        """Whether `trees` would not wait, after so many seconds at most."""
+        """Wait, `seconds` at most. Return whether `result` would return at once."""
         try:
             return self._begun is None or self._begun.wait(seconds)
-        except Exception:  # noqa: BLE001 (as above; `trees` meets it again)
+        except Exception:  # noqa: BLE001 (as above; `result` meets it again)
             return True
 
-    def on_device(self) -> Sequence[TokenTree | None] | None:
-        """The trees before the host knows them; None where `trees` is to be called. They are what the device makes."""
+    def device_trees(self) -> Sequence[TokenTree | None] | None:
+        """Return the trees before the host knows them, all of them `DeviceTree`s; None where only `result` has them."""
         try:
-            found = None if self._begun is None else self._begun.on_device()
-        except Exception:  # noqa: BLE001 (a third party's code; `trees` gets what there is)
+            found = None if self._begun is None else self._begun.device_trees()
+        except Exception:  # noqa: BLE001 (a third party's code; `result` gets what there is)
             return None
         fits = found is not None and len(found) == len(self._requests)
         return found if fits and all(isinstance(tree, DeviceTree) for tree in found or ()) else None
 
-    def trees(self) -> list[TokenTree | None]:
-        """One tree a request in plain integers and floats, empty where there is no guess, None where it failed."""
+    def result(self) -> list[TokenTree | None]:
+        """Return one tree a request in plain integers and floats: empty for no guess, None for a failure."""
         trees = self._attempt()
         if trees is None and len(self._requests) > 1:
             # The requests that fail alone lose their trees, not the others.
-            return [DraftCall(self._proposer, [each], self._vocab_size).trees()[0] for each in self._requests]
+            return [DraftCall(self._proposer, [each], self._vocab_size).result()[0] for each in self._requests]
         if trees is None:
             return [None]
         return [
@@ -69,7 +69,7 @@ class DraftCall:
         if self._begun is None:
             return None
         try:
-            trees: list[object] = list(self._begun.trees())
+            trees: list[object] = list(self._begun.result())
         except Exception:  # noqa: BLE001 (a third party's code)
             self._failed()
             return None
@@ -106,25 +106,25 @@ class DraftCall:
 
 
 class Asked(NamedTuple):
-    """Slots that wait for what one proposer is asked."""
+    """A call of one proposer, and the slots whose trees it makes."""
 
-    question: DraftCall
+    call: DraftCall
     slots: list[Slot]
 
 
 class DraftBatch(NamedTuple):
-    """What a pass has to answer: replies that are there, and trees that are not yet."""
+    """Replies of one pass: those that are there, and calls whose trees are not yet."""
 
     replies: list[Reply]
     asked: list[Asked]
 
     def wait(self, until: float) -> bool:
-        """Whether the proposers have what they are asked for; waits till then, time.perf_counter() in seconds."""
-        return all(one.question.wait(until - perf_counter()) for one in self.asked)
+        """Wait until `until` (time.perf_counter(), seconds). Return whether all calls are done."""
+        return all(one.call.wait(until - perf_counter()) for one in self.asked)
 
-    def on_device(self) -> list[Sequence[TokenTree | None]] | None:
-        """The trees by proposer, all of which a device works on; None where that is not so."""
-        trees = [trees for one in self.asked if (trees := one.question.on_device()) is not None]
+    def device_trees(self) -> list[Sequence[TokenTree | None]] | None:
+        """Return the trees by proposer; None unless all of them are on the device."""
+        trees = [trees for one in self.asked if (trees := one.call.device_trees()) is not None]
         return trees if trees and len(trees) == len(self.asked) else None
 
 

@@ -290,8 +290,8 @@ class Worker:
             now = perf_counter()
             waited, self._waits_since = (now - min(now, self._waits_since)) / 2, inf  # as it is to be expected
             for proposer, wanted in self._table.wanted(waited).items():
-                question = DraftCall(proposer, [request for _, request in wanted], self._vocab_size)
-                asked.append(Asked(question, [slot for slot, _ in wanted]))
+                call = DraftCall(proposer, [request for _, request in wanted], self._vocab_size)
+                asked.append(Asked(call, [slot for slot, _ in wanted]))
             self.stats.sessions = len(self._table)
         return DraftBatch(replies, asked)
 
@@ -299,17 +299,17 @@ class Worker:
         begun = self._begun
         if begun is None:
             return None
-        given = begun.on_device() if unread else None
+        given = begun.device_trees() if unread else None
         return self._answers(given) if given is not None or begun.wait(until) else None
 
     def _answers(self, given: Sequence[Sequence[TokenTree | None]] | None = None) -> list[Reply]:
-        """Finish the pass that was begun, if one was, with the trees `given` or those that its questions have."""
+        """Finish the pass that was begun, if one was, with the trees `given` or those of its calls."""
         begun, self._begun = self._begun, None
         if begun is None:
             return []
         replies = begun.replies
-        for number, (question, slots) in enumerate(begun.asked):
-            trees = question.trees() if given is None else given[number]
+        for number, (call, slots) in enumerate(begun.asked):
+            trees = call.result() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
             replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
@@ -349,7 +349,7 @@ class Worker:
         self._arrived.extend(self._pick_up())
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
-        return DraftCall(proposer, requests, self._vocab_size).trees()
+        return DraftCall(proposer, requests, self._vocab_size).result()
 
     def _is_current(self, slot: Slot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp

@@ -45,7 +45,7 @@ class Device(Proposer):
         del self.last[session]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return self.begin(requests).result()
 
     def begin(self, requests: Sequence[DraftRequest]) -> UnderWay:
         self.threads.append(current_thread().name)
@@ -65,7 +65,7 @@ class UnderWay(DraftFuture):
     def wait(self, seconds: float) -> bool:
         return self.done.wait(max(0.0, seconds))
 
-    def trees(self) -> list[TokenTree | None]:
+    def result(self) -> list[TokenTree | None]:
         self.done.wait(SECONDS)
         return self.made
 

@@ -139,7 +139,7 @@ class GpuDraftModelProposer(DraftModelBase):
             running.free_lines.append(line)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return self.begin(requests).result()
 
     def begin(self, requests: Sequence[DraftRequest]) -> BatchedDraftFuture[tuple[DraftRequest, DraftSession]]:
         return BatchedDraftFuture(requests, self._ready(requests), self._running.draft.max_sessions, self._draft)

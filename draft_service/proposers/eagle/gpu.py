@@ -116,7 +116,7 @@ class GpuEagleProposer(EagleBase):
         self._running[1].remove(session)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return list(self.begin(requests).trees())
+        return list(self.begin(requests).result())
 
     def begin(self, requests: Sequence[DraftRequest]) -> DraftFuture:
         followed, sessions = self._followed, self._running[1]
@@ -158,9 +158,9 @@ class GpuEagleProposer(EagleBase):
         if not items:
             return ()
         filtered = any(is_filtered(session.sampling) for session in laid)
-        ticket = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
-        self._followed = OnDeviceRound(ticket, laid)
-        return () if ticket.states_read is None else (ticket.states_read,)
+        handle = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
+        self._followed = OnDeviceRound(handle, laid)
+        return () if handle.states_read is None else (handle.states_read,)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along.

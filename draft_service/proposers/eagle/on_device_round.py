@@ -29,10 +29,10 @@ class Laid(NamedTuple):
 class OnDeviceRound:
     """Trees for the states that the pass leads to, one a session, in their order."""
 
-    __slots__ = ("_laid", "_ticket")
+    __slots__ = ("_handle", "_laid")
 
-    def __init__(self, ticket: DraftHandle, laid: Mapping[PagedSession, Laid]) -> None:
-        self._ticket = ticket
+    def __init__(self, handle: DraftHandle, laid: Mapping[PagedSession, Laid]) -> None:
+        self._handle = handle
         self._laid = laid
 
     def made_for(self, session: PagedSession) -> bool:
@@ -47,24 +47,24 @@ class OnDeviceRound:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Whether `trees` would not wait, after so many seconds at most."""
-        return self._ticket.wait(seconds)
+        """Wait for the device, `seconds` at most. Return whether `trees` would return at once."""
+        return self._handle.wait(seconds)
 
-    def on_device(self, session: PagedSession, request: DraftRequest) -> DeviceTree | None:
-        """The tree of a session, which it was made for, before the host knows it; None if it may exceed the limits."""
+    def device_tree(self, session: PagedSession, request: DraftRequest) -> DeviceTree | None:
+        """Return the tree made for a session, before the host knows it; None if it may exceed the limits."""
         nodes, depth = self._laid[session][-2:]
         if nodes >= request.max_nodes or depth > request.max_depth:
             return None
-        return DeviceTree(self._ticket, list(self._laid).index(session), nodes, depth)
+        return DeviceTree(self._handle, list(self._laid).index(session), nodes, depth)
 
     def trees(self) -> dict[int, TokenTree]:
         """By session; waits for the device."""
         numbers = (session.number for session in self._laid)
-        return dict(zip(numbers, self._ticket.trees(), strict=True))
+        return dict(zip(numbers, self._handle.trees(), strict=True))
 
 
 class ChainedDraftFuture:
-    """A `DraftFuture`: what a round behind a pass has made for some requests, then what their own makes for others."""
+    """A `DraftFuture` of two rounds: the one behind the target's pass, then one for the requests it has no tree for."""
 
     __slots__ = ("_left", "_made", "_others", "_requests", "_rest", "_round", "_sessions", "_wanted")
 
@@ -94,19 +94,19 @@ class ChainedDraftFuture:
             self._gather()
         return self._rest is None or self._rest.wait(until - perf_counter())
 
-    def on_device(self) -> list[TokenTree] | None:
+    def device_trees(self) -> list[TokenTree] | None:
         if self._left or self._made is not None:
             return None
         found = {
-            session.number: self._round.on_device(session, self._wanted[session.number]) for session in self._sessions
+            session.number: self._round.device_tree(session, self._wanted[session.number]) for session in self._sessions
         }
         trees = [found[request.session] for request in self._requests]
         return [tree for tree in trees if tree is not None] if all(trees) else None
 
-    def trees(self) -> list[TokenTree | None]:
+    def result(self) -> list[TokenTree | None]:
         made = self._gather() if self._made is None else self._made
         if self._rest is not None:
-            made |= zip((request.session for request in self._left), self._rest.trees(), strict=True)
+            made |= zip((request.session for request in self._left), self._rest.result(), strict=True)
         return [made[request.session] for request in self._requests]
 
     def _gather(self) -> dict[int, TokenTree | None]:

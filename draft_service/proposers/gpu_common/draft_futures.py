@@ -1,4 +1,4 @@
-"""Trees of sessions that may take several rounds, the first of which is under way."""
+"""Futures of trees that are made in batches, one round of the device each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Launch = Callable[[Sequence[S]], tuple[list[int], DraftHandle | None]]
 
 
 class BatchedDraftFuture(Generic[S]):
-    """A `DraftFuture`."""
+    """A `DraftFuture` of several rounds: the first is launched at once, the others by `result`."""
 
     __slots__ = ("_launch", "_left", "_most", "_requests", "_under_way")
 
@@ -30,19 +30,19 @@ class BatchedDraftFuture(Generic[S]):
         self._under_way = launch(ready[:most])
 
     def wait(self, seconds: float) -> bool:
-        ticket = self._under_way[1]
-        return ticket is None or ticket.wait(seconds)
+        handle = self._under_way[1]
+        return handle is None or handle.wait(seconds)
 
-    def on_device(self) -> None:
+    def device_trees(self) -> None:
         return None
 
-    def trees(self) -> list[TokenTree | None]:
+    def result(self) -> list[TokenTree | None]:
         made: dict[int, TokenTree] = {}
-        numbers, ticket = self._under_way
+        numbers, handle = self._under_way
         while True:
-            if ticket is not None:
-                made |= zip(numbers, ticket.trees(), strict=True)
+            if handle is not None:
+                made |= zip(numbers, handle.trees(), strict=True)
             if not self._left:
                 return [made.get(request.session) for request in self._requests]
-            numbers, ticket = self._launch(self._left[: self._most])
+            numbers, handle = self._launch(self._left[: self._most])
             self._left = self._left[self._most :]

@@ -128,7 +128,7 @@ class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
             running.free_lines.append(state.line)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self.begin(requests).trees()
+        return self.begin(requests).result()
 
     def begin(self, requests: Sequence[DraftRequest]) -> BatchedDraftFuture[tuple[DraftRequest, _Session]]:
         running = self._running
@@ -150,13 +150,13 @@ class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
             states.append(session.state)
         if not items:
             return [], None
-        ticket = self._running.draft.begin(
+        handle = self._running.draft.begin(
             items,
             states,
             filtered=any(is_filtered(session.sampling) for _, session in ready),
             penalised=any(is_penalised(session.sampling) for _, session in ready),
         )
-        return [request.session for request, _ in ready], ticket
+        return [request.session for request, _ in ready], handle
 
     def _start(self, weights: HiddenStateWeights) -> None:
         """Begin anew with these weights, without sessions."""

@@ -120,8 +120,8 @@ class Overwriting(DraftFuture):
     def wait(self, seconds: float) -> bool:
         return self.begun.wait(seconds)
 
-    def on_device(self) -> list[TokenTree] | None:
-        drafted = self.begun.on_device() if self.drafter.unread else None
+    def device_trees(self) -> list[TokenTree] | None:
+        drafted = self.begun.device_trees() if self.drafter.unread else None
         if drafted is None:
             return None
         self.drafter.handed += 1
@@ -133,8 +133,8 @@ class Overwriting(DraftFuture):
         overwritten = Watched(self.drafter, there, trees)
         return [DeviceTree(overwritten, row, *bounds) for row, bounds in enumerate(most)]
 
-    def trees(self) -> list[TokenTree | None]:
-        trees = self.begun.trees()
+    def result(self) -> list[TokenTree | None]:
+        trees = self.begun.result()
         self.keep(trees)
         return [self.drafter.overwritten(request) for request in self.requests]
 

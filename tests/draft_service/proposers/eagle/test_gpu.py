@@ -295,7 +295,7 @@ def test_two_that_ask_for_trees_before_either_has_read_any_get_their_own(tmp_pat
         proposer.take_features(session, 0, states[1:])
     alone = [proposer.propose([DraftRequest(session, 8, 3)]) for session in (1, 2)]
     begun = [proposer.begin([DraftRequest(session, 8, 3)]) for session in (1, 2)]
-    assert [each.trees() for each in begun] == alone
+    assert [each.result() for each in begun] == alone
     assert None not in (alone[0][0], alone[1][0]) and alone[0] != alone[1]
 
 

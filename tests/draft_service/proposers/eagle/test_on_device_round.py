@@ -26,6 +26,8 @@ class Round:
         assert self.done
         return self.made
 
+    result = trees
+
     def read(self, row: int) -> TokenTree:
         return self.trees()[row]
 
@@ -48,13 +50,13 @@ def test_requests_that_came_later_are_begun_with_and_waited_for_too() -> None:
 
     wanted = {sessions[1]: requests[0], sessions[0]: requests[2]}
     answer = ChainedDraftFuture(OnDeviceRound(ticket, laid), wanted, requests, others)
-    assert answer.on_device() is None
+    assert answer.device_trees() is None
     assert not answer.wait(0.0) and not begun
     ticket.done = True
     assert not answer.wait(0.0)
     own.done = True
     assert answer.wait(0.0)
-    assert [tree.token_ids for tree in answer.trees()] == [(4, 5), (7,), (1,)]
+    assert [tree.token_ids for tree in answer.result()] == [(4, 5), (7,), (1,)]
     assert begun == [[3]]
 
 
@@ -68,7 +70,7 @@ def test_trees_may_be_handed_on_where_they_keep_to_the_limits_whatever_they_are(
     requests = [DraftRequest(2, 9, 9), DraftRequest(1, nodes, depth)]
     wanted = {sessions[0]: requests[1], sessions[1]: requests[0]}
     answer = ChainedDraftFuture(followed, wanted, requests, lambda _: pytest.fail("there are no others"))
-    trees = answer.on_device()
+    trees = answer.device_trees()
     if not there:
         assert trees is None
         return
