@@ -1,4 +1,4 @@
-"""A request that is drafted ahead: the tree under verification, and the trees made for outcomes of its step."""
+"""State of a request that is drafted ahead: the tree under verification, and the trees cached for its outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream_kernels.token_tree import TokenTree
 
 
 class CachedSpeculation(NamedTuple):
-    """A tree that was sent ahead, and the fork that made it."""
+    """A tree sent ahead, and the forked session that made it."""
 
     fork: int
     tree_id: int
@@ -21,30 +21,31 @@ class CachedSpeculation(NamedTuple):
 
 @dataclass(slots=True)
 class AheadState:
-    """One request's tokens, the tree that the step from them verifies as far as known, and what was prepared.
+    """One request: its tokens, the tree that the running step verifies as far as known, and trees for its outcomes.
 
-    `due`: outcomes of that step have yet to be looked at. `prepared` has the tokens that an outcome adds as key, the
-    likeliest first. `fan_out` is the proposer's.
+    fan_out: the proposer's.
+    outcomes_pending: the step's outcomes have no trees yet.
+    cache: trees by the tokens that an outcome adds, the likeliest first.
     """
 
     opening: Opening
     fan_out: FanOut
     tree: TokenTree = EMPTY_TREE
     tree_id: int = 0
-    due: bool = False
-    prepared: dict[tuple[int, ...], CachedSpeculation] = field(default_factory=dict)
+    outcomes_pending: bool = False
+    cache: dict[tuple[int, ...], CachedSpeculation] = field(default_factory=dict)
 
     def advance(self, proposer: Proposer, session: int, record: Commit) -> CachedSpeculation | None:
-        """The step is over: bring the session up to date and close all forks. Returns what was prepared for this end.
+        """End the step: bring the session up to date and close all forks. Return the tree cached for its outcome.
 
         Raises whatever the proposer does.
         """
-        prepared, self.prepared = self.prepared, {}
+        cache, self.cache = self.cache, {}
         tokens = tuple(record.token_ids)
-        rank = next((rank for rank, key in enumerate(prepared) if key == tokens), None)
-        self.fan_out.observe(len(prepared), rank)
-        found = prepared.pop(tokens, None)
-        for other in prepared.values():
+        rank = next((rank for rank, key in enumerate(cache) if key == tokens), None)
+        self.fan_out.observe(len(cache), rank)
+        found = cache.pop(tokens, None)
+        for other in cache.values():
             proposer.close(other.fork)
         if found is None:
             proposer.commit(session, record.token_ids)
@@ -56,6 +57,6 @@ class AheadState:
 
     def close(self, proposer: Proposer) -> None:
         """Close all forks. Raises whatever the proposer does."""
-        prepared, self.prepared, self.due = self.prepared, {}, False
-        for each in prepared.values():
+        cache, self.cache, self.outcomes_pending = self.cache, {}, False
+        for each in cache.values():
             proposer.close(each.fork)

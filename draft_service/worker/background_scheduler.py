@@ -1,8 +1,7 @@
-"""Whose background work is next.
+"""Schedules the proposers' background work: shortest piece first, with aging against starvation.
 
-Proposers that catch up with a text share one thread, and each reads the whole of it, piece by piece. The shorter pieces
-go first, so that whoever is done sooner drafts sooner: in turns a draft model would be ready when the slowest head is.
-What waits grows in rank, so that nobody starves.
+Proposers that catch up with a text share one thread, and each reads the whole text in pieces. Shortest first lets the
+quick ones draft early: under round-robin a draft model would be ready only when the slowest head is.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from draft_service.proposers.base import Proposer
 
 _log = logging.getLogger(__name__)
 
-PATIENCE = 8.0
-"""A second of waiting makes up for a piece that is longer by this part of a second: the longest ones get a ninth of the
-time, or more."""
+AGING_RATE = 1 / 8.0
+"""Seconds of a piece's length that a second of waiting makes up for: the longest pieces get a ninth of the time at
+least."""
 PASS_SECONDS = 1e-3
-"""A pass that has taken so long begins no other piece."""
+"""A pass begins no piece after so long."""
 _IDLE_SECONDS = 1e-4
-"""A call so short that leaves no work had none."""
+"""A call that is shorter and leaves no work did none, and is not measured."""
 _RECENT = 8.0
-"""Pieces that the usual time of one is taken from, roughly."""
+"""Pieces that the mean time of one is taken over, roughly."""
 
 
 class _Task:
-    """A proposer: seconds that a piece of its work takes as a rule, and when it was called last."""
+    """A proposer: mean seconds of a piece of its work, and when it was called last."""
 
     __slots__ = ("called_at", "proposer", "seconds")
 
@@ -37,11 +36,11 @@ class _Task:
         self.called_at = 0.0
 
     def rank(self, now: float) -> float:
-        """The lowest goes first."""
-        return self.seconds - (now - self.called_at) / PATIENCE
+        """Return the priority; the lowest goes first."""
+        return self.seconds - (now - self.called_at) * AGING_RATE
 
-    def take(self, clock: Callable[[], float]) -> bool:
-        """Whether more work remains."""
+    def run(self, clock: Callable[[], float]) -> bool:
+        """Do one piece of work. Return whether more remains."""
         begun = clock()
         more = False
         try:
@@ -59,15 +58,15 @@ class Background:
     """The background work of proposers. `clock`: seconds that only grow."""
 
     def __init__(self, proposers: Sequence[Proposer], clock: Callable[[], float] = perf_counter) -> None:
-        self._turns = [_Task(proposer) for proposer in proposers]
+        self._tasks = [_Task(proposer) for proposer in proposers]
         self._clock = clock
 
     def advance(self) -> bool:
-        """One piece of work, or several that are short; whether there may be more."""
+        """Do one piece of work, or several short ones. Return whether there may be more."""
         begun = self._clock()
         more_work = False
-        for place, turn in enumerate(sorted(self._turns, key=lambda turn: turn.rank(begun)), start=1):
-            more_work |= turn.take(self._clock)
+        for place, task in enumerate(sorted(self._tasks, key=lambda task: task.rank(begun)), start=1):
+            more_work |= task.run(self._clock)
             if self._clock() - begun > PASS_SECONDS:
-                return more_work or place < len(self._turns)
+                return more_work or place < len(self._tasks)
         return more_work

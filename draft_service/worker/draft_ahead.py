@@ -1,4 +1,4 @@
-"""Draft-ahead: while a verify step runs, trees for the ways in which it may end.
+"""Draft-ahead: while a verify step runs, make trees for its likeliest outcomes.
 
 An outcome is an accepted path of the tree that the step verifies, and a bonus token after it. The likeliest outcomes by
 the proposer's own distribution get a tree each, made by a fork of the request's session that supposes their tokens.
@@ -37,10 +37,12 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AheadDrafter:
-    """Prepares outcomes of all slots that are due, as many of each as its fan-out says.
+    """Makes trees for the pending outcomes of all slots, as many a slot as its fan-out says.
 
-    propose: checked trees of a proposer, None for each it failed at. is_current: whether a slot's state is the newest,
-    as far as known. look: find out what has arrived. numbers: of sessions and trees, unique in the process.
+    numbers: of sessions and trees, unique in the process.
+    propose: returns checked trees of a proposer, None for each it failed at.
+    is_current: whether a slot's state is the newest, as far as known.
+    look: takes in the records that have arrived.
     """
 
     numbers: count[int]
@@ -52,22 +54,22 @@ class AheadDrafter:
         """Trees ahead as they are made, group by group, the likeliest outcomes first."""
         by_proposer: dict[Proposer, list[Slot]] = {}
         for slot in slots:
-            if slot.outlook is not None and slot.proposer is not None and slot.outlook.due:
-                slot.outlook.due = False
+            if slot.ahead is not None and slot.proposer is not None and slot.ahead.outcomes_pending:
+                slot.ahead.outcomes_pending = False
                 by_proposer.setdefault(slot.proposer, []).append(slot)
-        for proposer, due in by_proposer.items():
+        for proposer, pending in by_proposer.items():
             try:
-                yield from self._prepare(proposer, due)
+                yield from self._prepare(proposer, pending)
             except Exception:  # noqa: BLE001 (a third party's code; its requests go on in lockstep)
                 _log.exception("proposer %s failed to draft ahead", proposer.name)
-                for slot in due:
+                for slot in pending:
                     self._give_up(proposer, slot)
 
     def _give_up(self, proposer: Proposer, slot: Slot) -> None:
-        outlook, slot.outlook = slot.outlook, None
+        ahead, slot.ahead = slot.ahead, None
         try:
-            if outlook is not None:
-                outlook.close(proposer)
+            if ahead is not None:
+                ahead.close(proposer)
         except Exception:  # noqa: BLE001 (as in prepare)
             _log.exception("proposer %s failed to close a session", proposer.name)
 
@@ -83,7 +85,7 @@ class AheadDrafter:
                 yield list(replies)
             # An empty tree tells verify that the drafter keeps up, though it has nothing to propose.
             idle = [slot for slot in slots if slot.stamp.slot not in sent and self.is_current(slot)]
-            yield [TreeReply(slot.stamp, EMPTY_TREE) for slot in idle if not slot.outlook or not slot.outlook.tree_id]
+            yield [TreeReply(slot.stamp, EMPTY_TREE) for slot in idle if not slot.ahead or not slot.ahead.tree_id]
         finally:
             for (_, node), session in at.items():
                 if node >= 0:
@@ -92,7 +94,7 @@ class AheadDrafter:
     def _outcomes(self, proposer: Proposer, slots: list[Slot], at: dict[tuple[int, int], int]) -> list[_Outcome]:
         """The likeliest outcomes of each slot's step. `at` gets the session that stands at a slot's node."""
         asked: list[tuple[float, Slot, int]] = []
-        fan_outs = {slot.stamp.slot: slot.outlook.fan_out for slot in slots if slot.outlook is not None}
+        fan_outs = {slot.stamp.slot: slot.ahead.fan_out for slot in slots if slot.ahead is not None}
         most = max(fan_out.most for fan_out in fan_outs.values())
         for slot in slots:
             tree = _tree(slot)
@@ -144,22 +146,22 @@ class AheadDrafter:
         self.look()
         replies: list[TreeReply] = []
         for (fork, outcome), made in zip(forks, trees, strict=True):
-            slot, outlook = outcome.slot, outcome.slot.outlook
-            if not made or outlook is None or not self.is_current(slot):
+            slot, ahead = outcome.slot, outcome.slot.ahead
+            if not made or ahead is None or not self.is_current(slot):
                 proposer.close(fork)
                 continue
-            tokens = (*_path_tokens(outlook.tree, outcome.node), outcome.token)
+            tokens = (*_path_tokens(ahead.tree, outcome.node), outcome.token)
             stamp = slot.stamp._replace(base_length=slot.stamp.base_length + len(tokens), root_token=outcome.token)
-            prepared = outlook.prepared[tokens] = CachedSpeculation(fork, next(self.numbers), made)
-            replies.append(TreeReply(stamp, made, prepared.tree_id, (outlook.tree_id, outcome.node)))
+            cached = ahead.cache[tokens] = CachedSpeculation(fork, next(self.numbers), made)
+            replies.append(TreeReply(stamp, made, cached.tree_id, (ahead.tree_id, outcome.node)))
         return replies
 
     def _fork(
         self, proposer: Proposer, slot: Slot, base: int, tree: TokenTree, node: int, bonus: tuple[int, ...]
     ) -> int:
         """A session that stands at a node, or behind the bonus token after it; 0 if the proposer refuses."""
-        assert slot.outlook is not None
-        path, opening = _path_tokens(tree, node), slot.outlook.opening
+        assert slot.ahead is not None
+        path, opening = _path_tokens(tree, node), slot.ahead.opening
         if bonus and path:
             opening = replace(opening, token_ids=[*opening.token_ids, *path])
         fork = next(self.numbers)
@@ -184,7 +186,7 @@ def path_scores(tree: TokenTree) -> list[float]:
 
 
 def _tree(slot: Slot) -> TokenTree:
-    return EMPTY_TREE if slot.outlook is None else slot.outlook.tree
+    return EMPTY_TREE if slot.ahead is None else slot.ahead.tree
 
 
 def _path_tokens(tree: TokenTree, node: int) -> list[int]:

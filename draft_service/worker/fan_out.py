@@ -1,23 +1,23 @@
-"""How many trees ahead are worth making, by how often the end that each of them supposes has come true."""
+"""Number of trees to draft ahead a step, by how often the outcome of each rank came true."""
 
 from __future__ import annotations
 
 EXPLORE_EVERY = 32
-"""One step in so many is prepared for to the limit, so that ranks which get no trees are still judged."""
+"""One step in so many gets the largest fan-out, so that all ranks are measured."""
 
-_FIRST = 0.1
-_FAST = 0.05
-_WORTH = 0.01
-"""Share of steps in which a rank must come true."""
+_INITIAL_CHANCE = 0.1
+_LEARNING_RATE = 0.05
+_MIN_CHANCE = 0.01
+"""Share of steps in which a rank must come true to get a tree."""
 
 
 class FanOut:
-    """Learns, of one proposer, how often the n-th likeliest end came true; old steps fade. At first all get trees."""
+    """Learns how often the n-th likeliest outcome of one proposer came true; old steps fade. Starts at the largest."""
 
     __slots__ = ("_chances", "_steps")
 
     def __init__(self, most: int) -> None:
-        self._chances = [_FIRST] * most
+        self._chances = [_INITIAL_CHANCE] * most
         self._steps = 0
 
     @property
@@ -27,8 +27,8 @@ class FanOut:
 
     @property
     def worth(self) -> int:
-        """Trees for a step: up to the last rank that pays; 1 at least."""
-        return max((rank for rank, chance in enumerate(self._chances, 1) if chance >= _WORTH), default=1)
+        """Trees a step, 1 at least: up to the last rank whose chance is `_MIN_CHANCE`."""
+        return max((rank for rank, chance in enumerate(self._chances, 1) if chance >= _MIN_CHANCE), default=1)
 
     def next(self) -> int:
         """Trees for the step at hand."""
@@ -36,6 +36,6 @@ class FanOut:
         return self.most if self._steps % EXPLORE_EVERY == 0 else self.worth
 
     def observe(self, prepared: int, rank: int | None) -> None:
-        """A step for whose likeliest ends, so many, there were trees, has had the one of this rank, from 0, or none."""
+        """Record a step with trees for its `prepared` likeliest outcomes; `rank`, from 0, came true, or None."""
         for each in range(min(prepared, self.most)):
-            self._chances[each] += _FAST * ((each == rank) - self._chances[each])
+            self._chances[each] += _LEARNING_RATE * ((each == rank) - self._chances[each])

@@ -60,8 +60,8 @@ class Slot:
     wants_tree: bool = False
     awaits_open: bool = False
     featured: int = 0
-    outlook: AheadState | None = None
-    """of a request that is drafted ahead, what its next step may lead to"""
+    ahead: AheadState | None = None
+    """Set for a request that is drafted ahead."""
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class SessionTable:
         for value in values:
             stamp = Stamp(*value.stamp)
             slot = self._slots.get(stamp.slot)
-            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.outlook:
+            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.ahead:
                 continue
             nodes, depth = min(value.max_nodes, slot.proposer.max_nodes), min(value.max_depth, slot.proposer.max_depth)
             request = FollowRequest(slot.session, value.row, value.rows, value.place, nodes, depth)
@@ -203,7 +203,7 @@ class SessionTable:
         self._want(slot, record)
         if self.max_ahead and proposer.forkable:
             fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
-            slot.outlook = AheadState(record.opening, fan_out, due=slot.wants_tree)
+            slot.ahead = AheadState(record.opening, fan_out, outcomes_pending=slot.wants_tree)
             slot.wants_tree &= self.waits
         return None
 
@@ -225,26 +225,26 @@ class SessionTable:
             return self.refuse(slot, fault)
         try:
             found = None
-            if slot.outlook is None:
+            if slot.ahead is None:
                 slot.proposer.commit(slot.session, record.token_ids)
             else:
-                found = slot.outlook.advance(slot.proposer, slot.session, record)
+                found = slot.ahead.advance(slot.proposer, slot.session, record)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to take tokens", slot.proposer.name)
             return self.refuse(slot, f"proposer {slot.proposer.name} failed")
         slot.stamp = stamp
         self._want(slot, record)
-        if slot.outlook is not None:
-            return self._look_out(slot, slot.outlook, found, record)
+        if slot.ahead is not None:
+            return self._begin_outcomes(slot, slot.ahead, found, record)
         if record.features is None:
             return None
         return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
 
-    def _look_out(
-        self, slot: Slot, outlook: AheadState, found: CachedSpeculation | None, record: Commit
+    def _begin_outcomes(
+        self, slot: Slot, ahead: AheadState, found: CachedSpeculation | None, record: Commit
     ) -> Reply | None:
-        """See what the step that begins verifies: the tree ahead that verify took, the same one sent again, or none."""
-        outlook.due = slot.wants_tree
+        """Begin a step: note the tree that it verifies, the cached one that verify took or is sent again, or none."""
+        ahead.outcomes_pending = slot.wants_tree
         if found is None or not slot.wants_tree:
             slot.wants_tree &= self.waits
             return None
@@ -252,9 +252,9 @@ class SessionTable:
         slot.wants_tree = False
         if not taken and not self.waits:
             return None
-        outlook.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
-        outlook.tree_id = found.tree_id
-        return None if taken else TreeReply(slot.stamp, outlook.tree, outlook.tree_id)
+        ahead.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
+        ahead.tree_id = found.tree_id
+        return None if taken else TreeReply(slot.stamp, ahead.tree, ahead.tree_id)
 
     def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
@@ -309,14 +309,14 @@ class SessionTable:
 
     def _forget(self, slot: Slot) -> None:
         proposer, session = slot.proposer, slot.session
-        outlook, slot.outlook = slot.outlook, None
+        ahead, slot.ahead = slot.ahead, None
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
         _log.debug("session %d: over", session)
         try:
-            if outlook is not None:
-                outlook.close(proposer)
+            if ahead is not None:
+                ahead.close(proposer)
             proposer.close(session)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to close a session", proposer.name)

@@ -325,21 +325,21 @@ class Worker:
         if not self._is_current(slot):
             # Too late to be of use, yet it tells verify that this slot is drafted for, and what waiting would bring.
             self.stats.superseded += 1
-            told = slot.outlook is None and not isinstance(tree, DeviceTree)
+            told = slot.ahead is None and not isinstance(tree, DeviceTree)
             return TreeReply(slot.stamp, tree if told else EMPTY_TREE)
         self.stats.trees_sent += 1
         self.stats.nodes_sent += most_rows(tree)[0]
         tree_id = 0
-        if slot.outlook is not None:
-            tree_id = slot.outlook.tree_id = next(self._numbers)
-            slot.outlook.tree = tree
+        if slot.ahead is not None:
+            tree_id = slot.ahead.tree_id = next(self._numbers)
+            slot.ahead.tree = tree
         sources = () if isinstance(tree, DeviceTree) else table.sources_of(slot, tree)
         return TreeReply(slot.stamp, tree, tree_id, sources=sources)
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""
-        foresight = AheadDrafter(self._numbers, self._propose, self._is_current, self._look)
-        for replies in foresight.prepare(table.slots):
+        drafter = AheadDrafter(self._numbers, self._propose, self._is_current, self._look)
+        for replies in drafter.prepare(table.slots):
             if replies and self._send is not None:
                 self._send(replies)
                 self.stats.ahead_sent += len(replies)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
-from draft_service.worker.background_scheduler import PASS_SECONDS, PATIENCE, Background
+from draft_service.worker.background_scheduler import AGING_RATE, PASS_SECONDS, Background
 
 
 class Time:
@@ -75,7 +75,7 @@ def test_nobody_starves(others) -> None:
     time, done = Time(), list[str]()
     busy = [(0.004, float("inf"))] * others
     background = Background(readers(time, done, [(0.014, 10), *busy]), time)
-    for _ in range(10 * (2 + others) * round(PATIENCE * 14 / 4)):
+    for _ in range(10 * (2 + others) * round(14 / 4 / AGING_RATE)):
         assert background.advance()
     assert done.count("a") == 10
 

@@ -74,10 +74,10 @@ class Ahead:
         return self.table.apply(Commit(self.stamp(), list(tokens), 6, 3, tree_id=tree_id))
 
     def prepare(self) -> list[TreeReply]:
-        foresight = AheadDrafter(
+        drafter = AheadDrafter(
             self.table.numbers, lambda by, wanted: list(by.propose(wanted)), lambda _: self.current, lambda: None
         )
-        replies = [reply for group in foresight.prepare(self.table.slots) for reply in group]
+        replies = [reply for group in drafter.prepare(self.table.slots) for reply in group]
         assert all(isinstance(reply, TreeReply) for reply in replies)
         return [reply for reply in replies if isinstance(reply, TreeReply)]
 
@@ -120,10 +120,10 @@ def test_ends_that_never_come_get_no_trees_any_more() -> None:
     made = ahead.prepare()
     for _ in range(60):
         likeliest = made[0]
-        outlook = ahead.table.slots[0].outlook
+        state = ahead.table.slots[0].ahead
         assert likeliest.parent is not None
-        assert outlook is not None
-        path = [outlook.tree.token_ids[node] for node in outlook.tree.path(likeliest.parent[1])]
+        assert state is not None
+        path = [state.tree.token_ids[node] for node in state.tree.path(likeliest.parent[1])]
         ahead.commit(*path, likeliest.stamp.root_token, tree_id=likeliest.tree_id)
         made = ahead.prepare()
     assert len(made) == 1, "the longest path and what follows it is what has always come"
@@ -189,7 +189,7 @@ def test_trees_ahead_are_those_that_a_session_with_these_tokens_gets(
     for step in range(8):
         replies = [reply for reply in ahead.prepare() if reply.parent is not None]
         for reply in replies:
-            tree, (_, node) = ahead.table.slots[0].outlook, reply.parent
+            tree, (_, node) = ahead.table.slots[0].ahead, reply.parent
             assert tree is not None
             path = [tree.tree.token_ids[each] for each in tree.tree.path(node)]
             text = [*ahead.tokens, *path, reply.stamp.root_token]
@@ -204,9 +204,9 @@ def test_trees_ahead_are_those_that_a_session_with_these_tokens_gets(
         if not replies:
             break
         chosen = replies[step % len(replies)]
-        outlook = ahead.table.slots[0].outlook
-        assert outlook is not None
-        tokens = next(key for key, each in outlook.prepared.items() if each.tree_id == chosen.tree_id)
+        state = ahead.table.slots[0].ahead
+        assert state is not None
+        tokens = next(key for key, each in state.cache.items() if each.tree_id == chosen.tree_id)
         ahead.commit(*tokens, tree_id=chosen.tree_id)
     assert checked > 4
 
