@@ -32,7 +32,7 @@ from draft_service.proposers.composite import Composite
 from draft_service.proposers.hidden_states import placed
 from draft_service.proposers.hybrid.calibration import Calibration
 from draft_service.proposers.hybrid.member_timing import MemberTimer
-from draft_service.proposers.hybrid.merging import MergedDraft, form_of
+from draft_service.proposers.hybrid.merging import MergedDraft, accept_length_class
 from draft_service.proposers.options import configured
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS, InvalidTreeError, TokenTree
@@ -60,10 +60,10 @@ class HybridConfig:
 
 @dataclass(slots=True)
 class _Session:
-    """Who drafts for a request, how well each did last, who was asked of the present state, and what they said."""
+    """A request: its members, the accept length class of each at the last step, those asked last, and their draft."""
 
     members: list[str]
-    form: dict[str, int] = field(default_factory=dict)
+    recent_accept_length: dict[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     draft: MergedDraft | None = None
 
@@ -85,7 +85,7 @@ class HybridProposer(Composite):
         self.config = config
         self.max_nodes, self.max_depth = 2, 1
         self.calibration = Calibration(memory=config.memory)
-        self.pace = MemberTimer()
+        self.timer = MemberTimer()
         self._clock = clock
         self._wanted = tuple(wanted)
         self._members: dict[str, Proposer] = {}
@@ -151,9 +151,9 @@ class HybridProposer(Composite):
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         state = self._sessions[session]
         right = {} if state.draft is None else state.draft.learn(token_ids)
-        state.form |= {name: form_of(tokens) for name, tokens in right.items()}
+        state.recent_accept_length |= {name: accept_length_class(tokens) for name, tokens in right.items()}
         for name in state.asked:
-            self.pace.proved(name, right.get(name, 0))
+            self.timer.record_accepted(name, right.get(name, 0))
         state.draft, state.asked = None, []
         for name in tuple(state.members):
             try:
@@ -184,7 +184,7 @@ class HybridProposer(Composite):
         for request in requests:
             self._sessions[request.session].asked = []
         seconds = min((request.seconds for request in requests), default=math.inf)
-        for name in self.pace.choose(self._fitting, len(requests), seconds):
+        for name in self.timer.choose(self._fitting, len(requests), seconds):
             member = self._members[name]
             asked = [i for i, request in enumerate(requests) if name in self._sessions[request.session].members]
             limited = [
@@ -200,14 +200,14 @@ class HybridProposer(Composite):
                 self._sessions[requests[i].session].asked.append(name)
                 if tree is not None and len(tree):
                     drafted[i][name] = tree
-            self.pace.drafted(name, sum(name in trees for trees in drafted), self._clock() - begun)
+            self.timer.record_call(name, sum(name in trees for trees in drafted), self._clock() - begun)
         return [self._merge(request, trees) for request, trees in zip(requests, drafted, strict=True)]
 
     def _merge(self, request: DraftRequest, trees: Mapping[str, TokenTree]) -> TokenTree | None:
         if not trees:
             return None
         state = self._sessions[request.session]
-        state.draft = MergedDraft.of(self.calibration, trees, state.form)
+        state.draft = MergedDraft.of(self.calibration, trees, state.recent_accept_length)
         return state.draft.best(min(request.max_nodes, self.max_nodes) - 1)
 
     def _ask(self, name: str, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:

@@ -1,9 +1,9 @@
-"""Whom a hybrid asks where its members together would take longer than there is time.
+"""Chooses the members of a hybrid that fit into the time a verify step waits.
 
-They draft one after the other, in one thread, and what comes late is of no use, the quick members' guesses included. So
-those that had most tokens right lately are asked first, as long as time is left. What a member takes is estimated as
-round trips are (RFC 6298), by mean and mean deviation, and for few and many requests apart. One that is left out is
-believed to be a little quicker each time, so that it is tried again.
+Members draft one after the other on one thread, and a late merged tree is lost as a whole. So members are asked by
+recent accepted tokens, best first, while time is left. The seconds of a call are estimated as round trips are
+(RFC 6298), by mean and mean deviation, for each doubling of requests. The estimate of a member that is left out decays,
+so that the member is tried again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from math import inf
 
 SHARE = 0.8
-"""Of the time that there is, for drafting; the rest is for the way there and back."""
+"""Part of the given time that drafting may take; the rest is for the transport."""
 _SAFETY = 2.0
-"""Mean deviations above the mean that a member may take."""
-_RETRY = 1.0 / 128
-"""By which part one that is left out is believed to be quicker each time."""
-_RECENT = 1.0 / 32
-"""What one state weighs in the mean of right tokens."""
+"""Mean deviations above the mean that a member is expected to take at most."""
+_DECAY = 1.0 / 128
+"""Part by which the estimate of a member that was left out falls each time."""
+_ACCEPTED_WEIGHT = 1.0 / 32
+"""Weight of one state in the mean of accepted tokens."""
 
 
 @dataclass(slots=True)
 class _Latency:
-    """Seconds that a call takes, and how far it is off on average."""
+    """Mean seconds of a call, and their mean deviation."""
 
     mean: float
     deviation: float
@@ -38,48 +38,48 @@ class _Latency:
         self.mean += (seconds - self.mean) / 8
 
     def forget(self) -> None:
-        self.mean *= 1.0 - _RETRY
-        self.deviation *= 1.0 - _RETRY
+        self.mean *= 1.0 - _DECAY
+        self.deviation *= 1.0 - _DECAY
 
 
 class MemberTimer:
-    """What members of a hybrid take, and what they bring."""
+    """Measures the members of a hybrid: seconds a call by number of requests, and accepted tokens a state."""
 
     def __init__(self) -> None:
         self._times: dict[str, dict[int, _Latency]] = {}
-        self._right: dict[str, float] = {}
+        self._accepted: dict[str, float] = {}
 
     def choose(self, members: Sequence[str], requests: int, seconds: float) -> list[str]:
-        """Those of the members that are asked about so many requests, in order; at least one of several."""
+        """Return the members to ask for `requests` trees within `seconds`, in order; at least one of several."""
         limit = SHARE * seconds
         most = {member: self._most(member, requests) for member in members}
         if sum(most.values()) <= limit:
             return list(members)
         chosen: set[str] = set()
-        for member in sorted(members, key=lambda member: -self._right.get(member, inf)):
+        for member in sorted(members, key=lambda member: -self._accepted.get(member, inf)):
             if most[member] <= limit:
                 limit -= most[member]
                 chosen.add(member)
         chosen = chosen or {min(members, key=lambda member: most[member])}
         for member in set(members) - chosen:
-            for usual in self._times.get(member, {}).values():
-                usual.forget()
+            for latency in self._times.get(member, {}).values():
+                latency.forget()
         return [member for member in members if member in chosen]
 
-    def drafted(self, member: str, trees: int, seconds: float) -> None:
-        """A member made so many trees in one call."""
+    def record_call(self, member: str, trees: int, seconds: float) -> None:
+        """Record a call in which a member made `trees` trees."""
         if trees:
             times = self._times.setdefault(member, {})
-            usual = times.setdefault(trees.bit_length(), _Latency(seconds, seconds / 4))
-            usual.observe(seconds)
+            latency = times.setdefault(trees.bit_length(), _Latency(seconds, seconds / 4))
+            latency.observe(seconds)
 
-    def proved(self, member: str, tokens: int) -> None:
-        """A member that was asked about a state had so many tokens right."""
-        mean = self._right.setdefault(member, float(tokens))
-        self._right[member] = mean + _RECENT * (tokens - mean)
+    def record_accepted(self, member: str, tokens: int) -> None:
+        """Record the tokens accepted from a member's tree for one state; 0 where it made none."""
+        mean = self._accepted.setdefault(member, float(tokens))
+        self._accepted[member] = mean + _ACCEPTED_WEIGHT * (tokens - mean)
 
     def _most(self, member: str, requests: int) -> float:
-        """What it takes for so many requests, nothing where that is unknown; for fewer than were measured a share."""
+        """Return the seconds a call takes at most, 0 where unmeasured; scaled from the nearest measured size."""
         times = self._times.get(member)
         if not times:
             return 0.0

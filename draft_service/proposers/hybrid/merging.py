@@ -10,18 +10,18 @@ from draft_service.proposers.hybrid.calibration import LEAST, MOST, Calibration,
 from slipstream_kernels.token_tree import TokenTree
 
 _DEEPEST = 8
-"""Depths from here on are alike."""
+"""Deeper nodes count as this depth."""
 _UNKNOWN = -1
-"""Form of a proposer that has not been seen yet."""
+"""Recent accept length class of a proposer without a step."""
 _FIRST, _FURTHER = 0.6, 0.15
-"""What is believed at first of a first child, and of further ones, where a proposer gives no probabilities."""
+"""Initial probabilities of a first child and of further ones, where a proposer gives none."""
 
 Cells = tuple[Hashable, ...]
 
 
-def form_of(right: int) -> int:
-    """How a proposer did that had so many tokens right at a step: in doublings (0, 1, 2 to 3, 4 and more)."""
-    return min(3, right.bit_length())
+def accept_length_class(accepted: int) -> int:
+    """Return the class of an accept length of one step: 0, 1, 2 to 3, 4 and more tokens."""
+    return min(3, accepted.bit_length())
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class MergedDraft:
     voices: dict[int, dict[str, None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, calibration: Calibration, trees: Mapping[str, TokenTree], form: Mapping[str, int]) -> MergedDraft:
-        """Valid trees by proposer, in the order in which ties are decided, and the form of those that have one."""
+    def of(cls, calibration: Calibration, trees: Mapping[str, TokenTree], recent: Mapping[str, int]) -> MergedDraft:
+        """Merge valid trees by proposer; ties go to the earlier. `recent`: accept length classes, where known."""
         draft = cls(calibration)
         for source, tree in trees.items():
-            draft._add(source, tree, form.get(source, _UNKNOWN))
+            draft._add(source, tree, recent.get(source, _UNKNOWN))
         return draft
 
     def best(self, max_nodes: int) -> TokenTree:
@@ -87,7 +87,7 @@ class MergedDraft:
             children = node.children
         return right
 
-    def _add(self, source: str, tree: TokenTree, form: int) -> None:
+    def _add(self, source: str, tree: TokenTree, recent: int) -> None:
         reach = tree.depth.bit_length()
         places: list[int] = []
         for i, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
@@ -106,7 +106,7 @@ class MergedDraft:
                 claim = math.exp(min(0.0, tree.log_probs[i] - (tree.log_probs[parent] if parent >= 0 else 0.0)))
             claim = min(MOST, max(LEAST, claim))
             if source not in node.claims or node.claims[source][1] < claim:
-                coarse = (source, bucket(claim), form)
+                coarse = (source, bucket(claim), recent)
                 node.claims[source] = ((coarse, (*coarse, reach), (*coarse, reach, min(node.depth, _DEEPEST))), claim)
 
     def _judge(self, node: Node) -> tuple[float, str]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.proposers.hybrid.calibration import Calibration
-from draft_service.proposers.hybrid.merging import MergedDraft, form_of
+from draft_service.proposers.hybrid.merging import MergedDraft, accept_length_class
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -37,9 +37,9 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     max_nodes=st.integers(1, 20),
 )
 def test_the_merged_tree_is_a_part_of_the_union(drafts, decided, max_nodes) -> None:
-    calibration, form = Calibration(), {}
+    calibration, recent = Calibration(), {}
     for members in drafts:
-        draft = MergedDraft.of(calibration, members, form)
+        draft = MergedDraft.of(calibration, members, recent)
         union = set().union(*map(paths, members.values()))
         tree = draft.best(max_nodes)
         tree.validate(vocab_size=4, max_nodes=max_nodes, max_depth=12)
@@ -56,7 +56,7 @@ def test_the_merged_tree_is_a_part_of_the_union(drafts, decided, max_nodes) -> N
             assert tuple(tree.token_ids[i] for i in tree.path(node)) in paths(members[source])
         right = draft.learn(decided)
         assert right.keys() == members.keys()
-        form = {name: form_of(tokens) for name, tokens in right.items()}
+        recent = {name: accept_length_class(tokens) for name, tokens in right.items()}
 
 
 def test_form_counts_the_tokens_that_were_right() -> None:
@@ -65,7 +65,7 @@ def test_form_counts_the_tokens_that_were_right() -> None:
     draft.best(20)
     right = draft.learn([1, 2, 3, 4, 5])
     assert right == {"a": 4, "b": 1, "c": 0}
-    assert [form_of(tokens) for tokens in (*right.values(), 2, 3, 60)] == [3, 1, 0, 2, 2, 3]
+    assert [accept_length_class(tokens) for tokens in (*right.values(), 2, 3, 60)] == [3, 1, 0, 2, 2, 3]
 
 
 def test_what_proved_right_is_preferred() -> None:
