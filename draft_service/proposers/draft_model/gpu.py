@@ -21,7 +21,7 @@ from draft_service.proposers.cpu_common.kv_cache import DraftCache, DraftSession
 from draft_service.proposers.draft_model.base import DraftModelBase, DraftModelConfig
 from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
 from draft_service.proposers.gpu_common.sampling_slots import (
-    SamplingSlots,
+    DraftVocabulary,
     count_output,
     is_filtered,
     is_penalised,
@@ -52,7 +52,7 @@ class _Running:
 
     draft: DraftRound
     cache: DraftCache
-    places: SamplingSlots
+    vocabulary: DraftVocabulary
     free_lines: list[int]
     lines: dict[int, int]
     """by session"""
@@ -118,7 +118,9 @@ class GpuDraftModelProposer(DraftModelBase):
         running.cache.add(DraftSession(session, tokens, opening.prompt_length, opening.sampling))
         eos = self._weights.shard.config.eos_token_ids
         with running.draft.change_tables():
-            set_rules(running.draft.tables, line, running.places, opening.sampling, tokens, opening.prompt_length, eos)
+            set_rules(
+                running.draft.tables, line, running.vocabulary, opening.sampling, tokens, opening.prompt_length, eos
+            )
         self._behind[session] = None
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
@@ -128,7 +130,7 @@ class GpuDraftModelProposer(DraftModelBase):
         state.tokens.extend(token_ids)
         if is_penalised(state.sampling):
             with running.draft.change_tables():
-                count_output(running.draft.tables, running.lines[session], running.places, token_ids)
+                count_output(running.draft.tables, running.lines[session], running.vocabulary, token_ids)
 
     def close(self, session: int) -> None:
         running = self._running
@@ -254,7 +256,7 @@ class GpuDraftModelProposer(DraftModelBase):
         self._started = _Running(
             draft=draft,
             cache=DraftCache(PagePool(limits.num_pages), PAGE_SIZE),
-            places=SamplingSlots(forward.vocabulary, entries),
+            vocabulary=DraftVocabulary(forward.vocabulary, entries),
             free_lines=list(range(limits.max_sessions - 1, -1, -1)),
             lines={},
         )

@@ -22,7 +22,7 @@ from draft_service.proposers.eagle.on_device_round import ChainedDraftFuture, La
 from draft_service.proposers.eagle.paged_sessions import PagedSession, PagedSessions
 from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
 from draft_service.proposers.gpu_common.sampling_slots import (
-    SamplingSlots,
+    DraftVocabulary,
     count_output,
     is_filtered,
     is_penalised,
@@ -72,7 +72,7 @@ class GpuEagleProposer(EagleBase):
         self._behind: dict[int, None] = {}
         self._followed: OnDeviceRound | None = None
         """Queued behind a pass, for what that decides."""
-        self._started: tuple[DraftRound, PagedSessions, SamplingSlots] | None = None
+        self._started: tuple[DraftRound, PagedSessions, DraftVocabulary] | None = None
         self._start(self._weights)
 
     def limit_vocabulary(self, size: int) -> None:
@@ -85,23 +85,23 @@ class GpuEagleProposer(EagleBase):
             self._start(weights)
 
     def open(self, session: int, opening: Opening) -> None:
-        draft, sessions, places = self._running
+        draft, sessions, vocabulary = self._running
         tokens = opening.token_ids
         if max(tokens) >= self.vocab_size:
             raise SessionRefusedError(f"token {max(tokens)} is outside the head's vocabulary")
         added = sessions.add(session, tokens, opening.sampling, opening.cached_length)
         with draft.change_tables():
-            set_rules(draft.tables, added.line, places, opening.sampling, tokens, opening.prompt_length, self._eos)
+            set_rules(draft.tables, added.line, vocabulary, opening.sampling, tokens, opening.prompt_length, self._eos)
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
-        draft, sessions, places = self._running
+        draft, sessions, vocabulary = self._running
         if max(token_ids) >= self.vocab_size:
             raise ValueError(f"token {max(token_ids)} is outside the head's vocabulary")
         state = sessions[session]
         state.commit(token_ids)
         if is_penalised(state.sampling):
             with draft.change_tables():
-                count_output(draft.tables, state.line, places, token_ids)
+                count_output(draft.tables, state.line, vocabulary, token_ids)
 
     def take_features(self, session: int, first_position: int, features: torch.Tensor) -> None:
         state = self._running[1][session]
@@ -280,10 +280,10 @@ class GpuEagleProposer(EagleBase):
             raise CheckpointError(str(error)) from error
         if weights.head.is_cuda:
             _log.info("%s drafts on %s: %s", self.name, weights.head.device, draft.memory)
-        self._started = draft, PagedSessions(limits), SamplingSlots(weights.ids, len(weights.head))
+        self._started = draft, PagedSessions(limits), DraftVocabulary(weights.ids, len(weights.head))
 
     @property
-    def _running(self) -> tuple[DraftRound, PagedSessions, SamplingSlots]:
+    def _running(self) -> tuple[DraftRound, PagedSessions, DraftVocabulary]:
         assert self._started is not None
         return self._started
 

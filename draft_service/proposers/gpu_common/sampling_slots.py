@@ -1,4 +1,4 @@
-"""Which line of a device's tables a session has, and its sampling rules there, by places of a draft's vocabulary."""
+"""Sampling rules of sessions in a device's tables, by ids of the draft vocabulary."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 
 
-class SamplingSlots:
-    """Places of the target's ids in a draft's vocabulary."""
+class DraftVocabulary:
+    """Maps the target's ids to a draft's vocabulary (EAGLE-3: t2d)."""
 
     def __init__(self, ids: torch.Tensor | None, entries: int) -> None:
-        """ids: the target's id of each of `entries` places; None where both are the same."""
+        """ids: the target's id of each of `entries` draft ids (d2t); None where both vocabularies are the same."""
         known = np.arange(entries) if ids is None else ids.cpu().numpy()
-        self._place: npt.NDArray[np.int32] = np.full(int(known.max()) + 1, -1, np.int32)
-        self._place[known] = np.arange(entries, dtype=np.int32)
+        self._target_to_draft: npt.NDArray[np.int32] = np.full(int(known.max()) + 1, -1, np.int32)
+        self._target_to_draft[known] = np.arange(entries, dtype=np.int32)
 
-    def of(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Places of those of the tokens that have one, in order."""
+    def draft_ids(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Return the draft ids of the tokens that have one, in order."""
         ids = np.asarray(tokens, np.int64)
-        places = self._place[ids[ids < len(self._place)]]
-        return places[places >= 0]
+        found = self._target_to_draft[ids[ids < len(self._target_to_draft)]]
+        return found[found >= 0]
 
-    def values(self, pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-        """(place, value) of (token, value) pairs, without tokens that have no place."""
-        return [(int(place), value) for token, value in pairs for place in self.of([token])]
+    def draft_pairs(self, pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Return (draft id, value) of (token, value) pairs, without tokens that have no draft id."""
+        return [(int(draft_id), value) for token, value in pairs for draft_id in self.draft_ids([token])]
 
 
 def is_filtered(sampling: Sampling) -> bool:
-    """Whether a request samples from a part of the vocabulary."""
+    """Return whether a request samples from a part of the vocabulary (top-k, top-p, min-p)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
 def is_penalised(sampling: Sampling) -> bool:
-    """Whether a request's choice depends on the tokens before."""
+    """Return whether penalties make a request's token depend on the tokens before."""
     return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 def set_rules(
     tables: RequestTables,
     line: int,
-    places: SamplingSlots,
+    vocabulary: DraftVocabulary,
     sampling: Sampling,
     tokens: Sequence[int],
     prompt_length: int,
     eos: Sequence[int],
 ) -> None:
-    """Write a session's rules to its line, the first `prompt_length` of its tokens being the prompt."""
-    bias = places.values(tuple(sampling.logit_bias.items()))
+    """Write a session's sampling rules to its line; the first `prompt_length` tokens are the prompt."""
+    bias = vocabulary.draft_pairs(tuple(sampling.logit_bias.items()))
     penalised = is_penalised(sampling)
     params = pack_line(
         temperature=sampling.temperature,
@@ -71,15 +71,15 @@ def set_rules(
     tables.set_line(
         line,
         params,
-        prompt_ids=places.of(tokens[:prompt_length]).tolist() if penalised else None,
-        output_ids=places.of(tokens[prompt_length:]).tolist() if penalised else None,
+        prompt_ids=vocabulary.draft_ids(tokens[:prompt_length]).tolist() if penalised else None,
+        output_ids=vocabulary.draft_ids(tokens[prompt_length:]).tolist() if penalised else None,
         bias=bias or None,
-        end_ids=places.of((*eos, *sampling.stop_token_ids)).tolist() if sampling.min_tokens else None,
+        end_ids=vocabulary.draft_ids((*eos, *sampling.stop_token_ids)).tolist() if sampling.min_tokens else None,
     )
 
 
-def count_output(tables: RequestTables, line: int, places: SamplingSlots, tokens: Sequence[int]) -> None:
-    """Note that the output of a line with penalties goes on with `tokens`."""
+def count_output(tables: RequestTables, line: int, vocabulary: DraftVocabulary, tokens: Sequence[int]) -> None:
+    """Count new output tokens of a line with penalties."""
     counts = tables.sampling.output_counts[line]
-    found = torch.from_numpy(places.of(tokens).astype(np.int64)).to(counts.device)
+    found = torch.from_numpy(vocabulary.draft_ids(tokens).astype(np.int64)).to(counts.device)
     counts.index_add_(0, found, torch.ones_like(found, dtype=counts.dtype))

@@ -17,7 +17,7 @@ import torch
 from draft_service.proposers.base import DraftRequest, Opening, Sampling, SessionRefusedError
 from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
 from draft_service.proposers.gpu_common.sampling_slots import (
-    SamplingSlots,
+    DraftVocabulary,
     count_output,
     is_filtered,
     is_penalised,
@@ -60,7 +60,7 @@ class _Running:
     """Weights at work: what the tables hold of each session."""
 
     draft: HiddenStateRound
-    places: SamplingSlots
+    vocabulary: DraftVocabulary
     free_lines: list[int]
     sessions: dict[int, _Session]
 
@@ -103,7 +103,13 @@ class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
         running.sessions[session] = _Session(line, opening.sampling, len(tokens), tokens[-1])
         with running.draft.change_tables():
             set_rules(
-                running.draft.tables, line, running.places, opening.sampling, tokens, opening.prompt_length, self._eos
+                running.draft.tables,
+                line,
+                running.vocabulary,
+                opening.sampling,
+                tokens,
+                opening.prompt_length,
+                self._eos,
             )
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
@@ -115,7 +121,7 @@ class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
         state.newest = token_ids[-1]
         if is_penalised(state.sampling):
             with running.draft.change_tables():
-                count_output(running.draft.tables, state.line, running.places, token_ids)
+                count_output(running.draft.tables, state.line, running.vocabulary, token_ids)
 
     def take_features(self, session: int, first_position: int, features: torch.Tensor) -> None:
         state = self._running.sessions[session]
@@ -177,7 +183,7 @@ class GpuLastHiddenStateProposer(LastHiddenStateBase[Head]):
         if cuda:
             _log.info("%s drafts on %s: %s", self.name, self.state_device, draft.memory)
         self._started = _Running(
-            draft, SamplingSlots(weights.ids, weights.entries), list(range(limits.max_sessions - 1, -1, -1)), {}
+            draft, DraftVocabulary(weights.ids, weights.entries), list(range(limits.max_sessions - 1, -1, -1)), {}
         )
 
     @property
