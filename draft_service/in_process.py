@@ -135,7 +135,7 @@ class InProcessHost:
 
 
 class SharedFeed:
-    """Records that are read by the worker, or on the thread that puts them. `put` and `poke` are for any thread."""
+    """Records that are read by the worker, or on the thread that puts them. `put` and `wake` are for any thread."""
 
     __slots__ = ("_commands", "_states", "_woken", "released")
 
@@ -167,7 +167,7 @@ class SharedFeed:
         return records
 
     def wait(self, seconds: float) -> None:
-        """Return when poked, or when something has arrived that is no step's, or after `seconds`."""
+        """Return when woken, or when something has arrived that is no step's, or after `seconds`."""
         self._woken.wait(seconds)
         self._woken.clear()
 
@@ -176,7 +176,7 @@ class SharedFeed:
         self._woken.set()
         return False
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End a wait."""
         self._woken.set()
 
@@ -188,7 +188,7 @@ class SharedFeed:
 
 
 class QueueFeed:
-    """Records from another thread, read when the worker asks for them. `put` and `poke` are for any thread."""
+    """Records from another thread, read when the worker asks for them. `put` and `wake` are for any thread."""
 
     __slots__ = ("_awake", "_bell", "_looked_at", "_queue", "_sleeps_at", "_woken", "asleep")
 
@@ -222,7 +222,7 @@ class QueueFeed:
         return records
 
     def wait(self, seconds: float) -> None:
-        """Return when something has arrived, when poked, or after `seconds`."""
+        """Return when something has arrived, when woken, or after `seconds`."""
         self.asleep = True
         self._look_out(min(self._sleeps_at, perf_counter() + seconds))
         with suppress(Empty):
@@ -246,7 +246,7 @@ class QueueFeed:
             self._woken.acquire(timeout=seconds)
         return not self.asleep
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End a wait."""
         self.put(())
 

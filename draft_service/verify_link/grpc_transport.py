@@ -71,12 +71,12 @@ class GrpcRecordSource:
         return records
 
     def wait(self, seconds: float) -> None:
-        """Return when something has arrived, when poked, or after `seconds`."""
+        """Return when something has arrived, when woken, or after `seconds`."""
         position = self._asked.position
         if not self._arrived:
             self._asked.wait(position, seconds, awake=self._sleeps_at - perf_counter())
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End a wait. For any thread."""
         self._arrived.append(())
         self._asked.ring(give_way=False)

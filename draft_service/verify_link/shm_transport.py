@@ -30,7 +30,7 @@ MESSAGES_PER_LOOK = 256
 
 
 class ShmExchange:
-    """Both rings of one attachment. Belongs to the worker's thread, except for `poke`."""
+    """Both rings of one attachment. Belongs to the worker's thread, except for `wake`."""
 
     __slots__ = ("_ends", "_fail", "_most", "_outbox", "_spin", "_spins_until", "_states", "_unreleased", "_unsent")
 
@@ -94,7 +94,7 @@ class ShmExchange:
         self._release()
 
     def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, when poked, or after `seconds`."""
+        """Return when something may have arrived, when woken, or after `seconds`."""
         self._release()
         if self._ends is None:
             time.sleep(seconds)
@@ -102,7 +102,7 @@ class ShmExchange:
             spin = self._spins_until - time.perf_counter() if self._spin else 0.0
             self._ends[0].wait(seconds, spin=spin)
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End a wait; one that is just about to begin may be missed. For any thread."""
         ends = self._ends
         if ends is not None:

@@ -11,7 +11,7 @@ from draft_service.protocol.records import Record
 class RecordSource(Protocol):
     """Where the worker picks up records itself. Nothing raises.
 
-    All but `poke` are called on the worker's thread, `receive` also where `Worker.begin` is.
+    All but `wake` are called on the worker's thread, `receive` also where `Worker.begin` is.
     """
 
     def receive(self) -> Sequence[Record]:
@@ -19,10 +19,10 @@ class RecordSource(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, when poked, or after `seconds`."""
+        """Return when something may have arrived, when woken, or after `seconds`."""
         ...
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End a wait. For any thread."""
         ...
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.1
-"""How long the worker waits at a feed before it looks elsewhere, should it have missed a poke."""
+"""How long the worker waits at a feed before it looks elsewhere, should it have missed a `wake`."""
 _LOOK_SECONDS = 1e-4
 """How often a thread that waits for its turn looks whether it still has to."""
 
@@ -131,7 +131,7 @@ class Worker:
         """Begin a pass over the feed's records on the calling thread; waits for nothing.
 
         False where somebody else is at one or has something else to do first: the worker's own thread then makes it,
-        once it is poked.
+        once it is woken.
         """
         if not self._turn.acquire(blocking=False):
             return False
@@ -247,7 +247,7 @@ class Worker:
         self._inbox.put(item)
         feed = self._feed
         if feed is not None:
-            feed.poke()
+            feed.wake()
 
     def _handle(self, item: Item) -> list[Reply]:
         match item:

@@ -154,7 +154,7 @@ def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(awake: float) -> Non
     worker = Thread(target=work)
     worker.start()
     assert ended.get(timeout=SECONDS) == 0
-    feed.poke()
+    feed.wake()
     assert ended.get(timeout=SECONDS) == 1
     worker.join(SECONDS)
 

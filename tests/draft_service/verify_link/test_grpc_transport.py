@@ -110,12 +110,12 @@ def test_a_step_that_waits_awake_hears_that_the_exchange_is_over() -> None:
 def test_records_are_handed_over_in_order_and_end_a_wait() -> None:
     feed = GrpcRecordSource(0.0005)
     feed.put([Gap(AT)])
-    feed.poke()
+    feed.wake()
     feed.put([Commit(AT, (1,), 1, 1)])
     feed.wait(60.0)
     assert feed.receive() == [Gap(AT), Commit(AT, (1,), 1, 1)]
     assert feed.receive() == []
-    timer = threading.Timer(0.05, feed.poke)
+    timer = threading.Timer(0.05, feed.wake)
     timer.start()
     feed.wait(60.0)
     timer.join()
