@@ -19,7 +19,7 @@ def deploy(
         str,
         typer.Argument(
             metavar="[HOST:PORT]",
-            help="Draft service that runs already, with the new head and the old one's proposer names.",
+            help="Running draft service to roll out, with the new head under the old proposer names.",
             show_default="started from --draft",
         ),
     ] = "",
@@ -28,7 +28,7 @@ def deploy(
         list[str] | None,
         typer.Option(
             metavar="PROPOSER[:DIR]",
-            help="Start a draft service with this proposer, such as eagle3:DIR; repeat it to host several. It is left "
+            help="Start a draft service with this proposer, such as eagle3:DIR; repeat for several. It keeps "
             "running if it takes over.",
         ),
     ] = None,
@@ -36,8 +36,7 @@ def deploy(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the model that is served, which lends heads the weights that they do not have. [default: "
-            "where the verify service has it]",
+            help="Folder of the served model, for weights that a head shares with it. [default: the verify service's]",
         ),
     ] = None,
     verify: Annotated[
@@ -48,32 +47,39 @@ def deploy(
         list[str] | None, typer.Option(metavar="ARG", help="Passed to the draft service, e.g. --draft-arg=--topk=8.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its log. [default: slipstream-draft-PORT.log]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Log file of the draft service. [default: slipstream-draft-PORT.log]"),
     ] = None,
     shares: Annotated[
-        str, typer.Option(metavar="LIST", help="Parts of the requests it takes in turn, before it takes all.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Traffic shares of the canary, one after the other, before it gets all requests."
+        ),
     ] = "0.1,0.5",
     tokens: Annotated[
-        int, typer.Option(help="Tokens that steps of both must have yielded before it is judged.", min=1)
+        int, typer.Option(help="Tokens from each side before the canary is judged at a share.", min=1)
     ] = 20_000,
     margin: Annotated[
-        float, typer.Option(help="Part of the old acceptance length that it may lack.", min=0.0, max=0.99)
+        float, typer.Option(help="Tolerated relative drop in acceptance length.", min=0.0, max=0.99)
     ] = 0.02,
     confidence: Annotated[
-        float, typer.Option(help="With which it must lack more, to be sent back.", min=0.5, max=0.9999)
+        float,
+        typer.Option(
+            help="Confidence level of the one-sided Welch test that rolls the canary back.", min=0.5, max=0.9999
+        ),
     ] = 0.99,
-    seconds: Annotated[float, typer.Option(help="How long each share may take.", min=1.0)] = 600.0,
-    attach_seconds: Annotated[float, typer.Option(help="How long it may take to attach.", min=1.0)] = 120.0,
-    keep_loser: Annotated[bool, typer.Option("--keep-loser", help="Stop no draft service in the end.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit at each share.", min=1.0)] = 600.0,
+    attach_seconds: Annotated[float, typer.Option(help="Time limit for the canary to attach.", min=1.0)] = 120.0,
+    keep_loser: Annotated[bool, typer.Option("--keep-loser", help="Leave the losing draft service running.")] = False,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_server_name: TlsServerName = "",
 ) -> None:
-    """Have a new draft service take over, first a part of the requests, then all; or none if its guesses are worse.
+    """Roll out a new draft service as a canary: a part of the requests first, then all; roll back if it is worse.
 
-    The old one goes on drafting beside it, and gets everything back if acceptance clearly falls, or the new one dies or
-    does not attach. The loser is stopped. No request notices. Exit status 0 if it took over, 1 if not.
+    The old one drafts beside it, and gets all requests back if the acceptance length drops significantly, or the new
+    one dies or does not attach. The loser is stopped. Running requests go on. Exit status 0 if it took over, else 1.
     """
     from launcher.rollout.canary import Plan
     from launcher.rollout.deploy import deploy as run

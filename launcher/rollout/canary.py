@@ -1,4 +1,4 @@
-"""A new draft service beside the old ones of the same proposers: what both are worth while both serve."""
+"""The canary of a rollout: a new draft service beside the old ones of the same proposers, compared on live traffic."""
 
 from __future__ import annotations
 
@@ -20,44 +20,49 @@ from slipstream.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 
 POLL_SECONDS: Final = 0.25
 MOVE_SECONDS: Final = 60.0
-"""Within which requests have moved once a share has changed."""
+"""Limit for requests to move once a weight has changed."""
 STATE_SECONDS: Final = 30.0
-"""A verify service that is busy, or starts again, takes its time to answer."""
+"""Timeout of a state request: a verify service that is busy or restarts answers late."""
 EARLY_CONFIDENCE: Final = 0.9999
 EARLY_PART: Final = 0.2
-"""A window is cut short where a fall is clear to this confidence, after this part of its tokens: looks are many, and
-each may be misled (the rule of Haybittle and Peto for interim looks)."""
+"""Confidence of the interim tests, after this part of a window's tokens: high, as they are many (the rule of Haybittle
+and Peto for interim looks)."""
 
 
 class DeployError(RuntimeError):
-    """Why the new draft service is not kept."""
+    """The canary is rolled back; the message says why."""
 
 
-class NoRivalError(RuntimeError):
-    """There is nobody to be compared with any more."""
+class NoBaselineError(RuntimeError):
+    """No other draft service is left to compare the canary with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How carefully to go about it."""
+    """Weights and tests of a rollout."""
 
     shares: tuple[float, ...] = (0.1, 0.5)
-    """Of the requests, one after the other, before it takes all."""
+    """Parts of the requests that the canary gets, one after the other, before all."""
     tokens: int = 20_000
-    """That the steps of either must have yielded at each share, and once more of the new one when it has all."""
+    """Tokens a window: from both sides at each share, from the canary alone once it has all requests."""
     margin: float = 0.02
-    """Part of the old acceptance length that the new one may lack."""
+    """Tolerated relative drop in acceptance length."""
     confidence: float = 0.99
-    """With which it must be known to lack more than that, to be sent back."""
+    """Confidence level of the one-sided Welch test that rolls the canary back."""
     seconds: float = 600.0
-    """That each window may take."""
+    """Time limit of each window."""
     attach_seconds: float = 120.0
     stop_loser: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The new one's attachment, and how to see how it does."""
+    """The new draft service's attachment.
+
+    epoch: of the attachment.
+    names: proposers that it offers.
+    read_state: asks the verify service.
+    """
 
     address: str
     verify_address: str
@@ -66,16 +71,16 @@ class Canary:
     read_state: Callable[[], verify_pb2.GetStateResponse]
     tls: Tls | None = None
 
-    def give(self, share: float) -> None:
-        """Have it take this part of the requests; returns when they have moved. SwapError where that fails."""
+    def set_weight(self, share: float) -> None:
+        """Route this part of the requests to the canary; returns when they have moved. Raises SwapError."""
         swap(self.address, self.verify_address, share=share, seconds=MOVE_SECONDS, tls=self.tls)
 
-    def rivals(self, state: verify_pb2.GetStateResponse) -> list[verify_pb2.DrafterState]:
-        """Other attachments' proposers of the same names."""
+    def baselines(self, state: verify_pb2.GetStateResponse) -> list[verify_pb2.DrafterState]:
+        """Return the other attachments' proposers of the same names."""
         return [each for each in state.drafters if each.epoch != self.epoch and each.proposer in self.names]
 
-    def look(self) -> verify_pb2.GetStateResponse:
-        """The state; DeployError where the new one is not attached any more."""
+    def poll(self) -> verify_pb2.GetStateResponse:
+        """Return the verify service's state. Raises DeployError where the canary is not attached any more."""
         state = self.read_state()
         if all(each.epoch != self.epoch for each in state.drafters):
             raise DeployError(f"{self.address} lost its attachment")
@@ -109,7 +114,7 @@ def enter(
 def _attached(
     address: str, channel: grpc.Channel, verify_address: str, tls: Tls | None
 ) -> draft_pb2.DraftAdminServiceGetInfoResponse | None:
-    """What the draft service says once both ends take it for attached."""
+    """Return the draft service's info once both ends report the attachment."""
     try:
         info = ask_info(address, channel)
         where = verify_address or info.verify_address
@@ -132,22 +137,23 @@ def _state(address: str, channel: grpc.Channel) -> verify_pb2.GetStateResponse:
 
 
 def watch(
-    contest: Canary, plan: Plan, title: str, progress: bool, *, reference: Estimate | None = None
+    canary: Canary, plan: Plan, title: str, progress: bool, *, reference: Estimate | None = None
 ) -> tuple[Estimate, Estimate]:
-    """Watch until both have yielded the plan's tokens; DeployError once the new one is clearly below the old.
+    """Compare both sides until each has the plan's tokens. Return their estimates, new and old.
 
-    With `reference` that is what the new one is held against, and nobody else has to draft.
+    reference: compare with this estimate; no baseline has to draft.
+    Raises DeployError once the canary is significantly below, and when the time is up; NoBaselineError.
     """
     new, old = Arm(), Arm()
-    seen = _counters(contest.look())
+    seen = _counters(canary.poll())
     deadline = time.monotonic() + plan.seconds
     with tqdm(total=plan.tokens, desc=title, unit="tok", disable=None if progress else True) as bar:
         while True:
             time.sleep(POLL_SECONDS)
-            state = contest.look()
-            if reference is None and not contest.rivals(state):
-                raise NoRivalError
-            seen = _count(contest, state, seen, new, old)
+            state = canary.poll()
+            if reference is None and not canary.baselines(state):
+                raise NoBaselineError
+            seen = _count(canary, state, seen, new, old)
             done = new.tokens if reference else min(new.tokens, old.tokens)
             mine, theirs = new.estimate(), reference or old.estimate()
             bar.set_postfix_str(f"new {mine or '-'}, old {theirs or '-'}", refresh=False)
@@ -165,7 +171,7 @@ def watch(
 
 
 def _fell(new: Estimate, old: Estimate, plan: Plan, part: float) -> bool:
-    """Whether the new one is clearly below the old, after this part of a window's tokens."""
+    """Return whether the new side is significantly below the old, after this part of a window's tokens."""
     if part < EARLY_PART:
         return False
     confidence = plan.confidence if part >= 1.0 else max(plan.confidence, EARLY_CONFIDENCE)
@@ -177,7 +183,7 @@ _Counters = dict[tuple[int, str], tuple[int, int]]
 
 
 def _counters(state: verify_pb2.GetStateResponse) -> _Counters:
-    """Steps in lockstep are those that had their tree and those that waited in vain; ahead nothing is waited for."""
+    """Return the counters. Steps: with a tree or a wait in vain in lockstep, hits and misses of draft-ahead."""
     return {
         (each.epoch, each.proposer): (
             max(each.hits + each.misses, each.ahead_hits + each.ahead_misses),
@@ -187,14 +193,14 @@ def _counters(state: verify_pb2.GetStateResponse) -> _Counters:
     }
 
 
-def _count(contest: Canary, state: verify_pb2.GetStateResponse, before: _Counters, new: Arm, old: Arm) -> _Counters:
-    """Add to both what has come since `before`; gives the counters as they are now."""
+def _count(canary: Canary, state: verify_pb2.GetStateResponse, before: _Counters, new: Arm, old: Arm) -> _Counters:
+    """Add what came since `before` to both sides. Return the counters of `state`."""
     now = _counters(state)
     sums = {True: [0, 0], False: [0, 0]}
     for key, (steps, accepted) in now.items():
-        if key[1] in contest.names and key in before:
-            sums[key[0] == contest.epoch][0] += steps - before[key][0]
-            sums[key[0] == contest.epoch][1] += accepted - before[key][1]
+        if key[1] in canary.names and key in before:
+            sums[key[0] == canary.epoch][0] += steps - before[key][0]
+            sums[key[0] == canary.epoch][1] += accepted - before[key][1]
     new.add(*sums[True])
     old.add(*sums[False])
     return now

@@ -1,7 +1,7 @@
-"""`slipstream deploy`: a new draft service takes over from the old ones by and by, if its guesses are no worse.
+"""`slipstream deploy`: a canary rollout of a draft service.
 
-At each share of a plan both draft at once, so that both are judged by the same traffic. Nothing of this changes a
-token: what a drafter is worth is all that is at stake.
+The canary gets growing parts of the requests. Both sides draft at once, so that both are measured on the same traffic.
+Tokens never depend on the drafter; only speed is at stake.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.rollout.canary import Canary, DeployError, NoRivalError, Plan, enter, watch
+from launcher.rollout.canary import Canary, DeployError, NoBaselineError, Plan, enter, watch
 from launcher.rollout.stop_idle import end_own, stop_idle
 from launcher.rollout.traffic_shift import SwapError
 from launcher.services.pidfd_process import PidfdProcess
@@ -22,12 +22,12 @@ DYING_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`unjudged`: it has all requests because nobody else drafts for them any more."""
+    """Result of a rollout. `unjudged`: the canary has all requests, as no baseline drafts any more."""
 
     verdict: Literal["took over", "returned", "unjudged"]
     reason: str
     loser: str = ""
-    """What became of the other side's process."""
+    """End of the other side's process, as text."""
 
 
 def deploy(
@@ -39,19 +39,19 @@ def deploy(
     progress: bool = True,
     tls: Tls | None = None,
 ) -> Outcome:
-    """Hand requests to the draft service at `address` and keep it or return them. `own` is its process if just started.
+    """Roll out the draft service at `address`, or roll it back. `own`: its process, if just started.
 
-    Whatever goes wrong, the requests are back with the old ones at the end, and so they are when this is interrupted.
+    Any fault, and an interrupt, rolls back: all requests return to the old draft services.
     """
     try:
-        with enter(address, verify_address, plan, own, tls) as contest:
+        with enter(address, verify_address, plan, own, tls) as canary:
             try:
-                return _compete(contest, plan, progress)
+                return _ramp_up(canary, plan, progress)
             except (DeployError, SwapError) as error:
                 reason = _reason(error, address, own)
-                return Outcome("returned", reason, _give_back(contest, own, plan.stop_loser))
+                return Outcome("returned", reason, _give_back(canary, own, plan.stop_loser))
             except BaseException:
-                _give_back(contest, own, stop=own is not None)
+                _give_back(canary, own, stop=own is not None)
                 raise
     except (DeployError, SwapError) as error:
         return Outcome("returned", str(error), end_own(address, own) if own else "")
@@ -62,66 +62,66 @@ def deploy(
 
 
 def _reason(error: DeployError | SwapError, address: str, own: PidfdProcess | None) -> str:
-    """A service that dies while it is spoken to is told as such, not as what the call ran into."""
+    """Return the reason; for a service that died during a call, the death rather than the call's error."""
     dead = isinstance(error, SwapError) and own is not None and own.wait(DYING_SECONDS)
     return f"{address} ended" if dead else str(error)
 
 
-def _compete(contest: Canary, plan: Plan, progress: bool) -> Outcome:
-    """Through all shares to the end; DeployError or SwapError where it is to be returned."""
-    state = contest.look()
-    if not contest.rivals(state):
-        contest.give(1.0)
-        return Outcome("took over", f"no other draft service offers its proposers{_elsewhere(contest, state)}")
+def _ramp_up(canary: Canary, plan: Plan, progress: bool) -> Outcome:
+    """Give the canary the plan's shares in turn, then all. Raises DeployError or SwapError to roll it back."""
+    state = canary.poll()
+    if not canary.baselines(state):
+        canary.set_weight(1.0)
+        return Outcome("took over", f"no other draft service offers its proposers{_elsewhere(canary, state)}")
     new = old = None
     try:
         for share in plan.shares:
-            contest.give(share)
-            new, old = watch(contest, plan, f"share {share:g}", progress)
-    except NoRivalError:
-        contest.give(1.0)
+            canary.set_weight(share)
+            new, old = watch(canary, plan, f"share {share:g}", progress)
+    except NoBaselineError:
+        canary.set_weight(1.0)
         return Outcome("unjudged", "the other draft services of its proposers are gone")
-    contest.give(1.0)
-    new, _ = watch(contest, plan, "all requests", progress, reference=old)
-    losers = _losers(contest) if plan.stop_loser else "left as they are"
+    canary.set_weight(1.0)
+    new, _ = watch(canary, plan, "all requests", progress, reference=old)
+    losers = _losers(canary) if plan.stop_loser else "left as they are"
     return Outcome("took over", f"{new} tokens a verify step, before it {old}", losers)
 
 
-def _elsewhere(contest: Canary, state: verify_pb2.GetStateResponse) -> str:
-    """That other names keep their requests, if there are any."""
-    others = sorted({each.proposer for each in state.drafters} - contest.names)
+def _elsewhere(canary: Canary, state: verify_pb2.GetStateResponse) -> str:
+    """Return the text that says which other proposers keep their requests; empty if none."""
+    others = sorted({each.proposer for each in state.drafters} - canary.names)
     return f"; it was compared with none, and requests for {', '.join(others)} stay where they are" if others else ""
 
 
-def _give_back(contest: Canary, own: PidfdProcess | None, stop: bool) -> str:
-    """Take the share away, and end the service if there is another one; says what became of it."""
+def _give_back(canary: Canary, own: PidfdProcess | None, stop: bool) -> str:
+    """Take the canary's requests away, and end it if there is a baseline. Return what became of it."""
     state: verify_pb2.GetStateResponse | None = None
     with suppress(SwapError, DeployError):
-        contest.give(0.0)
-        state = contest.look()
-    if state is not None and not contest.rivals(state):
-        return f"{contest.address} is left, as nobody else drafts"
+        canary.set_weight(0.0)
+        state = canary.poll()
+    if state is not None and not canary.baselines(state):
+        return f"{canary.address} is left, as nobody else drafts"
     if not stop:
-        return f"{contest.address} is left without requests"
+        return f"{canary.address} is left without requests"
     if own is not None:
-        return end_own(contest.address, own)
-    drafter = next((each for each in state.drafters if each.epoch == contest.epoch), None) if state else None
-    return stop_idle(drafter.address, drafter.process_id, contest.tls) if drafter else f"{contest.address} is gone"
+        return end_own(canary.address, own)
+    drafter = next((each for each in state.drafters if each.epoch == canary.epoch), None) if state else None
+    return stop_idle(drafter.address, drafter.process_id, canary.tls) if drafter else f"{canary.address} is gone"
 
 
-def _losers(contest: Canary) -> str:
-    """End the services that draft for nothing any more; says what became of each."""
-    state = contest.look()
+def _losers(canary: Canary) -> str:
+    """End the baselines that have no other proposer. Return what became of each."""
+    state = canary.poll()
     offers: dict[int, set[str]] = {}
     for each in state.drafters:
         offers.setdefault(each.epoch, set()).add(each.proposer)
     said = []
-    for epoch, each in {each.epoch: each for each in contest.rivals(state)}.items():
-        alone = ", ".join(sorted(offers[epoch] - contest.names))
+    for epoch, each in {each.epoch: each for each in canary.baselines(state)}.items():
+        alone = ", ".join(sorted(offers[epoch] - canary.names))
         if not each.address:
             said.append("the verify service's own proposer is left without requests")
         elif alone:
             said.append(f"{each.address} is left, as it alone offers {alone}")
         else:
-            said.append(stop_idle(each.address, each.process_id, contest.tls))
+            said.append(stop_idle(each.address, each.process_id, canary.tls))
     return "; ".join(said)

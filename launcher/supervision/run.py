@@ -16,7 +16,7 @@ from launcher.services.commands import join_address, reachable
 from launcher.services.folder_check import named_folders, obstacles
 from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
 from launcher.services.service_settings import ToldSettings
-from launcher.supervision.liveness_probe import PULSE_SECONDS, LivenessProbe
+from launcher.supervision.liveness_probe import PROBE_SECONDS, LivenessProbe
 from slipstream.rpc.unix_socket import SCHEME
 
 HANG_STATUS = 1
@@ -101,18 +101,18 @@ def run(command: ServiceCommand, *, hang_seconds: float, start_seconds: float) -
         events.put(_ENDED)
 
     def watch() -> None:
-        pulse = LivenessProbe(process)
+        probe = LivenessProbe(process)
         while process.running:
-            if pulse.lost(hang_seconds, start_seconds):
+            if probe.failed(hang_seconds, start_seconds):
                 _print(command.name, f"{command.name} does not answer at {command.address} and is killed")
                 hung.set()
                 process.signal(signal.SIGKILL)
                 return
-            time.sleep(min(PULSE_SECONDS, hang_seconds / 4))
+            time.sleep(min(PROBE_SECONDS, hang_seconds / 4))
 
     threading.Thread(target=await_end, name="end", daemon=True).start()
     if hang_seconds > 0:
-        threading.Thread(target=watch, name="pulse", daemon=True).start()
+        threading.Thread(target=watch, name="liveness-probe", daemon=True).start()
     while (number := events.get()) != _ENDED:
         process.signal(signal.Signals(number))
     status = process.wait() or 0

@@ -10,26 +10,28 @@ from dataclasses import dataclass
 
 from launcher.services.process import LogSink, ServiceCommand, ServiceProcess, Spawner
 from launcher.services.readiness import wait_serving
-from launcher.supervision.liveness_probe import PULSE_SECONDS, LivenessProbe
+from launcher.supervision.liveness_probe import PROBE_SECONDS, LivenessProbe
 
 WATCH_SECONDS = 0.1
 """Longest time until an ended service is noticed."""
 
 
 MOST_FAILURES = 10
-"""Short runs in a row after which an essential service is given up."""
+"""Failures in a row after which an essential service is given up."""
 HANG_SECONDS = 30.0
-"""How long a service may not answer before it is taken for hanging."""
+"""Silence after which a service counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How long to wait before a service that ended is started again: doubling, reset by a good run.
+    """Exponential back-off between restarts of a service.
 
-    A run is good that lasts `good_run_seconds` longer than the first start of all services took: loading is no run. An
-    essential service is not started again after `most_failures` short runs in a row, 0 standing for any number. One
-    that does not report its health for `hang_seconds` is killed, later by the time of that first start where it starts
-    itself; 0: never.
+    first_seconds, longest_seconds: back-off after the first failure, which doubles with each; its limit.
+    good_run_seconds: the failure count resets after so much uptime, start-up excluded (the time that the first start
+        of all services took).
+    most_failures: failures in a row after which an essential service is given up; 0: never.
+    hang_seconds: a service that answers no liveness probe for so long is killed, later by the start-up time while it
+        starts; 0: never.
     """
 
     first_seconds: float = 0.5
@@ -39,25 +41,26 @@ class RestartPolicy:
     hang_seconds: float = HANG_SECONDS
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many short runs in a row, the last one included."""
+        """Return the seconds to wait after `failures` failures in a row."""
         return min(self.longest_seconds, self.first_seconds * 2.0 ** min(30, max(0, failures - 1)))
 
 
 class _Watched:
-    """One service and its restarts. `due` is when to start it again (monotonic), None while it runs.
+    """One service and its restarts.
 
-    `dismissed`: somebody else has asked it to end, and it did.
+    restart_at: when to start it again (time.monotonic(), seconds); None while it runs.
+    dismissed: it ended with status 0, as somebody else asked it to.
     """
 
-    __slots__ = ("command", "dismissed", "due", "failures", "process", "pulse", "started")
+    __slots__ = ("command", "dismissed", "failures", "probe", "process", "restart_at", "started")
 
     def __init__(self, command: ServiceCommand, process: ServiceProcess) -> None:
         self.command = command
         self.process = process
-        self.pulse = LivenessProbe(process)
+        self.probe = LivenessProbe(process)
         self.started = time.monotonic()
         self.failures = 0
-        self.due: float | None = None
+        self.restart_at: float | None = None
         self.dismissed = False
 
 
@@ -86,7 +89,7 @@ class Supervisor:
         self._start_seconds = 0.0
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
-        self._listener = threading.Thread(target=self._listen, name="pulse", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="liveness-probe", daemon=True)
         self._lock = threading.Lock()
 
     def start(self, timeout: float) -> None:
@@ -134,23 +137,23 @@ class Supervisor:
                         self._tend(watched)
 
     def _listen(self) -> None:
-        """Kill what hangs; the watcher sees to it that it is started again."""
+        """Kill services that hang; the watcher starts them again."""
         limit = self._policy.hang_seconds
         while not self._stopping.is_set():
             for watched in self._watched:
-                if watched.pulse.process is not watched.process:
-                    watched.pulse.close()
-                    watched.pulse = LivenessProbe(watched.process)
-                if watched.pulse.lost(limit, self._start_seconds) and not self._stopping.is_set():
+                if watched.probe.process is not watched.process:
+                    watched.probe.close()
+                    watched.probe = LivenessProbe(watched.process)
+                if watched.probe.failed(limit, self._start_seconds) and not self._stopping.is_set():
                     self._sink(watched.command.name, "does not answer and is killed")
-                    watched.pulse.process.signal(signal.SIGKILL)
-            self._stopping.wait(min(PULSE_SECONDS, limit / 4))
+                    watched.probe.process.signal(signal.SIGKILL)
+            self._stopping.wait(min(PROBE_SECONDS, limit / 4))
         for watched in self._watched:
-            watched.pulse.close()
+            watched.probe.close()
 
     def _tend(self, watched: _Watched) -> None:
         now = time.monotonic()
-        if watched.due is None:
+        if watched.restart_at is None:
             if watched.process.running or watched.dismissed:
                 return
             if not watched.command.essential and watched.process.wait() == 0:
@@ -160,13 +163,13 @@ class Supervisor:
             if now - watched.started >= self._start_seconds + self._policy.good_run_seconds:
                 watched.failures = 0
             self._postpone(watched, watched.process.describe_end())
-        elif now >= watched.due:
+        elif now >= watched.restart_at:
             try:
                 watched.process = self._spawn(watched.command)
             except OSError as error:
                 self._postpone(watched, f"could not be started: {error.strerror or error}")
                 return
-            watched.started, watched.due = now, None
+            watched.started, watched.restart_at = now, None
             if self._stopping.is_set():  # `kill` may have passed while this one started
                 watched.process.signal(signal.SIGKILL)
 
@@ -179,5 +182,5 @@ class Supervisor:
             self._on_given_up(name)
             return
         delay = self._policy.delay(watched.failures)
-        watched.due = time.monotonic() + delay
+        watched.restart_at = time.monotonic() + delay
         self._sink(name, f"{failure}; starts again in {delay:.1f} s")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.supervision import liveness_probe
-from launcher.supervision.liveness_probe import LEAST_MISSES, LivenessProbe
+from launcher.supervision.liveness_probe import MIN_FAILURES, LivenessProbe
 
 LIMIT = 20.0
 START = 40.0
@@ -40,7 +40,7 @@ def look(one, service, times):
     """What each of some looks in a row says, five seconds apart."""
     said = []
     for _ in range(times):
-        said.append(one.lost(LIMIT, START))
+        said.append(one.failed(LIMIT, START))
         service.now += 5.0
     return said
 
@@ -61,7 +61,7 @@ def test_an_answer_in_between_starts_anew(service):
     one = LivenessProbe(service)
     for _ in range(10):
         service.answering = True
-        assert not one.lost(LIMIT, START)
+        assert not one.failed(LIMIT, START)
         service.answering = False
         assert not any(look(one, service, 2))
 
@@ -69,7 +69,7 @@ def test_an_answer_in_between_starts_anew(service):
 def test_one_that_never_answered_has_the_time_of_a_start_more(service):
     service.answering, since = False, service.now
     one = LivenessProbe(service)
-    while not one.lost(LIMIT, START):
+    while not one.failed(LIMIT, START):
         service.now += 5.0
     assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
 
@@ -79,7 +79,7 @@ def test_one_that_has_yet_to_serve_has_that_time_too_when_it_has_answered(servic
     service.serving = False
     assert not any(look(one, service, 50))
     service.answering, since = False, service.now
-    while not one.lost(LIMIT, START):
+    while not one.failed(LIMIT, START):
         service.now += 5.0
     assert since + LIMIT + START <= service.now <= since + LIMIT + START + 10.0
 
@@ -95,16 +95,16 @@ def test_one_that_has_served_is_starting_no_more(service):
 
 def test_the_askers_own_absence_counts_as_one_miss(service):
     one = LivenessProbe(service)
-    one.lost(LIMIT, START)
+    one.failed(LIMIT, START)
     service.answering = False
-    one.lost(LIMIT, START)
+    one.failed(LIMIT, START)
     service.now += 1000.0
-    assert look(one, service, LEAST_MISSES - 2) == [False] * (LEAST_MISSES - 2)
-    assert one.lost(LIMIT, START)
+    assert look(one, service, MIN_FAILURES - 2) == [False] * (MIN_FAILURES - 2)
+    assert one.failed(LIMIT, START)
 
 
 def test_one_that_has_ended_is_not_lost(service):
     one = LivenessProbe(service)
-    one.lost(LIMIT, START)
+    one.failed(LIMIT, START)
     service.answering = service.running = False
     assert not any(look(one, service, 50))

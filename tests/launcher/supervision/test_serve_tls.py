@@ -131,9 +131,9 @@ def test_the_pulse_of_a_service_is_felt(inner, tmp_path):
     service = ServiceProcess(command, Spawner())
     try:
         wait_until(lambda: is_serving(command.address, 10.0, command.tls), service.log)
-        pulse = LivenessProbe(service)
-        assert not pulse.lost(40.0, 0.0)
-        assert pulse._answered
-        pulse.close()
+        probe = LivenessProbe(service)
+        assert not probe.failed(40.0, 0.0)
+        assert probe._answered
+        probe.close()
     finally:
         service.kill()
