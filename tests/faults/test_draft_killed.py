@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.lib.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster, free_ports
-from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, MAX_MISSES
+from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, MAX_TIMEOUTS
 
 STREAMS = 4
 TOKENS = 500
@@ -87,9 +87,9 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
             await asyncio.to_thread(wait_until, lambda: state(cluster).attachments == 0, "the attachment stayed")
             killed = state(cluster)
             assert killed.running > 0
-            # A wait counts a miss for each stream; after MAX_MISSES in a row the drafter is not waited for. On a busy
+            # A wait counts a miss for each stream; after MAX_TIMEOUTS in a row the drafter is not waited for. On a busy
             # machine it misses some between hits before it dies.
-            assert killed.draft_misses - alive.draft_misses <= 4 * STREAMS * MAX_MISSES
+            assert killed.draft_misses - alive.draft_misses <= 4 * STREAMS * MAX_TIMEOUTS
             await asyncio.sleep(FIRST_BACKOFF)
             await asyncio.to_thread(
                 wait_until, lambda: state(cluster).committed_tokens > killed.committed_tokens, "decoding stands still"

@@ -19,7 +19,7 @@ from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
-from verify_service.draft_link import circuit_breaker as patience
+from verify_service.draft_link import circuit_breaker
 from verify_service.draft_link.attachment import MAX_AHEAD
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
@@ -223,8 +223,8 @@ def test_a_proposer_that_stays_in_lockstep_is_waited_for() -> None:
 
 
 def test_who_is_never_there_in_time_is_not_expected_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LAST_BACKOFF", 600.0)
-    monkeypatch.setattr(patience, "FIRST_BACKOFF", 600.0)
+    monkeypatch.setattr(circuit_breaker, "LAST_BACKOFF", 600.0)
+    monkeypatch.setattr(circuit_breaker, "FIRST_BACKOFF", 600.0)
 
     async def scenario() -> None:
         async with drafted() as (link, drafter):

@@ -12,7 +12,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support.played_link import FACTS, committed, opening
 from verify_service.core.request import FinishReason, RequestKey
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE
+from verify_service.draft_link.circuit_breaker import MAX_TIMEOUTS, SILENCE
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, Commit, Offer, Reply, TreeReply
@@ -133,8 +133,8 @@ def test_one_that_says_nothing_is_asked_for_a_while_and_hangs_after_a_second(clo
     steps = Steps(drafter, clock=clock)
     drafter.lives = False
     steps.step()
-    until = clock[0] + MAX_MISSES * DEADLINE
-    for _ in range(MAX_MISSES - 1):
+    until = clock[0] + MAX_TIMEOUTS * DEADLINE
+    for _ in range(MAX_TIMEOUTS - 1):
         assert steps.link.expects(KEYS)
         steps.step()
     while clock[0] < until:
@@ -153,7 +153,7 @@ def test_requests_of_one_that_hangs_go_to_another_until_it_is_heard(clock: list[
     steps = Steps(standing_by, drafter, clock=clock)
     assert (steps.step(), steps.requests()) == ((len(KEYS), 0.0), [0, len(KEYS)])
     drafter.lives = False
-    for _ in range(2 * MAX_MISSES):
+    for _ in range(2 * MAX_TIMEOUTS):
         steps.step()
     assert steps.requests() == [0, len(KEYS)], "it may be slow"
     clock[0] += SILENCE
@@ -176,7 +176,7 @@ def test_where_those_who_stand_by_hang_too_requests_stay_and_nobody_is_told(cloc
     steps = Steps(*both, clock=clock)
     for drafter in both:
         drafter.lives = False
-    for _ in range(2 * MAX_MISSES):
+    for _ in range(2 * MAX_TIMEOUTS):
         steps.step()
     clock[0] += SILENCE
     assert [steps.step() for _ in range(3)] == [(0, 0.0)] * 3
@@ -193,7 +193,7 @@ def test_requests_of_one_that_hangs_stay_where_nobody_else_offers_their_proposer
     drafter = Drafter(clock)
     steps = Steps(drafter, clock=clock)
     drafter.lives = False
-    for _ in range(2 * MAX_MISSES):
+    for _ in range(2 * MAX_TIMEOUTS):
         steps.step()
     clock[0] += SILENCE
     steps.step()

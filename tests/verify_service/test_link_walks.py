@@ -14,7 +14,7 @@ from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import FinishReason, RequestKey, SamplingParams
-from verify_service.draft_link import rate_limiter as allowance
+from verify_service.draft_link import rate_limiter
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
@@ -195,8 +195,8 @@ class Walk:
 
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares may change without end, while requests that are opened again wait for their turn often."""
-    monkeypatch.setattr(allowance, "BURST_PER_SLOT", 10**9)
-    monkeypatch.setattr(allowance, "OPENED_AT_ONCE", 300)
+    monkeypatch.setattr(rate_limiter, "BURST_PER_SLOT", 10**9)
+    monkeypatch.setattr(rate_limiter, "OPENED_AT_ONCE", 300)
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -51,7 +51,7 @@ class Attachment:
     request: AttachRequest
     slots: SlotTable
     outbox: SendQueue
-    allowance: ReplyRateLimiter
+    rate_limiter: ReplyRateLimiter
     transport: Transport | None = None
     """Known once the exchange begins."""
     transport_reason: str = ""
@@ -62,7 +62,7 @@ class Attachment:
     """Has its proposers draft behind a step under way; None where they cannot."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""
-    patience: CircuitBreaker = field(default_factory=CircuitBreaker)
+    circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     share: float = field(init=False)
     """Part of the requests for its proposers that it takes, 0 to 1; see `verify_service.draft_link.traffic_weight`."""
     state_room: int = 0
@@ -107,7 +107,7 @@ class Attachment:
 
     def send(self, records: int) -> None:
         """So many records have entered the outbox: send them, and expect their answers."""
-        self.allowance.earn(records)
+        self.rate_limiter.refill(records)
         if self.transport is not None:
             self.transport.send(self.outbox)
 

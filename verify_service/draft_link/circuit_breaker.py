@@ -1,92 +1,96 @@
-"""How long the verify loop keeps waiting for one draft service."""
+"""Circuit breaker of one draft service: how long the verify loop keeps waiting for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_MISSES = 3
+MAX_TIMEOUTS = 3
 FIRST_BACKOFF = 0.25
 LAST_BACKOFF = 5.0
 SILENCE = 1.0
-MORE_TIME = 1.25
-"""How much more time than it missed makes another trial worth while."""
+PROBE_FACTOR = 1.25
+"""A wait longer than the longest timed-out one by this factor is worth a probe before the back-off ends."""
 
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """After `MAX_MISSES` waits in a row that ended without the trees, waiting is suspended, then probed once.
+    """Circuit breaker per draft service: opens after `MAX_TIMEOUTS` timeouts in a row, then probes once a back-off.
 
-    One that has said nothing since a wait for it was in vain is not waited for before it is heard: whatever became of
-    it, it costs one deadline. It is still asked for trees, for as many steps and as long as `MAX_MISSES` waits are.
+    - Closed: a step waits, unless the drafter has sent nothing since the last timed-out wait. Such a drafter costs one
+      deadline; it is still asked for trees, for as many steps and as long as `MAX_TIMEOUTS` waits take.
+    - Open: no step waits until the back-off ends, which doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds.
+    - Half-open: one step waits. Its success closes the breaker, its timeout starts the next back-off.
+    - A drafter that sends nothing at all is unresponsive and not probed.
+    - A message after `SILENCE` seconds or more without one closes the breaker.
+    - A wait longer than `longest_timeout` by `PROBE_FACTOR` is a probe at once.
 
-    The pause doubles from `FIRST_BACKOFF` to `LAST_BACKOFF` seconds while probes fail, so that a drafter too slow
-    costs plain decoding at most one deadline a pause. One that says nothing at all hangs and is not probed. Once it is
-    heard again after `SILENCE` seconds or more, it is waited for as at first. One that is offered `MORE_TIME` as long
-    as it has missed is probed at once. Times are time.monotonic() in seconds.
+    Times are time.monotonic() in seconds.
     """
 
-    misses: int = 0
+    timeouts: int = 0
+    """In a row."""
     backoff: float = 0.0
-    resume_at: float = 0.0
-    missed_at: float = 0.0
-    heard_at: float = 0.0
-    missed: float = 0.0
-    """seconds of the longest wait that was in vain"""
-    waited_at: float = 0.0
-    """when that which was in vain last ended, of waits and not of steps that had no trees without one"""
-    ignored: int = 0
-    """steps that went on without its trees since it was last heard"""
+    probe_at: float = 0.0
+    last_timeout_at: float = 0.0
+    last_message_at: float = 0.0
+    longest_timeout: float = 0.0
+    """Seconds of the longest wait that timed out since the last success."""
+    last_wait_timeout_at: float = 0.0
+    """As `last_timeout_at`, without steps that had no trees and did not wait."""
+    skipped_steps: int = 0
+    """Steps without its trees since its last message."""
 
-    def waits(self, now: float, seconds: float = 0.0) -> bool:
-        """Whether a step may wait for this draft service now, and for so long."""
-        if self.misses < MAX_MISSES:
-            return not self._silent
-        due = now >= self.resume_at or seconds > MORE_TIME * self.missed > 0.0
-        return due and self.heard_at >= self.missed_at
+    def allows_wait(self, now: float, seconds: float = 0.0) -> bool:
+        """Whether a step may wait up to `seconds` for this draft service now."""
+        if self.timeouts < MAX_TIMEOUTS:
+            return not self._silent_since_timeout
+        due = now >= self.probe_at or seconds > PROBE_FACTOR * self.longest_timeout > 0.0
+        return due and self.last_message_at >= self.last_timeout_at
 
-    def drafts(self, now: float) -> bool:
-        """Whether it is asked for trees now, waited for or not."""
-        if self.misses >= MAX_MISSES or not self._silent:
-            return self.waits(now)
-        return self.ignored < MAX_MISSES or now < self.waited_at + (MAX_MISSES - self.misses) * self.missed
+    def allows_requests(self, now: float) -> bool:
+        """Whether the drafter is asked for trees now, waited for or not."""
+        if self.timeouts >= MAX_TIMEOUTS or not self._silent_since_timeout:
+            return self.allows_wait(now)
+        grace = (MAX_TIMEOUTS - self.timeouts) * self.longest_timeout
+        return self.skipped_steps < MAX_TIMEOUTS or now < self.last_wait_timeout_at + grace
 
-    def hangs(self, now: float) -> bool:
-        """Whether it has said nothing for `SILENCE` seconds or more since a wait for it was in vain."""
-        in_vain = max(self.misses, self.ignored) >= MAX_MISSES
-        return in_vain and self.heard_at < self.missed_at <= now - SILENCE
+    def is_unresponsive(self, now: float) -> bool:
+        """Whether the drafter has sent nothing since a timeout that was `SILENCE` seconds ago or more."""
+        timed_out = max(self.timeouts, self.skipped_steps) >= MAX_TIMEOUTS
+        return timed_out and self.last_message_at < self.last_timeout_at <= now - SILENCE
 
-    def unheard(self, now: float) -> bool:
-        """Whether it has said nothing for `SILENCE` seconds or more, asked for anything or not."""
-        return now - self.heard_at >= SILENCE
+    def is_silent(self, now: float) -> bool:
+        """Whether the drafter has sent nothing for `SILENCE` seconds or more, asked for anything or not."""
+        return now - self.last_message_at >= SILENCE
 
     @property
-    def _silent(self) -> bool:
-        return self.misses > 0 and self.heard_at < self.waited_at
+    def _silent_since_timeout(self) -> bool:
+        return self.timeouts > 0 and self.last_message_at < self.last_wait_timeout_at
 
-    def hit(self) -> None:
+    def on_success(self) -> None:
         """All trees that were wanted were there in time."""
-        self.misses = self.ignored = 0
-        self.backoff = self.missed = 0.0
+        self.timeouts = self.skipped_steps = 0
+        self.backoff = self.longest_timeout = 0.0
 
-    def heard(self, now: float) -> None:
-        """Something has come, whatever it was."""
-        if now - self.heard_at >= SILENCE:
-            self.hit()
-        self.heard_at = now
-        self.ignored = 0
+    def on_message(self, now: float) -> None:
+        """A message has come, whatever its content."""
+        if now - self.last_message_at >= SILENCE:
+            self.on_success()
+        self.last_message_at = now
+        self.skipped_steps = 0
 
-    def miss(self, now: float, seconds: float = 0.0) -> None:
-        """A wait of so many seconds ended at its deadline, or for 0 a step had none of its trees."""
-        self.misses += 1
-        self.ignored += 1
+    def on_timeout(self, now: float, seconds: float = 0.0) -> None:
+        """A wait of so many seconds ended at its deadline; with 0 a step had none of its trees and did not wait."""
+        self.timeouts += 1
+        self.skipped_steps += 1
         if seconds > 0.0:
-            self.waited_at = now
-        self.missed = max(self.missed, seconds)
-        self.missed_at = now
-        if self.misses >= MAX_MISSES:
+            self.last_wait_timeout_at = now
+        self.longest_timeout = max(self.longest_timeout, seconds)
+        self.last_timeout_at = now
+        if self.timeouts >= MAX_TIMEOUTS:
             self.backoff = min(max(2 * self.backoff, FIRST_BACKOFF), LAST_BACKOFF)
-            self.resume_at = now + self.backoff
+            self.probe_at = now + self.backoff
 
-    def skip(self) -> None:
-        """A step went on without its trees, for which it did not wait."""
-        self.ignored += 1
+    def on_skip(self) -> None:
+        """A step went on without its trees and did not wait for them."""
+        self.skipped_steps += 1

@@ -200,7 +200,7 @@ class DraftLink:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
         with self._changed:
             live, now = self._bindings.live, self._clock()
-            return any(each.patience.hangs(now) for each in live) and all_unresponsive(
+            return any(each.circuit_breaker.is_unresponsive(now) for each in live) and all_unresponsive(
                 live, self._bindings.catching_up, now
             )
 
@@ -247,7 +247,7 @@ class DraftLink:
         )
         with self._changed:
             attachment.transport = transport
-            attachment.patience.heard(self._clock())
+            attachment.circuit_breaker.on_message(self._clock())
             self._bindings.rebalance()
         _log.info("epoch %d exchanges by %s", attachment.epoch, transport.name)
         return attachment
@@ -263,7 +263,7 @@ class DraftLink:
             attachment = self._registry.open(epoch, wake, transport, reason)
             assert attachment.transport is not None
             name, why = attachment.transport.name, attachment.transport_reason
-            attachment.patience.heard(self._clock())
+            attachment.circuit_breaker.on_message(self._clock())
             self._bindings.rebalance()
         level = logging.WARNING if why else logging.INFO
         _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
@@ -348,7 +348,7 @@ class DraftLink:
     def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Where these requests' trees come from, of those whose drafter is asked for them."""
         places, now = self._bindings.places(keys), self._clock()
-        return [at for at in places if at.slot.drafted_for and at.attachment.patience.drafts(now)]
+        return [at for at in places if at.slot.drafted_for and at.attachment.circuit_breaker.allows_requests(now)]
 
     def _wait(self, awaited: Sequence[SlotRef], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
@@ -389,7 +389,7 @@ class DraftLink:
 
     def _apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
         self._intake.apply(attachment, replies, size)
-        attachment.patience.heard(self._clock())
+        attachment.circuit_breaker.on_message(self._clock())
 
     def _end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
         """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""

@@ -39,7 +39,7 @@ class ReplyHandler:
 
     def apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
         """Take in one message of `size` bytes. InvalidArgumentError for a malformed record or one too many."""
-        attachment.allowance.spend(len(replies), size)
+        attachment.rate_limiter.consume(len(replies), size)
         resumed: set[int] = set()
         for reply in replies:
             if isinstance(reply, TrafficWeight):
@@ -63,7 +63,7 @@ class ReplyHandler:
     def _take_share(self, attachment: Attachment, share: float) -> None:
         check_share(share)
         if share != attachment.share:
-            attachment.allowance.spend(SHARE_COST * min(len(self._bindings.running), attachment.slots.size), 0)
+            attachment.rate_limiter.consume(SHARE_COST * min(len(self._bindings.running), attachment.slots.size), 0)
             attachment.share = share
             self._bindings.rebalance()
 

@@ -200,10 +200,10 @@ class DraftRouter:
         Who stands by, and has said nothing lately, may hang as well. Each of them all is told of one request to catch
         up with, whose tree is what it is heard by.
         """
-        hanging = {each for each in self.live if each.patience.hangs(now)}
+        hanging = {each for each in self.live if each.circuit_breaker.is_unresponsive(now)}
         if hanging:
             drafting = {running.place.attachment for running in self.running.values() if running.place is not None}
-            hanging |= {each for each in self.live if each.patience.unheard(now) and each not in drafting}
+            hanging |= {each for each in self.live if each.circuit_breaker.is_silent(now) and each not in drafting}
         if hanging != self._hanging:
             self._hanging = hanging
             self.rebalance()
@@ -296,7 +296,7 @@ class DraftRouter:
 
     @staticmethod
     def _opens(running: RoutedRequest, place: SlotRef) -> bool:
-        return place.attachment.allowance.opens(len(running.tokens))
+        return place.attachment.rate_limiter.try_reopen(len(running.tokens))
 
     def _announce(self, running: RoutedRequest, place: SlotRef, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
@@ -333,7 +333,7 @@ class DraftRouter:
         self._stand(running, place)
         if begun:
             slot.begin(committed.tree)
-        attachment.allowance.step()
+        attachment.rate_limiter.refill_tokens()
         if slot.fed:
             batches.setdefault(attachment.epoch, CommitBatch(attachment)).add(slot, committed)
             slot.ask(self._clock())

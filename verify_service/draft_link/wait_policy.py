@@ -28,7 +28,9 @@ def breaker_of(
         seconds = deadline.seconds_for(tally.gain, tally.answers.usual, haste)
         longest[attachment] = max(longest.get(attachment, 0.0), seconds)
     return {
-        attachment.epoch: seconds for attachment, seconds in longest.items() if attachment.patience.waits(now, seconds)
+        attachment.epoch: seconds
+        for attachment, seconds in longest.items()
+        if attachment.circuit_breaker.allows_wait(now, seconds)
     }
 
 
@@ -49,12 +51,12 @@ def learn(places: Sequence[SlotRef | None], patient: set[int], now: float, waite
             slot.count()
     for epoch, attachment in attachments.items():
         if complete[epoch] and supplied[epoch]:
-            attachment.patience.hit()
+            attachment.circuit_breaker.on_success()
         elif epoch in patient:
-            attachment.patience.miss(now, waited)
+            attachment.circuit_breaker.on_timeout(now, waited)
             _tell_of_late_trees(attachment)
         else:
-            attachment.patience.skip()
+            attachment.circuit_breaker.on_skip()
 
 
 def _tell_of_late_trees(attachment: Attachment) -> None:
@@ -76,8 +78,8 @@ def all_unresponsive(attachments: Sequence[Attachment], behind: Sequence[Attachm
     One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.
     """
     told = [each for each in attachments if each.slots.busy and not _unheard(each, behind, now)] or attachments
-    return bool(told) and all(attachment.patience.hangs(now) for attachment in told)
+    return bool(told) and all(attachment.circuit_breaker.is_unresponsive(now) for attachment in told)
 
 
 def _unheard(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
-    return attachment.patience.unheard(now) and behind.count(attachment) == attachment.slots.taken_count
+    return attachment.circuit_breaker.is_silent(now) and behind.count(attachment) == attachment.slots.taken_count

@@ -9,26 +9,26 @@ from verify_service.draft_link.rate_limiter import BURST_PER_SLOT, BYTES_PER_REP
 
 
 def test_answers_to_records_never_run_out() -> None:
-    allowance = ReplyRateLimiter(4)
+    limiter = ReplyRateLimiter(4)
     for _ in range(1000):
-        allowance.earn(4)
-        allowance.spend(4 * REPLIES_PER_RECORD, 100)
+        limiter.refill(4)
+        limiter.consume(4 * REPLIES_PER_RECORD, 100)
 
 
 @pytest.mark.parametrize(("replies", "size"), [(1, 0), (0, 0), (0, BYTES_PER_REPLY), (1, BYTES_PER_REPLY + 7)])
 def test_a_flood_ends_after_the_burst(replies: int, size: int) -> None:
-    allowance = ReplyRateLimiter(4)
+    limiter = ReplyRateLimiter(4)
     for _ in range(4 * BURST_PER_SLOT):
-        allowance.spend(replies, size)
+        limiter.consume(replies, size)
     with pytest.raises(InvalidArgumentError):
-        allowance.spend(replies, size)
+        limiter.consume(replies, size)
 
 
 def test_what_is_earned_has_a_limit() -> None:
-    allowance = ReplyRateLimiter(1)
-    allowance.earn(10**6)
-    allowance.spend(BURST_PER_SLOT, 0)
+    limiter = ReplyRateLimiter(1)
+    limiter.refill(10**6)
+    limiter.consume(BURST_PER_SLOT, 0)
     with pytest.raises(InvalidArgumentError):
-        allowance.spend(1, 0)
+        limiter.consume(1, 0)
     with pytest.raises(InvalidArgumentError):
-        ReplyRateLimiter(1).spend(0, (BURST_PER_SLOT + 1) * BYTES_PER_REPLY)
+        ReplyRateLimiter(1).consume(0, (BURST_PER_SLOT + 1) * BYTES_PER_REPLY)

@@ -1,16 +1,16 @@
 from types import SimpleNamespace
 
-from verify_service.draft_link.circuit_breaker import MAX_MISSES, SILENCE, CircuitBreaker
+from verify_service.draft_link.circuit_breaker import MAX_TIMEOUTS, SILENCE, CircuitBreaker
 from verify_service.draft_link.wait_policy import all_unresponsive
 
 
 def attachment(*, heard_at, busy=True):
-    """One that was waited for in vain at 10.0 until patience ended, whose slots hold a request where it is `busy`."""
-    patience = CircuitBreaker(heard_at=9.9)
-    for _ in range(MAX_MISSES):
-        patience.miss(10.0)
-    patience.heard(heard_at)
-    return SimpleNamespace(patience=patience, slots=SimpleNamespace(busy=busy, taken_count=int(busy)))
+    """One whose breaker opened by timeouts at 10.0; its slots hold a request where it is `busy`."""
+    breaker = CircuitBreaker(last_message_at=9.9)
+    for _ in range(MAX_TIMEOUTS):
+        breaker.on_timeout(10.0)
+    breaker.on_message(heard_at)
+    return SimpleNamespace(circuit_breaker=breaker, slots=SimpleNamespace(busy=busy, taken_count=int(busy)))
 
 
 def test_the_link_is_deaf_once_all_that_are_attached_hang():
