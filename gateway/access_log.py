@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import request_id
 from gateway.generation import Generation
-from gateway.request import FinishReason, Usage
+from slipstream.generation_types import FinishReason, Usage
 from slipstream.rpc.errors import CancelledError, SlipstreamError, codes_of
 
 _log = logging.getLogger(__name__)

@@ -10,35 +10,26 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from gateway.prompt_logprobs import PromptLogprobs
-from gateway.request import (
-    ChoiceRequest,
-    Delta,
-    FinishReason,
-    PositionLogprobs,
-    Proposer,
-    ProposerRefusal,
-    Sampling,
-    SourceCount,
-    Speculation,
-    SpeculationStep,
-    StepOutput,
-    Timings,
-    TokenLogprob,
-    Usage,
-    VerifyInfo,
+from gateway.request import ChoiceRequest, Delta, Proposer, ProposerRefusal, Sampling, StepOutput, VerifyInfo
+from gateway.stream import ChoiceStream
+from slipstream.generation_codec import (
+    FINISH_NUMBERS,
+    read_position,
+    read_step,
+    read_timings,
+    write_position,
+    write_speculation,
+    write_step,
+    write_timings,
+    write_usage,
 )
+from slipstream.generation_types import FinishReason, Usage
 from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, error_of
 from slipstream.v1 import gateway_pb2, sampling_pb2, verify_pb2
 
 M = TypeVar("M", bound=Message)
 
-_FINISH_REASONS: Final = {
-    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    sampling_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
-    sampling_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
-}
-_FINISH_NUMBERS: Final = {reason: number for number, reason in _FINISH_REASONS.items()}
+_FINISH_REASONS: Final = {number: reason for reason, number in FINISH_NUMBERS.items()}
 _OPTIONAL_SAMPLING: Final = (
     "temperature",
     "top_k",
@@ -96,7 +87,7 @@ def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequen
     if order.weight != 1.0:
         submit.weight = order.weight
     if order.speculation is not None:
-        submit.speculation.CopyFrom(_write_speculation(order.speculation))
+        submit.speculation.CopyFrom(write_speculation(order.speculation))
     message = verify_pb2.SessionRequest(submit=submit)
     if order.prompt_wire:
         # In place: to copy a long prompt costs more than to decode it.
@@ -125,33 +116,21 @@ def _write_sampling(sampling: Sampling) -> sampling_pb2.SamplingParams:
     return message
 
 
-def _write_speculation(speculation: Speculation) -> sampling_pb2.Speculation:
-    return sampling_pb2.Speculation(
-        enabled=speculation.enabled,
-        proposer=speculation.proposer,
-        max_nodes=speculation.max_nodes,
-        max_depth=speculation.max_depth,
-    )
-
-
 def read_output(message: verify_pb2.RequestOutput) -> StepOutput:
     """What one step yielded for one request."""
     output = StepOutput(list(message.token_ids))
     if message.logprobs:
-        output.logprobs = [_read_logprobs(entry) for entry in message.logprobs]
+        output.logprobs = [read_position(entry) for entry in message.logprobs]
     if message.HasField("prompt_logprobs"):
         output.prompt_logprobs = _read_prompt_logprobs(message.prompt_logprobs)
     if message.HasField("step"):
-        step = message.step
-        sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in step.sources)
-        output.step = SpeculationStep(step.drafted, step.accepted, step.proposer, sources)
+        output.step = read_step(message.step)
     if message.HasField("usage"):
         output.cached_tokens = message.usage.cached_tokens
     if message.finish_reason:
         output.finish_reason = _FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR)  # of a later version
         if message.HasField("timings"):
-            timings = message.timings
-            output.timings = Timings(timings.queued, timings.first_token, timings.total)
+            output.timings = read_timings(message.timings)
         if message.HasField("error"):
             output.error = error_of(message.error.code, message.error.message, message.error.field)
             if message.error.HasField("retry_after"):
@@ -168,14 +147,6 @@ def _read_prompt_logprobs(message: sampling_pb2.PromptLogprobs) -> PromptLogprob
         array("I", message.top_ids),
         array("f", message.top_logprobs),
     )
-
-
-def _read_logprobs(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
-    return PositionLogprobs(_read_logprob(message.chosen), [_read_logprob(entry) for entry in message.top])
-
-
-def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.rank)
 
 
 def check_size(data: bytes, most: int) -> None:
@@ -203,31 +174,17 @@ def read_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
     )
 
 
-def read_speculation(message: sampling_pb2.Speculation) -> Speculation:
-    """What a public request says about speculation."""
-    return Speculation(
-        enabled=message.enabled if message.HasField("enabled") else None,
-        proposer=message.proposer,
-        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
-        max_depth=message.max_depth if message.HasField("max_depth") else None,
-    )
-
-
-def write_delta(delta: Delta, usage: Usage, seed: int | None) -> bytes:
-    """A GenerateResponse with output. `seed` on the first one only; `usage` goes with the finish reason."""
+def write_delta(delta: Delta, choice: ChoiceStream, seed: int | None) -> bytes:
+    """A GenerateResponse with output. `seed` on the first one only; the choice's usage goes with the finish reason."""
     message = gateway_pb2.GenerateResponse(text=delta.text, token_ids=delta.token_ids)
     if seed is not None:
         message.seed = seed
     if delta.logprobs:
-        message.logprobs.extend(map(_write_logprobs, delta.logprobs))
+        message.logprobs.extend(map(write_position, delta.logprobs))
     if delta.step is not None:
-        step = message.step
-        step.drafted, step.accepted, step.proposer = delta.step.drafted, delta.step.accepted, delta.step.proposer
-        for name, drafted, accepted in delta.step.sources:
-            step.sources.add(proposer=name, drafted=drafted, accepted=accepted)
-        step.SetInParent()
+        write_step(delta.step, message.step)
     if delta.finish_reason is not None:
-        _write_end(message, delta, delta.finish_reason, usage)
+        _write_end(message, delta, delta.finish_reason, choice.usage)
     return message.SerializeToString()
 
 
@@ -250,36 +207,14 @@ def write_prompt_logprobs(scores: PromptLogprobs, token_ids: Sequence[int]) -> b
 
 
 def _write_end(message: gateway_pb2.GenerateResponse, delta: Delta, finish_reason: FinishReason, usage: Usage) -> None:
-    message.finish_reason = _FINISH_NUMBERS[finish_reason]
-    message.usage.CopyFrom(
-        sampling_pb2.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            verify_steps=usage.verify_steps,
-            drafted_tokens=usage.drafted_tokens,
-            accepted_tokens=usage.accepted_tokens,
-        )
-    )
+    message.finish_reason = FINISH_NUMBERS[finish_reason]
+    message.usage.CopyFrom(write_usage(usage))
     if delta.timings is not None:
-        timings = delta.timings
-        message.timings.CopyFrom(
-            sampling_pb2.Timings(queued=timings.queued, first_token=timings.first_token, total=timings.total)
-        )
+        message.timings.CopyFrom(write_timings(delta.timings))
     if delta.stop_string is not None:
         message.stop_string = delta.stop_string
     if delta.stop_token_id is not None:
         message.stop_token_id = delta.stop_token_id
-
-
-def _write_logprobs(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
-    return sampling_pb2.PositionLogprobs(
-        chosen=_write_logprob(position.chosen), top=[_write_logprob(entry) for entry in position.top]
-    )
-
-
-def _write_logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
-    return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
 
 
 def write_token_ids(token_ids: Sequence[int]) -> bytes:

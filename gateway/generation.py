@@ -12,11 +12,12 @@ from typing import Final, Self
 from gateway.batch_queue import BatchQueue
 from gateway.metrics import Metrics
 from gateway.queue_wait import QueueWait
-from gateway.request import ChoiceRequest, Delta, FinishReason, Sampling, StepOutput, Timings, Usage, VerifyInfo
+from gateway.request import ChoiceRequest, Delta, Sampling, StepOutput, VerifyInfo
 from gateway.resumable_stream import ResumableStream
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
+from slipstream.generation_types import FinishReason, Timings, Usage
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError
 
 _SAMPLING_FIELDS: Final = frozenset(entry.name for entry in fields(Sampling))
@@ -136,18 +137,16 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Totals over all choices; a prompt shared by several choices counts once."""
-        total = Usage()
-        prompts: set[int] = set()
-        for order, choice in zip(self.orders, self.choices, strict=True):
-            if id(order.prompt_token_ids) not in prompts:
-                prompts.add(id(order.prompt_token_ids))
-                total.prompt_tokens += choice.usage.prompt_tokens
-                total.cached_tokens += choice.usage.cached_tokens
-            total.completion_tokens += choice.usage.completion_tokens
-            total.verify_steps += choice.usage.verify_steps
-            total.drafted_tokens += choice.usage.drafted_tokens
-            total.accepted_tokens += choice.usage.accepted_tokens
-        return total
+        usages = [choice.usage for choice in self.choices]
+        first = {id(order.prompt_token_ids): index for index, order in reversed(list(enumerate(self.orders)))}
+        return Usage(
+            prompt_tokens=sum(usages[index].prompt_tokens for index in first.values()),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            cached_tokens=sum(usages[index].cached_tokens for index in first.values()),
+            verify_steps=sum(usage.verify_steps for usage in usages),
+            drafted_tokens=sum(usage.drafted_tokens for usage in usages),
+            accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+        )
 
     async def next(self) -> list[Delta]:
         """What has arrived, at least one delta; empty when all choices are finished. SlipstreamError if one failed."""

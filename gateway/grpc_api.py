@@ -120,14 +120,14 @@ async def _stream(generation: Generation, context: Context) -> None:
     """One message a verify step, and those of the prompt's logprobs before them; the seed with the first one."""
     seed: int | None = generation.seed
     order = generation.orders[0]
-    usage, write = generation.choices[0].usage, context.write
+    choice, write = generation.choices[0], context.write
     while deltas := await generation.next():
         if seed is not None and order.sampling.prompt_logprobs is not None:
             await write(codec.write_prompt_start(seed))
             seed = None
         for delta in deltas:
             if (scores := delta.prompt_logprobs) is None:
-                await write(codec.write_delta(delta, usage, seed))
+                await write(codec.write_delta(delta, choice, seed))
                 seed = None
             else:
                 await write(codec.write_prompt_logprobs(scores, order.prompt_token_ids[scores.first : scores.end]))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.request import ChoiceRequest, Sampling, Speculation, VerifyInfo
+from gateway.request import ChoiceRequest, Sampling, VerifyInfo
+from slipstream.generation_types import SpeculationOptions
 from slipstream.rpc.errors import InvalidArgumentError, NotFoundError
 
 
@@ -105,7 +106,7 @@ def check_ranges(sampling: Sampling, *, prefix: str = "") -> None:
         _check(prefix + name, getattr(sampling, name), allowed)
 
 
-def check_speculation(speculation: Speculation) -> None:
+def check_speculation(speculation: SpeculationOptions) -> None:
     """Raise InvalidArgumentError naming the first field of `speculation` that is out of range."""
     _check("speculation.max_nodes", speculation.max_nodes, MAX_NODES)
     _check("speculation.max_depth", speculation.max_depth, MAX_DEPTH)

@@ -23,8 +23,9 @@ from gateway.openai_prompt_logprobs import (
 from gateway.openai_types import CompletionLogprobs, Head, Speculation, TopLogprob
 from gateway.openai_types import Usage as UsageBody
 from gateway.prompt_logprobs import PromptLogprobs
-from gateway.request import Delta, PositionLogprobs, TokenLogprob, Usage
+from gateway.request import Delta
 from gateway.tokenizer import Tokenizer
+from slipstream.generation_types import PositionLogprobs, TokenLogprob, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 _MARK: Final = "\x00text\x00"
@@ -340,7 +341,7 @@ def speculation_body(usage: Usage) -> Speculation:
         "verify_steps": usage.verify_steps,
         "drafted_tokens": usage.drafted_tokens,
         "accepted_tokens": usage.accepted_tokens,
-        "acceptance_length": usage.completion_tokens / usage.verify_steps if usage.verify_steps else 0.0,
+        "acceptance_length": usage.acceptance_length,
     }
 
 

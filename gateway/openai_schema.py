@@ -25,7 +25,8 @@ from gateway.openai_fields import (
     Supported,
     Unsupported,
 )
-from gateway.request import Sampling, Speculation
+from gateway.request import Sampling
+from slipstream import generation_types
 
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
@@ -170,12 +171,12 @@ class GenerationBody(CommonFields):
             prompt_logprobs=self.prompt_top_count,
         )
 
-    def speculation_wish(self) -> Speculation | None:
+    def speculation_wish(self) -> generation_types.SpeculationOptions | None:
         """What the request says about speculation."""
         wish = self.speculation
         if wish is None:
             return None
-        return Speculation(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
+        return generation_types.SpeculationOptions(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
 
 
 class TextPart(TypedDict, extra_items=None):  # type: ignore[call-arg]  # PEP 728, which mypy does not know

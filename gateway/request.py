@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationOptions, SpeculationStep, Timings
 
 if TYPE_CHECKING:
     from gateway.prompt_logprobs import PromptLogprobs
     from slipstream.rpc.errors import SlipstreamError
-
-
-class FinishReason(Enum):
-    """Why an output ended; the values are OpenAI's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +35,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
-    """What a request says about speculation. None and "": the operator's default."""
-
-    enabled: bool | None = None
-    proposer: str = ""
-    max_nodes: int | None = None
-    max_depth: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ChoiceRequest:
     """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows.
 
@@ -61,7 +43,7 @@ class ChoiceRequest:
 
     prompt_token_ids: Sequence[int]
     sampling: Sampling
-    speculation: Speculation | None = None
+    speculation: SpeculationOptions | None = None
     stop: tuple[str, ...] = ()
     tenant: str = ""
     adapter_id: str = ""
@@ -70,50 +52,6 @@ class ChoiceRequest:
     prompt_wire: bytes = b""
     """The prompt as the bytes of a Submit with these token ids alone, where it has been encoded elsewhere: to decode
     them takes a seventh of the time. Empty: it has not."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token with its natural log-probability and its rank, 1 being the most likely."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """The chosen token of a position and its most likely competitors."""
-
-    chosen: TokenLogprob
-    top: Sequence[TokenLogprob]
-
-
-class SourceCount(NamedTuple):
-    """Nodes of a tree of several proposers that are counted for one of them, and those of them that were accepted."""
-
-    proposer: str
-    drafted: int
-    accepted: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStep:
-    """What one verify step did: nodes verified, tokens accepted among them, and whose they were."""
-
-    drafted: int
-    accepted: int
-    proposer: str
-    sources: tuple[SourceCount, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds since the request arrived at the verify service."""
-
-    queued: float
-    first_token: float
-    total: float
 
 
 @dataclass(slots=True)
@@ -128,18 +66,6 @@ class StepOutput:
     cached_tokens: int | None = None
     timings: Timings | None = None
     error: SlipstreamError | None = None
-
-
-@dataclass(slots=True)
-class Usage:
-    """Running totals of one choice."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    verify_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)

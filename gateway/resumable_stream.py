@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.request import ChoiceRequest, FinishReason, StepOutput, Timings, VerifyInfo
+from gateway.request import ChoiceRequest, StepOutput, VerifyInfo
+from slipstream.generation_types import FinishReason, Timings
 from slipstream.rpc.errors import SlipstreamError
 
 if TYPE_CHECKING:

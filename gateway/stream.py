@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gateway.detokenizer import Detokenizer
-from gateway.request import ChoiceRequest, Delta, FinishReason, StepOutput, Usage
+from gateway.request import ChoiceRequest, Delta, StepOutput
 from gateway.stop_strings import StopStrings
 from gateway.tokenizer import Tokenizer
+from slipstream.generation_types import FinishReason, Usage
 
 
 class ChoiceStream:
@@ -14,7 +15,9 @@ class ChoiceStream:
     A stop token's own text is not shown. Stop strings count from `min_tokens` on.
     """
 
-    __slots__ = ("_detokenizer", "_ending_ids", "_index", "_min_tokens", "_stops", "finish_reason", "usage")
+    __slots__ = ("_accepted_tokens", "_cached_tokens", "_completion_tokens", "_detokenizer", "_drafted_tokens",
+                 "_ending_ids", "_index", "_min_tokens", "_prompt_tokens", "_stops", "_verify_steps",
+                 "finish_reason")  # fmt: skip
 
     def __init__(self, index: int, order: ChoiceRequest, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         sampling = order.sampling
@@ -26,12 +29,26 @@ class ChoiceStream:
         if not sampling.ignore_eos:
             self._ending_ids |= eos_token_ids
         self.finish_reason: FinishReason | None = None
-        self.usage = Usage(prompt_tokens=len(order.prompt_token_ids))
+        self._prompt_tokens = len(order.prompt_token_ids)
+        self._completion_tokens = self._cached_tokens = 0
+        self._verify_steps = self._drafted_tokens = self._accepted_tokens = 0
 
     @property
     def finished(self) -> bool:
         """Whether nothing more comes."""
         return self.finish_reason is not None
+
+    @property
+    def usage(self) -> Usage:
+        """Totals so far."""
+        return Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._cached_tokens,
+            self._verify_steps,
+            self._drafted_tokens,
+            self._accepted_tokens,
+        )
 
     def feed(self, output: StepOutput) -> Delta:
         """Take in one step. Once finished, later steps must not be fed."""
@@ -42,7 +59,7 @@ class ChoiceStream:
             delta.token_ids = output.token_ids[:used]
             delta.logprobs = output.logprobs and output.logprobs[:used]
         if delta.finish_reason is None and output.finish_reason is not None:
-            self._end(delta, output.finish_reason, self.usage.completion_tokens + used)
+            self._end(delta, output.finish_reason, self._completion_tokens + used)
         self.finish_reason = delta.finish_reason
         self._count(output, used)
         return delta
@@ -50,7 +67,7 @@ class ChoiceStream:
     def _decode(self, token_ids: list[int], delta: Delta) -> int:
         """Append the text of `token_ids`; returns how many of them belong to the output."""
         stops, step, ending_ids = self._stops, self._detokenizer.step, self._ending_ids
-        before = self.usage.completion_tokens
+        before = self._completion_tokens
         for index, token_id in enumerate(token_ids):
             if token_id in ending_ids:
                 delta.stop_token_id = token_id
@@ -79,11 +96,10 @@ class ChoiceStream:
         delta.finish_reason = reason
 
     def _count(self, output: StepOutput, used: int) -> None:
-        usage = self.usage
-        usage.completion_tokens += used
+        self._completion_tokens += used
         if output.cached_tokens is not None:
-            usage.cached_tokens = output.cached_tokens
+            self._cached_tokens = output.cached_tokens
         if output.step is not None:
-            usage.verify_steps += 1
-            usage.drafted_tokens += output.step.drafted
-            usage.accepted_tokens += output.step.accepted
+            self._verify_steps += 1
+            self._drafted_tokens += output.step.drafted
+            self._accepted_tokens += output.step.accepted

@@ -10,18 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationOptions, Usage
 from verify_service.core.draft_source import DraftSource, HiddenStateTaker, NoDrafts, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import (
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SamplingParams,
-    SpeculationParams,
-    StepOutput,
-    Usage,
-)
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.engine.verify_loop import VerifyLoop
 
 __all__ = [
@@ -65,12 +57,12 @@ class Job:
             logprobs=self.logprobs,
         )
         speculation = (
-            SpeculationParams(enabled=True, proposer=self.proposer, max_nodes=self.rows)
+            SpeculationOptions(enabled=True, proposer=self.proposer, max_nodes=self.rows)
             if self.proposer
-            else SpeculationParams(enabled=False)
+            else SpeculationOptions(enabled=False)
         )
         if self.adaptive:
-            speculation = SpeculationParams()
+            speculation = SpeculationOptions()
         return GenerationRequest(key, self.prompt, time.monotonic(), sampling=sampling, speculation=speculation)
 
 

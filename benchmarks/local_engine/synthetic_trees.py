@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.draft_source import Committed, Opening
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 
 RECENT = 48
 """Tokens at the end of a text that most drafted tokens are drawn from: the model may repeat them."""

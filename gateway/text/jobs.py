@@ -40,6 +40,7 @@ from gateway.text.wire_fields import check_fields
 from gateway.tokenize_schema import DetokenizeRequest, TokenizeRequest
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
+from slipstream.generation_codec import read_speculation
 from slipstream.model_folder import TEMPLATE_FILE
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
@@ -129,7 +130,7 @@ class Jobs:
             wires=(codec.write_prompt(prompt),),
             prompt_field=field,
             sampling=codec.read_sampling(request.sampling),
-            speculation=codec.read_speculation(request.speculation) if request.HasField("speculation") else None,
+            speculation=read_speculation(request.speculation) if request.HasField("speculation") else None,
             stop=tuple(request.stop),
             tenant=request.tenant,
             adapter_id=request.adapter_id,

@@ -9,7 +9,8 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
-from gateway.request import Sampling, Speculation
+from gateway.request import Sampling
+from slipstream.generation_types import SpeculationOptions
 
 _TYPECODE: Final = "I"
 
@@ -59,7 +60,7 @@ class Prepared:
     sampling: Sampling
     wires: tuple[bytes, ...]
     prompt_field: str
-    speculation: Speculation | None
+    speculation: SpeculationOptions | None
     stop: tuple[str, ...]
     tenant: str
     adapter_id: str = ""

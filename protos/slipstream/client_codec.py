@@ -11,13 +11,14 @@ from slipstream.completion import (
     Message,
     Model,
     Options,
-    PositionLogprobs,
-    SourceCount,
     SpeculationOptions,
-    SpeculationStep,
-    Timings,
-    TokenLogprob,
-    Usage,
+)
+from slipstream.generation_codec import (
+    read_position,
+    read_step,
+    read_timings,
+    read_usage,
+    write_speculation,
 )
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2, sampling_pb2
@@ -67,20 +68,11 @@ def write_request(
             stop=[stop] if isinstance(stop, str) else stop,  # type: ignore[arg-type]  # protobuf checks it too
         )
         if isinstance(speculation, SpeculationOptions):
-            request.speculation.CopyFrom(_write_speculation(speculation))
+            request.speculation.CopyFrom(write_speculation(speculation))
         _write_prompt(request, prompt, messages, token_ids)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(str(error)) from error
     return request
-
-
-def _write_speculation(options: SpeculationOptions) -> sampling_pb2.Speculation:
-    return sampling_pb2.Speculation(
-        enabled=options.enabled,
-        proposer=options.proposer,
-        max_nodes=options.max_nodes,
-        max_depth=options.max_depth,
-    )
 
 
 def _write_prompt(
@@ -110,47 +102,20 @@ def write_tokenize(prompt: str | None, messages: Sequence[Message] | None, model
 
 def read_event(message: gateway_pb2.GenerateResponse) -> Event:
     """What one message of the stream says."""
-    step = message.step
-    usage = message.usage
-    timings = message.timings
     return Event(
         text=message.text,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple(_read_position(entry) for entry in message.logprobs),
-        step=_read_step(step) if message.HasField("step") else None,
+        logprobs=tuple(read_position(entry) for entry in message.logprobs),
+        step=read_step(message.step) if message.HasField("step") else None,
         seed=message.seed if message.HasField("seed") else None,
         finish_reason=_REASONS.get(message.finish_reason),
-        usage=_read_usage(usage) if message.HasField("usage") else None,
-        timings=Timings(timings.queued, timings.first_token, timings.total) if message.HasField("timings") else None,
+        usage=read_usage(message.usage) if message.HasField("usage") else None,
+        timings=read_timings(message.timings) if message.HasField("timings") else None,
         stop_string=message.stop_string or None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         prompt_logprobs=tuple(
-            _read_position(entry) if entry.HasField("chosen") else None for entry in message.prompt_logprobs
+            read_position(entry) if entry.HasField("chosen") else None for entry in message.prompt_logprobs
         ),
-    )
-
-
-def _read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
-    sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in message.sources)
-    return SpeculationStep(message.drafted, message.accepted, message.proposer, sources)
-
-
-def _read_position(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
-    return PositionLogprobs(_read_logprob(message.chosen), tuple(_read_logprob(entry) for entry in message.top))
-
-
-def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.rank)
-
-
-def _read_usage(message: sampling_pb2.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=message.prompt_tokens,
-        completion_tokens=message.completion_tokens,
-        cached_tokens=message.cached_tokens,
-        verify_steps=message.verify_steps,
-        drafted_tokens=message.drafted_tokens,
-        accepted_tokens=message.accepted_tokens,
     )
 
 

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, TypedDict
+
+from slipstream.generation_types import (
+    PositionLogprobs,
+    SourceCount,
+    SpeculationOptions,
+    SpeculationStep,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Completion",
+    "Event",
+    "FinishReason",
+    "Message",
+    "Model",
+    "Options",
+    "PositionLogprobs",
+    "SourceCount",
+    "SpeculationOptions",
+    "SpeculationStep",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+    "collect",
+]
 
 FinishReason = Literal["stop", "length"]
-"""A stop token or string, or the end of max_tokens or the context."""
+"""A stop token or string, or the end of max_tokens or the context: what an output can end for that has not failed."""
 
 
 class Message(TypedDict):
@@ -15,16 +42,6 @@ class Message(TypedDict):
 
     role: str
     content: str
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationOptions:
-    """What a request says about speculation; what is left out takes the operator's default."""
-
-    enabled: bool | None = None
-    proposer: str = ""
-    max_nodes: int | None = None
-    max_depth: int | None = None
 
 
 class Options(TypedDict, total=False):
@@ -52,70 +69,6 @@ class Options(TypedDict, total=False):
     adapter_id: str
     choice_index: int
     timeout: float | None  # seconds for the whole call; None waits as long as it takes
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token, its natural log-probability from the raw logits and its rank, 1 being the most likely."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """The chosen token of a position and the most likely ones."""
-
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...]
-
-
-class SourceCount(NamedTuple):
-    """Drafted tokens of trees of several proposers that are counted for one of them, and how many were accepted."""
-
-    proposer: str
-    drafted: int
-    accepted: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStep:
-    """One verify step: drafted tokens verified, how many of the output's tokens they became, and whose they were.
-
-    `sources` shares both out where several proposers made the tree.
-    """
-
-    drafted: int
-    accepted: int
-    proposer: str
-    sources: tuple[SourceCount, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Totals of one output."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    verify_steps: int
-    drafted_tokens: int
-    accepted_tokens: int
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens a verify step, the bonus token included; 0 without steps."""
-        return self.completion_tokens / self.verify_steps if self.verify_steps else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds from the arrival of the request."""
-
-    queued: float
-    first_token: float
-    total: float
 
 
 @dataclass(frozen=True, slots=True)

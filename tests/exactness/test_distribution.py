@@ -15,10 +15,11 @@ from benchmarks.distribution.exact_law import (
     reference_logits,
     write_tiny_vocabulary_model,
 )
+from slipstream.generation_types import SpeculationOptions
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.verify_loop import VerifyLoop
 
 SEEDS = 2_000
@@ -101,7 +102,7 @@ def test_joint_of_three_tokens_decided_at_nodes(tmp_path):
     )
     tokens = {}
     at_nodes = Counter()
-    drafted = SpeculationParams(enabled=True)
+    drafted = SpeculationOptions(enabled=True)
     loop.start()
     try:
         for seed in range(SEEDS):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import count
 
 from fuzz.target import BrokenError
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, UnavailableError
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from support.played_link import FACTS
 from verify_service.core.draft_source import Committed, Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import decode_attach
 from verify_service.draft_link.draft_link import DraftLink

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway import codec
-from gateway.request import FinishReason
+from slipstream.generation_types import FinishReason
 from slipstream.v1 import verify_pb2
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.quarantine import MEMORY_SECONDS, NO_LIMIT, CrashSuspects, Entry
-from gateway.request import ChoiceRequest, Sampling, Speculation
+from gateway.request import ChoiceRequest, Sampling
 from gateway.resumable_stream import ResumableStream
+from slipstream.generation_types import SpeculationOptions
 
 TRIAL_SECONDS = 10.0
 
@@ -154,7 +155,7 @@ def test_one_that_was_given_up_without_a_token_is_remembered_for_a_while() -> No
 def test_the_same_request_as_a_convicted_one_is_known_and_others_of_its_prompt_are_tried() -> None:
     suspects, (killer,), (again,), (other,) = CrashSuspects(TRIAL_SECONDS), *(tickets(1) for _ in range(3))
     again.order = replace(again.order, sampling=replace(again.order.sampling, seed=77))
-    other.order = replace(other.order, speculation=Speculation(proposer="another"))
+    other.order = replace(other.order, speculation=SpeculationOptions(proposer="another"))
     for now in (1.0, 2.0, 3.0):
         assert not suspects.was_convicted([again], now)
         killer.sent_at = now

@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from gateway.replica import Replica
-from gateway.request import ChoiceRequest, Sampling, StepOutput, Timings
+from gateway.request import ChoiceRequest, Sampling, StepOutput
 from gateway.resumable_stream import ResumableStream
 from gateway.verify_client import VerifyClient
 from slipstream import Client, Completion
+from slipstream.generation_types import Timings
 from slipstream.rpc.errors import UnavailableError
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess

@@ -7,17 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import (
-    ChoiceRequest,
-    FinishReason,
-    PositionLogprobs,
-    Sampling,
-    SpeculationStep,
-    StepOutput,
-    TokenLogprob,
-)
+from gateway.request import ChoiceRequest, Sampling, StepOutput
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
+from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationStep, TokenLogprob
 
 EOS = frozenset({2})
 TEXT = "Water boils at 100 degrees; 東京は雨です。 The answer is 42 and no more."

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from gateway.quarantine import LONE_LOSSES
-from gateway.request import ChoiceRequest, FinishReason, Sampling, StepOutput
+from gateway.request import ChoiceRequest, Sampling, StepOutput
 from gateway.resumable_stream import ResumableStream
 from gateway.verify_client import VerifyClient
 from slipstream import Client, SpeculationOptions
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import (
     InternalError,
     InvalidArgumentError,

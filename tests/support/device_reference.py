@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.local_engine.measured_model import limits_of
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from support.request_mix import Expected
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest
+from verify_service.core.request import GenerationRequest
 from verify_service.model_runner.logprobs import logprob_entries
 
 

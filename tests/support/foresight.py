@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from support.request_mix import Expected
 from support.verify_loop import OracleTrees
 from verify_service.core.draft_source import Committed, OutcomeTree
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey
+from verify_service.core.request import GenerationRequest, RequestKey
 
 MOST = 16
 

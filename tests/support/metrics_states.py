@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.core.request import SourceCount
+from slipstream.generation_types import SourceCount
 from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.records import Mode

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.philox import gumbel
-from verify_service.core.request import FinishReason, SamplingParams
+from verify_service.core.request import SamplingParams
 
 PAGE = 8
 

@@ -6,14 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slipstream.generation_types import FinishReason, PositionLogprobs
 from support.verify_loop import Answer, OracleTrees, RandomTrees, ScriptedTrees
-from verify_service.core.request import (
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SamplingParams,
-)
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 
 TOKENS = 40
 Expected = tuple[tuple[int, ...], tuple[PositionLogprobs, ...], FinishReason]

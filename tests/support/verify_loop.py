@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.generation_types import FinishReason, PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
@@ -23,14 +24,7 @@ from verify_service.core.draft_source import (
     OutcomeTreeSource,
 )
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import (
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SamplingParams,
-    StepOutput,
-)
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.request_state import RequestState
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.model_runner.logprobs import logprob_entries

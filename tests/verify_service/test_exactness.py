@@ -12,19 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from slipstream.generation_types import PositionLogprobs, TokenLogprob
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.ops.logprobs import logprobs
 from support.plain_reference import plain_generate
 from support.request_mix import TOKENS, Expected, assert_equal, drafter, some_requests
 from support.verify_loop import OracleTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import (
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SamplingParams,
-    TokenLogprob,
-)
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 
 PAGE_SIZES = (1, 16, 64)
 PROPOSERS = ("none", "random", "oracle")

@@ -6,11 +6,12 @@ from itertools import count
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import FACTS, committed, opening
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.circuit_breaker import MAX_TIMEOUTS, SILENCE
 from verify_service.draft_link.draft_link import DraftLink

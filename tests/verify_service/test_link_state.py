@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from slipstream.generation_types import FinishReason, SourceCount
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
-from verify_service.core.request import FinishReason, RequestKey, SourceCount
+from verify_service.core.request import RequestKey
 from verify_service.draft_link.records import Mode
 
 THIRD = RequestKey(1, 3)

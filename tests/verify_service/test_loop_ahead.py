@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InternalError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
@@ -18,7 +19,7 @@ from support.host_model import HostModel, HostTicket
 from support.plain_reference import plain_generate
 from support.verify_loop import LoopRunner, OracleTrees, running_loop
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
 PROMPT = tuple(range(40, 63))

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.generation_types import FinishReason, SpeculationOptions
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.plain_reference import plain_generate
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 0.25}
 
@@ -27,7 +28,7 @@ def some(seed: int, count: int) -> list[GenerationRequest]:
             temperature=pick.choice([0.0, 0.8]), seed=index, max_tokens=pick.randint(4, 40), ignore_eos=True
         )
         speculation = pick.choice(
-            [SpeculationParams(), SpeculationParams(enabled=True, max_nodes=64), SpeculationParams(enabled=False)]
+            [SpeculationOptions(), SpeculationOptions(enabled=True, max_nodes=64), SpeculationOptions(enabled=False)]
         )
         found.append(
             GenerationRequest(
@@ -64,12 +65,12 @@ def test_trees_that_are_cut_yield_the_same_tokens(model: CausalLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     eager = [
         GenerationRequest(
-            RequestKey(0, i), (4, 5 + i), 0.0, sampling=params, speculation=SpeculationParams(enabled=True),
+            RequestKey(0, i), (4, 5 + i), 0.0, sampling=params, speculation=SpeculationOptions(enabled=True),
             tenant=f"eager-{i}",
         )
         for i in range(8)
     ]  # fmt: skip
-    plain = replace(eager[0], key=RequestKey(0, 99), speculation=SpeculationParams(enabled=False), tenant="plain")
+    plain = replace(eager[0], key=RequestKey(0, 99), speculation=SpeculationOptions(enabled=False), tenant="plain")
     requests = [*eager, plain]
     alone = {one.key: plain_generate(model, list(one.prompt_token_ids), params)[0] for one in requests}
     trees = RandomTrees(512, 1)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.request import SourceCount
 
 NO_TOKEN = -1
 """What is sampled where the logits decide nothing: one of them is no finite number. No node carries it."""

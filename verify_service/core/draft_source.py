@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows

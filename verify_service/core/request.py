@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from slipstream.generation_types import (
+    FinishReason,
+    PositionLogprobs,
+    SpeculationOptions,
+    SpeculationStep,
+    Timings,
+    Usage,
+)
 from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.prompt_scores import PromptScores
 
-
-class FinishReason(Enum):
-    """Why an output ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
+_NOTHING_SAID: Final = SpeculationOptions()
 
 
 class RequestKey(NamedTuple):
@@ -53,19 +53,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationParams:
-    """What a request says about speculation; None and "" take the operator's default.
-
-    `max_nodes` counts rows of a tree with its root, `max_depth` the longest path below it.
-    """
-
-    enabled: bool | None = None
-    proposer: str = ""
-    max_nodes: int | None = None
-    max_depth: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request as it arrives.
 
@@ -79,71 +66,11 @@ class GenerationRequest:
     arrival: float
     output_token_ids: tuple[int, ...] = ()
     sampling: SamplingParams = SamplingParams()
-    speculation: SpeculationParams = SpeculationParams()
+    speculation: SpeculationOptions = _NOTHING_SAID
     tenant: str = ""
     adapter_id: str = ""
     choice_index: int = 0
     weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Natural logarithm of a token's probability under the raw logits, and its rank from 1, ties by lowest id."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """The chosen token and its most likely competitors, by falling probability."""
-
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...]
-
-
-class SourceCount(NamedTuple):
-    """Of the nodes that one proposer made in trees of several: how many were drafted, and how many of them accepted."""
-
-    proposer: str
-    drafted: int
-    accepted: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStep:
-    """What one verify step did for a request; `proposer` is empty for a plain step.
-
-    `drafted` counts the nodes verified, `accepted` how many of the tokens output by this step were drafted. `sources`
-    shares both out where several proposers made the tree.
-    """
-
-    drafted: int
-    accepted: int
-    proposer: str
-    sources: tuple[SourceCount, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Counts over a request's life in this service. Prior output counts as completion, as it did when it was made."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    verify_steps: int
-    drafted_tokens: int
-    accepted_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds from arrival: until first scheduled, until the first token, until the end. 0 where it never came."""
-
-    queued: float
-    first_token: float
-    total: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slipstream.generation_types import FinishReason
 from verify_service.core.acceptance import Acceptance
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.kv_cache.prefix_cache import Namespace, PrefixHandle
 
 _NOTHING = range(0)

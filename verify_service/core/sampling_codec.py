@@ -1,18 +1,11 @@
-"""Sampling parameters and finish reasons, which both of this service's codecs write."""
+"""Sampling parameters, which both of this service's codecs write."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from slipstream.v1 import sampling_pb2
-from verify_service.core.request import FinishReason, SamplingParams
-
-FINISH_REASONS = {
-    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
-}
+from verify_service.core.request import SamplingParams
 
 
 def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:

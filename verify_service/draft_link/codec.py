@@ -8,13 +8,14 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from slipstream.generation_codec import FINISH_NUMBERS
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.core.request import FinishReason
-from verify_service.core.sampling_codec import FINISH_REASONS, encode_sampling
+from verify_service.core.sampling_codec import encode_sampling
 from verify_service.draft_link.attachment import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.draft_link.records import (
     NO_NODE,
@@ -286,7 +287,7 @@ def _fill_open(message: draft_pb2.Open, record: Open) -> None:
 
 
 def _finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason:
-    return sampling_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
+    return sampling_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_NUMBERS[reason]
 
 
 def _parse(kind: Any, data: bytes) -> Any:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.token_tree import TokenTree
@@ -22,7 +23,7 @@ from verify_service.core.draft_source import (
     StateChunk,
     StateSpan,
 )
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment, check_token, negotiate
 from verify_service.draft_link.attachment_registry import AttachmentRegistry

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import accepted_by_source, match_path
-from verify_service.core.request import SourceCount
 from verify_service.draft_link.answer_time import AnswerTimes
 
 _DOUBT = 4.0

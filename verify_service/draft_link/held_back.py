@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, DraftSource, Opening, OutcomeTree, OutcomeTreeSource
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 
 TOLD_SECONDS = 1.0
 """How often a drafter that hangs is told what has happened meanwhile, by which one that goes on takes notice."""

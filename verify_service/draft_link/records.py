@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.request import FinishReason, SamplingParams
+from verify_service.core.request import SamplingParams
 from verify_service.hidden_states.device_ring import DeviceRows
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from slipstream.generation_types import FinishReason
 from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
 from verify_service.draft_link.commit_batch import CommitBatch
 from verify_service.draft_link.hidden_state_feed import reachable, send_states, step_bytes

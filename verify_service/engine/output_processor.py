@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from slipstream.generation_types import FinishReason, SpeculationStep
 from slipstream.rpc.errors import InternalError
 from verify_service.core.acceptance import NO_TOKEN, accepted_by_source
 from verify_service.core.device_fault import end_if_device_lost
-from verify_service.core.request import FinishReason, SpeculationStep, StepOutput
+from verify_service.core.request import StepOutput
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult

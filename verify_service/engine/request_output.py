@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationStep, Timings, Usage
 from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.prompt_scores import PromptScores
-from verify_service.core.request import (
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    SpeculationStep,
-    StepOutput,
-    Timings,
-    Usage,
-)
+from verify_service.core.request import GenerationRequest, StepOutput
 from verify_service.core.request_state import RequestState
 
 PLAIN_STEP = SpeculationStep(0, 0, "")

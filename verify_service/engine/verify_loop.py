@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import (
     InternalError,
     InvalidArgumentError,
@@ -17,7 +18,7 @@ from slipstream.rpc.errors import (
 from verify_service.core.device_fault import end_if_device_lost
 from verify_service.core.draft_source import DraftSource, HiddenStateTaker, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, StepOutput
+from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from slipstream.generation_types import PositionLogprobs
 from verify_service.core.prompt_scores import PromptScores
-from verify_service.core.request import PositionLogprobs
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult, StepHandle, VerifyResult

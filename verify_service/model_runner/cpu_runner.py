@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.models.capture_layers import Capture, boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
@@ -18,7 +19,6 @@ from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.core.acceptance import AcceptedPath, accept
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.prompt_scores import PromptScores, next_tokens
-from verify_service.core.request import PositionLogprobs
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from verify_service.core.request import PositionLogprobs, TokenLogprob
+from slipstream.generation_types import PositionLogprobs, TokenLogprob
 from verify_service.core.step_result import VerifyResult
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
+from slipstream.generation_types import SpeculationOptions
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.draft_source import DraftSource
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import GenerationRequest, SpeculationParams
+from verify_service.core.request import GenerationRequest
 from verify_service.core.request_state import RequestState
 from verify_service.core.sampling_validation import check_range, check_tokens, validate_sampling
 
@@ -64,7 +65,7 @@ class Admission:
             proposer=proposer,
             max_nodes=max_nodes,
             max_depth=max_depth,
-            adaptive=self._config.adaptive and request.speculation == SpeculationParams(),
+            adaptive=self._config.adaptive and request.speculation == SpeculationOptions(),
             tokens=[*request.prompt_token_ids, *request.output_token_ids],
             tenant=request.tenant if self._config.fair else "",
         )
@@ -136,7 +137,7 @@ class Admission:
                 field="max_tokens" if prompt < self._room else "prompt_token_ids",
             )
 
-    def _speculation(self, params: SpeculationParams) -> tuple[str, int, int]:
+    def _speculation(self, params: SpeculationOptions) -> tuple[str, int, int]:
         """Proposer, rows and depth of the request's trees; no proposer where it decodes plainly."""
         if params.max_nodes is not None:
             check_range("speculation.max_nodes", params.max_nodes, 1, MAX_ROWS)

@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
+from slipstream.generation_codec import (
+    FINISH_NUMBERS,
+    read_speculation,
+    write_position,
+    write_source,
+    write_step,
+    write_timings,
+    write_usage,
+)
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
 from verify_service.core.prompt_scores import PromptScores
-from verify_service.core.request import (
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SourceCount,
-    SpeculationParams,
-    StepOutput,
-    TokenLogprob,
-    Usage,
-)
-from verify_service.core.sampling_codec import FINISH_REASONS, decode_sampling
+from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
+from verify_service.core.sampling_codec import decode_sampling
 from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
 from verify_service.draft_link.refusals import Refusal
 from verify_service.engine.loop_stats import LoopState
@@ -58,22 +58,12 @@ def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: flo
         prompt_token_ids=tuple(submit.prompt_token_ids),
         output_token_ids=tuple(submit.output_token_ids),
         sampling=decode_sampling(submit.sampling),
-        speculation=decode_speculation(submit.speculation),
+        speculation=read_speculation(submit.speculation),
         tenant=submit.tenant,
         adapter_id=submit.adapter_id,
         choice_index=submit.choice_index,
         weight=submit.weight if submit.HasField("weight") else 1.0,
         arrival=arrival,
-    )
-
-
-def decode_speculation(message: sampling_pb2.Speculation) -> SpeculationParams:
-    """Unset fields become None, which takes the operator's default."""
-    return SpeculationParams(
-        enabled=message.enabled if message.HasField("enabled") else None,
-        proposer=message.proposer,
-        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
-        max_depth=message.max_depth if message.HasField("max_depth") else None,
     )
 
 
@@ -85,21 +75,17 @@ def encode_outputs(outputs: Sequence[StepOutput], started: Sequence[int] = ()) -
 def _output(output: StepOutput) -> verify_pb2.RequestOutput:
     message = verify_pb2.RequestOutput(request_id=output.key.request_id, token_ids=output.token_ids, seed=output.seed)
     if output.logprobs:
-        message.logprobs.extend(map(_position, output.logprobs))
+        message.logprobs.extend(map(write_position, output.logprobs))
     if output.prompt_scores is not None:
         message.prompt_logprobs.CopyFrom(_prompt_logprobs(output.prompt_scores))
     if output.step is not None:
-        step = output.step
-        message.step.drafted, message.step.accepted, message.step.proposer = step.drafted, step.accepted, step.proposer
-        message.step.sources.extend(map(_source, step.sources))
+        write_step(output.step, message.step)
     if output.finish_reason is not None:
-        message.finish_reason = FINISH_REASONS[output.finish_reason]
+        message.finish_reason = FINISH_NUMBERS[output.finish_reason]
     if output.usage is not None:
-        message.usage.CopyFrom(_usage(output.usage))
+        message.usage.CopyFrom(write_usage(output.usage))
     if output.timings is not None:
-        times = output.timings
-        message.timings.queued, message.timings.total = times.queued, times.total
-        message.timings.first_token = times.first_token
+        message.timings.CopyFrom(write_timings(output.timings))
     if output.error is not None:
         message.error.CopyFrom(_error(output.error))
     return message
@@ -116,32 +102,9 @@ def _prompt_logprobs(scores: PromptScores) -> sampling_pb2.PromptLogprobs:
     )
 
 
-def _source(count: SourceCount) -> sampling_pb2.SourceCount:
-    return sampling_pb2.SourceCount(proposer=count.proposer, drafted=count.drafted, accepted=count.accepted)
-
-
-def _usage(usage: Usage) -> sampling_pb2.Usage:
-    return sampling_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        verify_steps=usage.verify_steps,
-        drafted_tokens=usage.drafted_tokens,
-        accepted_tokens=usage.accepted_tokens,
-    )
-
-
 def _error(error: SlipstreamError) -> sampling_pb2.Error:
     code: int = codes_of(error).status.value[0]
     return sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after)
-
-
-def _position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
-    return sampling_pb2.PositionLogprobs(chosen=_logprob(position.chosen), top=map(_logprob, position.top))
-
-
-def _logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
-    return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
 
 
 def encode_info(
@@ -232,7 +195,7 @@ def _drafter(state: DrafterState) -> verify_pb2.DrafterState:
         ahead_misses=state.tally.ahead_misses,
         ahead_late=state.tally.ahead_late,
         ahead_stale=state.tally.ahead_stale,
-        sources=map(_source, state.tally.sources.values()),
+        sources=map(write_source, state.tally.sources.values()),
         mode=state.mode.value,
         waits=state.tally.waits,
         stale_records=state.stale,

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, StepOutput
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.model_runner.factory import TargetModel
 

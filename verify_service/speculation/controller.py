@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import truncated
@@ -21,7 +22,7 @@ from verify_service.core.draft_source import (
     ReadEvents,
 )
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult, VerifyResult

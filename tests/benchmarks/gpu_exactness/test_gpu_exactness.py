@@ -7,7 +7,7 @@ from benchmarks.gpu_exactness import __main__
 from benchmarks.gpu_exactness.cells import HEADER, Case, Cell, Count, Setting, failures, rows, settings, totals
 from benchmarks.gpu_exactness.inflated import InflatedCount
 from benchmarks.local_engine.local_loop import Answer, FinishReason, PositionLogprobs
-from verify_service.core.request import TokenLogprob, Usage
+from slipstream.generation_types import TokenLogprob, Usage
 
 PROMPTS = Path(__file__).parents[2] / "data" / "prompts.jsonl"
 SHAPE = {"hidden": 272, "layers": 3, "heads": 4, "kv-heads": 2, "head-dim": 64, "intermediate": 192, "vocab": 600,

@@ -3,9 +3,10 @@ from random import Random
 import pytest
 
 from benchmarks.local_engine.synthetic_trees import OracleTrees, RandomTrees, SizedTrees, TreesByName, topology
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 
 VOCAB = 64
 

@@ -19,9 +19,9 @@ from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.reply_queue import ReplyQueue
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, collect, committed, opening, run, served, until
-from verify_service.core.request import FinishReason
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.transports import negotiation as ways
 

@@ -17,6 +17,7 @@ from draft_service.protocol.records import Stamp, TreeReply
 from draft_service.verify_link.shm_transport import MAX_UNSENT, ShmExchange
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.ipc.byte_ring import DATA_OFFSET, create_ring, reader, writer
@@ -25,7 +26,6 @@ from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, committed, opening, served, until
 from tests.draft_service.verify_link.test_verify_link import REPEATING, Slow, ngram
 from tests.draft_service.verify_peer import commit_command, open_command, stamp
-from verify_service.core.request import FinishReason
 from verify_service.draft_link.draft_link import DraftLink
 
 NONCE = bytes(range(16))

@@ -14,11 +14,12 @@ from tokenizers import decoders, models
 from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target
 from gateway.detokenizer import Detokenizer, WindowDetokenizer
-from gateway.request import ChoiceRequest, FinishReason, Sampling, StepOutput
+from gateway.request import ChoiceRequest, Sampling, StepOutput
 from gateway.stop_strings import StopStrings
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from support.models import CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, write_tokenizer
 

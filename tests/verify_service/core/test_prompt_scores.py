@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from slipstream.generation_types import FinishReason, PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logprobs import logprobs
@@ -15,13 +16,7 @@ from support.host_model import HostModel
 from support.verify_loop import Target, running_loop
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.prompt_scores import MOST_ENTRIES, PromptScores
-from verify_service.core.request import (
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    RequestKey,
-    SamplingParams,
-)
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.model_runner.logprobs import logprob_entries
 
 Scores = tuple[PositionLogprobs, ...]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from slipstream.generation_types import FinishReason
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, SamplingParams
+from verify_service.core.request import SamplingParams
 
 CONFIG = EngineConfig(num_pages=64)
 EOS = 2

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.draft_source import Committed, Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import (
     BYTES_PER_REPLY,

@@ -9,13 +9,14 @@ from unittest.mock import ANY
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.channel import open_channel
 from slipstream.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, attach_request, offer, tree_reply, wire_drafter
 from support.played_link import DEADLINE, KEY, OTHER, chains, collect, committed, opening, run, served, until
-from verify_service.core.request import FinishReason, RequestKey
+from verify_service.core.request import RequestKey
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import accept, accepted_by_source, match_path
-from verify_service.core.request import SourceCount
 from verify_service.draft_link.draft_stats import DraftStats
 
 TREE = TokenTree((30, 31, 9, 50, 30), (-1, 0, -1, 2, -1))

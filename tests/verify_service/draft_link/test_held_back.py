@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, NoDrafts, Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.held_back import MOST_TOKENS, TOLD_SECONDS, PausingLink
 
 ONE, TWO, THREE = RequestKey(1, 1), RequestKey(1, 2), RequestKey(1, 3)

@@ -19,6 +19,7 @@ from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening
 from draft_service.proposers.eagle.base import EagleConfig
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.device_tree import DeviceTree, known
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
@@ -27,7 +28,7 @@ from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import LoopRunner, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey
+from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink

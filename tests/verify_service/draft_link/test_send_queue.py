@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.core.request import FinishReason
+from slipstream.generation_types import FinishReason
 from verify_service.draft_link.records import Close, Commit, Gap, Stamp
 from verify_service.draft_link.send_queue import RECORD_COST, SendQueue
 

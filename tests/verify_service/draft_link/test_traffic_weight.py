@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.channel import from_rpc_error
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2
@@ -16,7 +17,7 @@ from support import drafters
 from support.drafters import WireDrafter, silent, tree_reply, wire_drafter
 from support.played_link import KEY, chains, collect, committed, opening, run, served, until
 from verify_service.core.draft_source import Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
 

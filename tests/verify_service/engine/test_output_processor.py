@@ -7,19 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from slipstream.generation_types import FinishReason, PositionLogprobs, SourceCount, SpeculationStep, TokenLogprob
 from slipstream.rpc.errors import InternalError
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import (
-    FinishReason,
-    PositionLogprobs,
-    RequestKey,
-    SourceCount,
-    SpeculationStep,
-    TokenLogprob,
-)
+from verify_service.core.request import RequestKey
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult
 from verify_service.engine.output_processor import OutputProcessor

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, SamplingParams
+from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
 from verify_service.engine.request_output import PLAIN_STEP, cut_output, end_output, step_output
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
@@ -21,7 +22,7 @@ from support.verify_loop import ScriptedTrees, Target, running_loop
 from verify_service.config import VerifySettings
 from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.undecided import undecided_error
 from verify_service.server.model_loader import load
 

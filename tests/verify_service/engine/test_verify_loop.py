@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slipstream.generation_types import FinishReason, SpeculationOptions
 from slipstream.rpc.errors import (
     InternalError,
     InvalidArgumentError,
@@ -26,7 +27,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import plain_generate
 from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 
 CONFIG = EngineConfig(num_pages=128, adaptive=False)
 PROMPT = tuple(range(40, 75))
@@ -345,10 +346,10 @@ def test_speculation_may_be_declined_or_narrowed(target: Target, text: list[int]
     params = replace(GREEDY, ignore_eos=True)
     trees = oracle(text)
     with running_loop(target, CONFIG, trees) as runner:
-        (plain,) = runner.run([replace(request(sampling=params), speculation=SpeculationParams(enabled=False))])
+        (plain,) = runner.run([replace(request(sampling=params), speculation=SpeculationOptions(enabled=False))])
         assert trees.openings == []
         assert all(output.step is not None and output.step.proposer == "" for output in plain.outputs)
-        narrow = SpeculationParams(proposer=PROPOSER, max_nodes=3, max_depth=1)
+        narrow = SpeculationOptions(proposer=PROPOSER, max_nodes=3, max_depth=1)
         (answer,) = runner.run([replace(request(sampling=params), speculation=narrow)])
     assert answer.token_ids == plain.token_ids
     steps = [output.step for output in answer.outputs if output.step is not None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.plain_reference import PlainDecoder
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import PositionLogprobs, SamplingParams
+from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.model_runner.cpu_runner import CpuModelRunner

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from slipstream.generation_types import PositionLogprobs, TokenLogprob
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import PositionLogprobs, TokenLogprob
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.generation_types import FinishReason, SpeculationOptions
 from slipstream.rpc.errors import InvalidArgumentError
 from support.verify_loop import PROPOSER, RandomTrees
 from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams, SpeculationParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.scheduler.admission import Admission
 
 REQUEST = GenerationRequest(RequestKey(1, 2), (1, 2, 3), arrival=0.0)
@@ -59,10 +60,10 @@ def test_ignore_eos_keeps_stop_tokens() -> None:
         ({"weight": float("nan")}, "weight", ["nan", "0.01"]),
         ({"adapter_id": "a"}, "adapter_id", ["'a'", "no adapters are loaded"]),
         ({"choice_index": -1}, "choice_index", ["-1", "0"]),
-        ({"speculation": SpeculationParams(proposer="nobody")}, "speculation.proposer", ["'nobody'"]),
-        ({"speculation": SpeculationParams(max_nodes=65)}, "speculation.max_nodes", ["65", "64"]),
-        ({"speculation": SpeculationParams(max_nodes=0)}, "speculation.max_nodes", ["0", "1"]),
-        ({"speculation": SpeculationParams(max_depth=64)}, "speculation.max_depth", ["64", "63"]),
+        ({"speculation": SpeculationOptions(proposer="nobody")}, "speculation.proposer", ["'nobody'"]),
+        ({"speculation": SpeculationOptions(max_nodes=65)}, "speculation.max_nodes", ["65", "64"]),
+        ({"speculation": SpeculationOptions(max_nodes=0)}, "speculation.max_nodes", ["0", "1"]),
+        ({"speculation": SpeculationOptions(max_depth=64)}, "speculation.max_depth", ["64", "63"]),
     ],
 )
 def test_refusals_name_field_and_limit(change: dict[str, object], field: str, figures: list[str]) -> None:
@@ -93,15 +94,15 @@ def test_a_request_that_alone_cannot_fit_is_refused_with_figures() -> None:
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        (SpeculationParams(), (PROPOSER, 32, 31)),
-        (SpeculationParams(proposer=PROPOSER, max_nodes=8, max_depth=4), (PROPOSER, 8, 4)),
-        (SpeculationParams(max_nodes=64), (PROPOSER, 32, 31)),
-        (SpeculationParams(enabled=False), ("", 32, 31)),
-        (SpeculationParams(max_nodes=1), ("", 1, 31)),
-        (SpeculationParams(max_depth=0), ("", 32, 0)),
+        (SpeculationOptions(), (PROPOSER, 32, 31)),
+        (SpeculationOptions(proposer=PROPOSER, max_nodes=8, max_depth=4), (PROPOSER, 8, 4)),
+        (SpeculationOptions(max_nodes=64), (PROPOSER, 32, 31)),
+        (SpeculationOptions(enabled=False), ("", 32, 31)),
+        (SpeculationOptions(max_nodes=1), ("", 1, 31)),
+        (SpeculationOptions(max_depth=0), ("", 32, 0)),
     ],
 )
-def test_speculation_takes_the_operators_defaults(params: SpeculationParams, expected: tuple[str, int, int]) -> None:
+def test_speculation_takes_the_operators_defaults(params: SpeculationOptions, expected: tuple[str, int, int]) -> None:
     state = admission(RandomTrees(512), max_nodes=32).admit(replace(REQUEST, speculation=params))
     assert (state.proposer, state.max_nodes, state.max_depth) == expected
 

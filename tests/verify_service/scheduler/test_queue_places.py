@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.verify_loop import LoopRunner, admitted
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import FinishReason, GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.scheduler.fair_share import FairShare
 from verify_service.scheduler.queue_places import LEAST_RETRY_SECONDS, QueuePlaces
 

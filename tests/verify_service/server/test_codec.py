@@ -10,23 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
-from slipstream.v1 import sampling_pb2, verify_pb2
-from verify_service.core.prompt_scores import PromptScores
-from verify_service.core.request import (
+from slipstream.generation_types import (
     FinishReason,
-    GenerationRequest,
     PositionLogprobs,
-    RequestKey,
-    SamplingParams,
     SourceCount,
-    SpeculationParams,
+    SpeculationOptions,
     SpeculationStep,
-    StepOutput,
     Timings,
     TokenLogprob,
     Usage,
 )
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
+from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.core.prompt_scores import PromptScores
+from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.sampling_codec import decode_sampling, encode_sampling
 from verify_service.core.sampling_validation import validate_sampling
 from verify_service.draft_link.draft_stats import DraftStats
@@ -76,7 +73,7 @@ def test_a_submit_arrives_whole() -> None:
         prompt_token_ids=(1, 2),
         output_token_ids=(3,),
         sampling=FULL,
-        speculation=SpeculationParams(enabled=False, proposer="p", max_nodes=0, max_depth=0),
+        speculation=SpeculationOptions(enabled=False, proposer="p", max_nodes=0, max_depth=0),
         tenant="t",
         adapter_id="a",
         choice_index=5,
@@ -89,7 +86,7 @@ def test_unset_fields_take_the_defaults() -> None:
     request = decode_session_request(submit(prompt_token_ids=[1]), 8, 0.0)
     assert isinstance(request, GenerationRequest)
     assert request.sampling == SamplingParams()
-    assert request.speculation == SpeculationParams()
+    assert request.speculation == SpeculationOptions()
     assert request.weight == 1.0
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from slipstream.generation_types import FinishReason, Timings, Usage
 from slipstream.rpc.errors import ResourceExhaustedError
 from support.metrics_states import DRAFTER, LOOP
-from verify_service.core.request import FinishReason, RequestKey, StepOutput, Timings, Usage
+from verify_service.core.request import RequestKey, StepOutput
 from verify_service.draft_link.link_config import LinkState
 from verify_service.server.metrics import VerifyMetrics
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
-from verify_service.core.request import FinishReason, RequestKey, StepOutput
+from verify_service.core.request import RequestKey, StepOutput
 from verify_service.server.session import MAX_OUTPUTS, Session
 
 

@@ -7,6 +7,7 @@ from threading import Timer
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.draft_protocol.proposer_host import (
@@ -20,7 +21,7 @@ from slipstream_kernels.draft_protocol.proposer_host import (
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
-from verify_service.core.request import FinishReason, RequestKey, SamplingParams
+from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts

@@ -1,0 +1,114 @@
+"""Between the types of a generation and the messages of slipstream/v1/sampling.proto, for the codecs of all sides."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slipstream.generation_types import (
+    FinishReason,
+    PositionLogprobs,
+    SourceCount,
+    SpeculationOptions,
+    SpeculationStep,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from slipstream.v1 import sampling_pb2
+
+FINISH_NUMBERS: Final = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+}
+
+
+def read_speculation(message: sampling_pb2.Speculation) -> SpeculationOptions:
+    """Unset fields become None, which takes the operator's default."""
+    return SpeculationOptions(
+        enabled=message.enabled if message.HasField("enabled") else None,
+        proposer=message.proposer,
+        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
+        max_depth=message.max_depth if message.HasField("max_depth") else None,
+    )
+
+
+def write_speculation(options: SpeculationOptions) -> sampling_pb2.Speculation:
+    """What is None stays unset."""
+    return sampling_pb2.Speculation(
+        enabled=options.enabled,
+        proposer=options.proposer,
+        max_nodes=options.max_nodes,
+        max_depth=options.max_depth,
+    )
+
+
+def read_position(message: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
+    """The logprobs of one position."""
+    return PositionLogprobs(_read_logprob(message.chosen), tuple(map(_read_logprob, message.top)))
+
+
+def write_position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
+    """The logprobs of one position."""
+    return sampling_pb2.PositionLogprobs(chosen=_write_logprob(position.chosen), top=map(_write_logprob, position.top))
+
+
+def _read_logprob(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.rank)
+
+
+def _write_logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
+    return sampling_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
+
+
+def read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
+    """What one verify step did."""
+    sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in message.sources)
+    return SpeculationStep(message.drafted, message.accepted, message.proposer, sources)
+
+
+def write_step(step: SpeculationStep, message: sampling_pb2.SpeculationStep) -> None:
+    """Fill in `message`, which counts as set even where all is 0."""
+    message.drafted, message.accepted, message.proposer = step.drafted, step.accepted, step.proposer
+    message.sources.extend(map(write_source, step.sources))
+    message.SetInParent()
+
+
+def write_source(count: SourceCount) -> sampling_pb2.SourceCount:
+    """The part of one proposer in trees of several."""
+    return sampling_pb2.SourceCount(proposer=count.proposer, drafted=count.drafted, accepted=count.accepted)
+
+
+def read_usage(message: sampling_pb2.Usage) -> Usage:
+    """Totals of one output."""
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=message.cached_tokens,
+        verify_steps=message.verify_steps,
+        drafted_tokens=message.drafted_tokens,
+        accepted_tokens=message.accepted_tokens,
+    )
+
+
+def write_usage(usage: Usage) -> sampling_pb2.Usage:
+    """Totals of one output."""
+    return sampling_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        verify_steps=usage.verify_steps,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
+
+
+def read_timings(message: sampling_pb2.Timings) -> Timings:
+    """Seconds from the request's arrival."""
+    return Timings(message.queued, message.first_token, message.total)
+
+
+def write_timings(timings: Timings) -> sampling_pb2.Timings:
+    """Seconds from the request's arrival."""
+    return sampling_pb2.Timings(queued=timings.queued, first_token=timings.first_token, total=timings.total)
