@@ -19,8 +19,8 @@ class LinkConfig:
     """`deadline` is how long a step may wait for trees, in seconds; `outbox_limit` counts token ids an attachment.
 
     With a `deadline_share` it is at most this share of a plain step's measured time; with a `deadline_reach` slow
-    drafters are waited for up to that, where it holds up nobody else (`draft_deadline.py`). For its first `spin` seconds
-    a wait looks for trees in shared memory without sleeping.
+    drafters are waited for up to that, where it holds up nobody else (`draft_deadline.py`). For its first `spin`
+    seconds a wait looks for trees in shared memory without sleeping.
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
     None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from gateway.request import Sampling, Speculation
+from gateway.request import Sampling
 from gateway.text.frames import ANSWER, read_answer, read_request, request_head, write_answer
 from gateway.text.prepared import Job, Prepared, token_array
+from slipstream.generation_types import SpeculationOptions
 
 
 @pytest.mark.parametrize("parts", [1, 3, 200])
@@ -48,7 +49,7 @@ def test_what_is_prepared_crosses_unchanged() -> None:
         sampling=Sampling(temperature=0.5, logit_bias={7: -1.0}, stop_token_ids=(3,), max_tokens=9, logprobs=2),
         wires=(b"wire", b""),
         prompt_field="prompt",
-        speculation=Speculation(enabled=True, proposer="ngram", max_nodes=3),
+        speculation=SpeculationOptions(enabled=True, proposer="ngram", max_nodes=3),
         stop=("a", "b"),
         tenant="somebody",
         adapter_id="adapter",
