@@ -86,7 +86,7 @@ def measure_here(options: argparse.Namespace) -> None:
     """One size in this process, in step with `SizeProcess.measure`."""
     from benchmarks.tensor_parallel.ranks import Target
     from benchmarks.tensor_parallel.size import config_of, measure_size
-    from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+    from slipstream_kernels.models.rank_error import RankError
 
     def report(name: str, content: Any) -> None:
         print(RESULT + json.dumps((name, content)), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from slipstream_kernels.models.gpu.device_loss import device_lost
+from slipstream_kernels.models.device_loss import device_lost
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 
-from slipstream_kernels.models.gpu.device_loss import device_lost
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+from slipstream_kernels.models.device_loss import device_lost
+from slipstream_kernels.models.rank_error import RankError
 
 _log = logging.getLogger(__name__)
 

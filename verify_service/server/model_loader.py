@@ -92,7 +92,7 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
     from slipstream_kernels.models.gpu.batch.limits import GpuLimits
     from slipstream_kernels.models.gpu.forward.flashinfer_attention import FlashInferError
     from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
-    from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+    from slipstream_kernels.models.rank_error import RankError
 
     limits = GpuLimits(
         max_running=settings.max_running,

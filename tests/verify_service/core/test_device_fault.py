@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, sys, types
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+from slipstream_kernels.models.rank_error import RankError
 from verify_service.core.device_fault import end_if_device_lost
 
 def synchronize(index):

@@ -29,7 +29,6 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError, M
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel, follow
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
 from slipstream_kernels.models.gpu.ranks.rank_group import (
     DistributedRankGroup,
     RankGroup,
@@ -37,6 +36,7 @@ from slipstream_kernels.models.gpu.ranks.rank_group import (
     open_rendezvous,
 )
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.models.rank_error import RankError
 
 _Model = TypeVar("_Model", bound=TpDriverModel)
 

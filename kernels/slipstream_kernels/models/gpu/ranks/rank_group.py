@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+from slipstream_kernels.models.rank_error import RankError
 
 FIRST_BLOCK = 16384
 """Bytes of a message's first block, length included: a decode step's plan fits."""

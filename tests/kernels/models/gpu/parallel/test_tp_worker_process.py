@@ -25,8 +25,8 @@ from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
     load_shared,
     start_ranks,
 )
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
+from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import EMPTY_TREE, Span, pass_of

@@ -11,7 +11,7 @@ PRELUDE = f"""
 import os, sys, time
 from pathlib import Path
 import torch
-from slipstream_kernels.models.gpu.ranks.rank_error import RankError
+from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.models.gpu.ranks.rank_group import DistributedRankGroup, join_rendezvous, open_rendezvous
 
 FIRST_BLOCK = {FIRST_BLOCK}
