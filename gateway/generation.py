@@ -90,42 +90,43 @@ class Generation:
     A reader that leaves too many outputs unread loses the request, since a verify service cannot wait for it.
     """
 
-    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_tickets", "_unfinished",
-                 "choices", "orders", "seed")  # fmt: skip
+    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_streams", "_unfinished",
+                 "choices", "requests", "seed")  # fmt: skip
 
     def __init__(
-        self, orders: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
+        self, requests: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
     ) -> None:
-        self.orders = orders
+        self.requests = requests
         self.seed = seed
         self.choices = [
-            ChoiceStream(index, order, backend.tokenizer, info.eos_token_ids) for index, order in enumerate(orders)
+            ChoiceStream(index, request, backend.tokenizer, info.eos_token_ids)
+            for index, request in enumerate(requests)
         ]
         self._backend = backend
         self._names = names
         self._arrived: BatchQueue[tuple[int, StepOutput]] = BatchQueue()
         self._failure: SlipstreamError | None = None
-        self._unfinished = len(orders)
+        self._unfinished = len(requests)
         self._arrival = time.monotonic()
         self._first_token = 0.0
-        self._tickets = [self._ticket(index, order) for index, order in enumerate(orders)]
+        self._streams = [self._stream(index, request) for index, request in enumerate(requests)]
 
     def __enter__(self) -> Self:
         try:
-            self._backend.client.submit(self._tickets)
+            self._backend.client.submit(self._streams)
         except ResourceExhaustedError as error:
             error.retry_after = self._backend.queue.seconds(0)
             raise
-        self._backend.queue.begin(len(self.orders))
+        self._backend.queue.begin(len(self.requests))
         self._backend.running.add(self)
-        self._backend.metrics.begin(self.orders)
+        self._backend.metrics.begin(self.requests)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cancel()
-        self._backend.queue.end(len(self.orders))
+        self._backend.queue.end(len(self.requests))
         self._backend.running.discard(self)
         self._backend.metrics.end([choice.usage for choice in self.choices], self._first_token, self._elapsed())
 
@@ -138,7 +139,7 @@ class Generation:
     def usage(self) -> Usage:
         """Totals over all choices; a prompt shared by several choices counts once."""
         usages = [choice.usage for choice in self.choices]
-        first = {id(order.prompt_token_ids): index for index, order in reversed(list(enumerate(self.orders)))}
+        first = {id(request.prompt_token_ids): index for index, request in reversed(list(enumerate(self.requests)))}
         return Usage(
             prompt_tokens=sum(usages[index].prompt_tokens for index in first.values()),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
@@ -161,9 +162,9 @@ class Generation:
 
     def cancel(self) -> None:
         """Stop all choices; nothing more will arrive."""
-        for ticket, choice in zip(self._tickets, self.choices, strict=True):
+        for stream, choice in zip(self._streams, self.choices, strict=True):
             if not choice.finished:
-                self._backend.client.cancel(ticket)
+                self._backend.client.cancel(stream)
 
     def abandon(self, error: SlipstreamError) -> None:
         """Cancel, and let the reader have `error`."""
@@ -179,7 +180,7 @@ class Generation:
         if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = self._names.translate(output.error or InternalError("the verify service gave up the request"))
             if isinstance(error, ResourceExhaustedError) and error.retry_after is None:
-                error.retry_after = self._backend.queue.seconds(len(self.orders))
+                error.retry_after = self._backend.queue.seconds(len(self.requests))
             raise error
         if not self._first_token and output.token_ids:
             self._first_token = self._elapsed()
@@ -190,17 +191,17 @@ class Generation:
             if delta.timings is None:
                 delta.timings = Timings(0.0, self._first_token, self._elapsed())
             if output.finish_reason is None:
-                self._backend.client.cancel(self._tickets[index])
+                self._backend.client.cancel(self._streams[index])
         return delta
 
-    def _ticket(self, index: int, order: ChoiceRequest) -> ResumableStream:
+    def _stream(self, index: int, request: ChoiceRequest) -> ResumableStream:
         def deliver(output: StepOutput) -> None:
             self._arrived.put((index, output))
             if len(self._arrived) > self._backend.max_buffered:
                 reason = f"the client left more than {self._backend.max_buffered} outputs unread"
                 self.abandon(ResourceExhaustedError(reason))
 
-        return ResumableStream(order, deliver)
+        return ResumableStream(request, deliver)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._arrival

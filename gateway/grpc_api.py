@@ -92,7 +92,7 @@ class GatewayServicer:
         codec.check_size(data, self._most)
         info = self._gateway.model()
         request = await self._gateway.text.prepare(Job.GENERATE, data, info)
-        order = ChoiceRequest(
+        choice_request = ChoiceRequest(
             prompt_token_ids=request.prompts[0],
             sampling=request.sampling,
             speculation=request.speculation,
@@ -102,7 +102,7 @@ class GatewayServicer:
             choice_index=request.choice_index,
             prompt_wire=request.wires[0],
         )
-        generation = self._gateway.open([order], info, prompt_field=request.prompt_field, prefix="sampling.")
+        generation = self._gateway.open([choice_request], info, prompt_field=request.prompt_field, prefix="sampling.")
         access.generates(generation, info.model_name)
         return generation
 
@@ -119,10 +119,10 @@ def _access(method: str, context: Context) -> Access:
 async def _stream(generation: Generation, context: Context) -> None:
     """One message a verify step, and those of the prompt's logprobs before them; the seed with the first one."""
     seed: int | None = generation.seed
-    order = generation.orders[0]
+    choice_request = generation.requests[0]
     choice, write = generation.choices[0], context.write
     while deltas := await generation.next():
-        if seed is not None and order.sampling.prompt_logprobs is not None:
+        if seed is not None and choice_request.sampling.prompt_logprobs is not None:
             await write(codec.write_prompt_start(seed))
             seed = None
         for delta in deltas:
@@ -130,5 +130,7 @@ async def _stream(generation: Generation, context: Context) -> None:
                 await write(codec.write_delta(delta, choice, seed))
                 seed = None
             else:
-                await write(codec.write_prompt_logprobs(scores, order.prompt_token_ids[scores.first : scores.end]))
+                await write(
+                    codec.write_prompt_logprobs(scores, choice_request.prompt_token_ids[scores.first : scores.end])
+                )
                 await asyncio.sleep(0)

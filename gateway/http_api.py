@@ -147,7 +147,7 @@ class OpenAiApi:
     def _answer(self, request: Prepared, shape: Shape, info: VerifyInfo, tenant: str | None) -> Response:
         """The answer with `choices` choices for each prompt, those of a prompt beside each other."""
         count = request.choices
-        orders = [
+        choice_requests = [
             ChoiceRequest(
                 prompt_token_ids=prompt,
                 sampling=request.sampling,
@@ -160,7 +160,7 @@ class OpenAiApi:
             for prompt, wire in zip(request.prompts, request.wires, strict=True)
             for choice in range(count)
         ]
-        generation = self._gateway.open(orders, info, prompt_field=request.prompt_field)
+        generation = self._gateway.open(choice_requests, info, prompt_field=request.prompt_field)
         options = OutputOptions(
             model=info.model_name,
             fingerprint=info.fingerprint,

@@ -183,12 +183,12 @@ def check_choices(count: int, most: int) -> None:
         raise InvalidArgumentError(f"a request may have at most {most} choices, this one has {count}", field="n")
 
 
-def check_prompt_logprobs(orders: Sequence[ChoiceRequest], *, prefix: str = "") -> None:
+def check_prompt_logprobs(requests: Sequence[ChoiceRequest], *, prefix: str = "") -> None:
     """Raise InvalidArgumentError if an answer would have more log-probabilities of prompts than one may."""
-    asked = orders[0].sampling.prompt_logprobs
+    asked = requests[0].sampling.prompt_logprobs
     if asked is None:
         return
-    count = (1 + asked) * sum(len(order.prompt_token_ids) for order in orders)
+    count = (1 + asked) * sum(len(request.prompt_token_ids) for request in requests)
     if count > MAX_PROMPT_LOGPROBS:
         raise InvalidArgumentError(
             f"{prefix}prompt_logprobs, or logprobs with echo: an answer may have at most {MAX_PROMPT_LOGPROBS} of the "

@@ -81,9 +81,9 @@ class Metrics:
             "slipstream_gateway_text_worker_ends", "Text workers that were replaced", ("reason",), registry=registry
         )
 
-    def begin(self, orders: Sequence[ChoiceRequest]) -> None:
+    def begin(self, requests: Sequence[ChoiceRequest]) -> None:
         """A request has been admitted."""
-        self.running.inc(len(orders))
+        self.running.inc(len(requests))
 
     def end(self, usages: Sequence[Usage], first_token: float, duration: float) -> None:
         """An admitted request is over; `first_token` is 0 if there was none. Times in seconds."""

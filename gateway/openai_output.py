@@ -136,7 +136,9 @@ class OutputWriter:
         self._templates = [self._template(index) for index in range(len(self._offsets))]
         bodies = self._shape.opening(self._generation, self._options)
         if self._options.echoes_logprobs:
-            self._prompts = [PromptChunks(order.prompt_token_ids, self._tokenizer) for order in self._generation.orders]
+            self._prompts = [
+                PromptChunks(request.prompt_token_ids, self._tokenizer) for request in self._generation.requests
+            ]
             for prompt, body in zip(self._prompts, bodies, strict=True):
                 body["choices"][0]["logprobs"] = prompt.first()
         return b"".join(map(self._chunk, bodies))
@@ -172,7 +174,7 @@ class OutputWriter:
         entries = [self._entry(index, collected) for index, collected in enumerate(choices)]
         body: dict[str, Any] = {**self._head, "object": self._shape.body_object, "choices": entries}
         for index, (entry, collected) in enumerate(zip(entries, choices, strict=True)):
-            prompt = self._generation.orders[index].prompt_token_ids
+            prompt = self._generation.requests[index].prompt_token_ids
             writer = PromptWriter(prompt, collected.prompt_logprobs, self._tokenizer)
             if self._options.echoes_logprobs:
                 entry["logprobs"] = with_prompt(entry["logprobs"], writer, self._options.top, splicer)
@@ -205,7 +207,7 @@ class OutputWriter:
         if self._options.return_token_ids:
             entry["token_ids"] = collected.token_ids
             if self._shape.body_object == "text_completion":
-                entry["prompt_token_ids"] = list(self._generation.orders[index].prompt_token_ids)
+                entry["prompt_token_ids"] = list(self._generation.requests[index].prompt_token_ids)
         if last is not None and last.finish_reason is not None:
             entry["finish_reason"] = last.finish_reason.value
             entry |= self._ending(last)
@@ -252,7 +254,7 @@ class ChatShape:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             chunks.append({"choices": [choice]})
         if options.return_token_ids:
-            chunks[0]["prompt_token_ids"] = list(generation.orders[0].prompt_token_ids)
+            chunks[0]["prompt_token_ids"] = list(generation.requests[0].prompt_token_ids)
         return chunks
 
     def part(self, text: str) -> dict[str, Any]:
@@ -288,11 +290,11 @@ class CompletionShape:
         if not (options.echoes or options.return_token_ids):
             return []
         choices: list[dict[str, Any]] = []
-        for index, order in enumerate(generation.orders):
+        for index, request in enumerate(generation.requests):
             choice: dict[str, Any] = {"index": index, "text": options.echoes[index] if options.echoes else ""}
             choice |= {"logprobs": None, "finish_reason": None}
             if options.return_token_ids:
-                choice |= {"token_ids": [], "prompt_token_ids": list(order.prompt_token_ids)}
+                choice |= {"token_ids": [], "prompt_token_ids": list(request.prompt_token_ids)}
             choices.append(choice)
         return [{"choices": [choice]} for choice in choices]
 

@@ -1,4 +1,4 @@
-"""Choices that no verify service has at the moment."""
+"""Streams that wait for a verify service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.resumable_stream import ResumableStream
 
 
 class ParkedStreams:
-    """Tickets in the order in which they are to go on. Some are not to be sent before a moment of their own."""
+    """Streams in the order in which they go on, each with the time before which it is not sent."""
 
     __slots__ = ("_not_before",)
 
@@ -20,22 +20,22 @@ class ParkedStreams:
         return len(self._not_before)
 
     def __iter__(self) -> Iterator[ResumableStream]:
-        """Tickets in order; those that have left meanwhile are passed over."""
-        for ticket in list(self._not_before):
-            if ticket in self._not_before:
-                yield ticket
+        """Yield streams in order, without those that have left meanwhile."""
+        for stream in list(self._not_before):
+            if stream in self._not_before:
+                yield stream
 
-    def add(self, ticket: ResumableStream, *, not_before: float = 0.0) -> None:
-        """Let a ticket in, behind all others. `not_before` is a time of time.monotonic()."""
-        self._not_before[ticket] = not_before
+    def add(self, stream: ResumableStream, *, not_before: float = 0.0) -> None:
+        """Park a stream behind all others. not_before: time.monotonic(), seconds."""
+        self._not_before[stream] = not_before
 
-    def discard(self, ticket: ResumableStream) -> bool:
-        """Let a ticket go; False if it is not there."""
-        return self._not_before.pop(ticket, None) is not None
+    def discard(self, stream: ResumableStream) -> bool:
+        """Remove a stream. Return whether it was parked."""
+        return self._not_before.pop(stream, None) is not None
 
-    def is_due(self, ticket: ResumableStream, now: float) -> bool:
-        """Whether a ticket that is there may be sent."""
-        return self._not_before[ticket] <= now
+    def is_due(self, stream: ResumableStream, now: float) -> bool:
+        """Return whether a parked stream may be sent."""
+        return self._not_before[stream] <= now
 
     def sort(self, key: Callable[[ResumableStream], Any]) -> None:
         """Put them in the order of `key`, equals as they are."""

@@ -29,30 +29,30 @@ class Owner(Protocol):
     """Who uses replicas."""
 
     def on_ready(self, replica: Replica) -> None:
-        """A replica can be sent tickets."""
+        """A replica can be sent streams."""
         ...
 
-    def on_lost(self, tickets: list[ResumableStream], *, yielded: bool) -> None:
-        """A replica's session has broken under these tickets; `yielded`: it had carried a token of any ticket."""
+    def on_lost(self, streams: list[ResumableStream], *, yielded: bool) -> None:
+        """A replica's session has broken under these streams; `yielded`: it had carried a token of any stream."""
         ...
 
-    def on_return(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
-        """A replica has ended a ticket with an error; True if that is not to be delivered."""
+    def on_return(self, stream: ResumableStream, error: SlipstreamError) -> bool:
+        """A replica has ended a stream with an error; True if that is not to be delivered."""
         ...
 
-    def on_progress(self, ticket: ResumableStream) -> None:
-        """The first output of a ticket since it was sent has come."""
+    def on_progress(self, stream: ResumableStream) -> None:
+        """The first output of a stream since it was sent has come."""
         ...
 
 
 class Replica:
-    """A verify service at one address, which tells its `owner` what becomes of the tickets it was sent.
+    """A verify service at one address, which tells its `owner` what becomes of the streams it was sent.
 
-    A service that gives a ticket back as unavailable drains; it is sent no more until it has come back. Outputs that
-    a session still delivers for a cancelled ticket are dropped.
+    A service that gives a stream back as unavailable drains; it is sent no more until it has come back. Outputs that
+    a session still delivers for a cancelled stream are dropped.
     """
 
-    __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_stub", "_task", "_tickets", "_timeout",
+    __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_streams", "_stub", "_task", "_timeout",
                  "_tls", "_yielded", "address", "info")  # fmt: skip
 
     def __init__(self, address: str, owner: Owner, *, timeout: float, tls: Tls | None = None) -> None:
@@ -64,7 +64,7 @@ class Replica:
         self._answered = False  # whether the connection stood when the last attempt ended
         self._timeout = timeout
         self._owner = owner
-        self._tickets: dict[int, ResumableStream] = {}
+        self._streams: dict[int, ResumableStream] = {}
         self._outbox: BatchQueue[verify_pb2.SessionRequest] = BatchQueue()
         self._next_id = 1
         self._stub: Any = None  # generated stubs have no types
@@ -78,12 +78,12 @@ class Replica:
     @property
     def load(self) -> int:
         """Choices under way."""
-        return len(self._tickets)
+        return len(self._streams)
 
     @property
-    def tickets(self) -> list[ResumableStream]:
+    def streams(self) -> list[ResumableStream]:
         """Choices under way, in the order in which they were sent."""
-        return list(self._tickets.values())
+        return list(self._streams.values())
 
     def start(self) -> None:
         """Connect, and stay connected until closed."""
@@ -96,18 +96,18 @@ class Replica:
             await asyncio.gather(self._task, return_exceptions=True)
             self._lose()
 
-    def submit(self, ticket: ResumableStream) -> None:
-        """Send a ticket; only while ready."""
-        message = codec.write_submit(self._next_id, ticket.order, ticket.received)
-        ticket.send(self, self._next_id)
-        self._tickets[self._next_id] = ticket
+    def submit(self, stream: ResumableStream) -> None:
+        """Send a stream; only while ready."""
+        message = codec.write_submit(self._next_id, stream.request, stream.received)
+        stream.send(self, self._next_id)
+        self._streams[self._next_id] = stream
         self._next_id += 1
         self._outbox.put(message)
 
-    def cancel(self, ticket: ResumableStream) -> None:
-        """Forget a ticket and tell the service, unless it is finished already."""
-        if self._tickets.pop(ticket.request_id, None) is not None:
-            self._outbox.put(codec.write_cancel(ticket.request_id))
+    def cancel(self, stream: ResumableStream) -> None:
+        """Forget a stream and tell the service, unless it is finished already."""
+        if self._streams.pop(stream.request_id, None) is not None:
+            self._outbox.put(codec.write_cancel(stream.request_id))
 
     async def fetch_info(self) -> VerifyInfo:
         """The service's facts of this moment. UnavailableError and others of the table."""
@@ -180,40 +180,40 @@ class Replica:
             self.take(response)
 
     def take(self, response: verify_pb2.SessionResponse) -> None:
-        """Hand each output of a message to its ticket."""
-        tickets = self._tickets
+        """Hand each output of a message to its stream."""
+        streams = self._streams
         for request_id in response.started:
-            if (ticket := tickets.get(request_id)) is not None:
-                ticket.begun = True
+            if (stream := streams.get(request_id)) is not None:
+                stream.begun = True
         for message in response.outputs:
-            ticket = tickets.get(message.request_id)
-            if ticket is None:
+            stream = streams.get(message.request_id)
+            if stream is None:
                 continue
             output = codec.read_output(message)
             if output.prompt_logprobs is not None:  # which come alone, and are no progress as tokens are
                 self._yielded = True
-                ticket.take_scores(output.prompt_logprobs)
+                stream.take_scores(output.prompt_logprobs)
                 continue
             if output.finish_reason is not None:
-                del tickets[message.request_id]
-                if output.error is not None and self._returns(ticket, output.error):
+                del streams[message.request_id]
+                if output.error is not None and self._returns(stream, output.error):
                     continue
-            ticket.receive(output)
-            if not ticket.yielded:
-                ticket.yielded = True
+            stream.receive(output)
+            if not stream.yielded:
+                stream.yielded = True
                 self._yielded |= bool(output.token_ids)
-                self._owner.on_progress(ticket)
-            ticket.deliver(output)
+                self._owner.on_progress(stream)
+            stream.deliver(output)
 
-    def _returns(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
-        """Offer the owner a ticket that the service will not go on with; whether it has another use for it."""
+    def _returns(self, stream: ResumableStream, error: SlipstreamError) -> bool:
+        """Offer the owner a stream that the service will not go on with; whether it has another use for it."""
         self._refusing |= isinstance(error, UnavailableError)
-        return self._owner.on_return(ticket, error)
+        return self._owner.on_return(stream, error)
 
     def _lose(self) -> None:
         """Hand back what was under way."""
-        lost = list(self._tickets.values())
-        self._tickets.clear()
+        lost = list(self._streams.values())
+        self._streams.clear()
         self._stub, was_open, self.info = None, self.info is not None, None
         if was_open:
             self._owner.on_lost(lost, yielded=self._yielded)

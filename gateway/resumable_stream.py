@@ -1,4 +1,4 @@
-"""One choice on its way through verify services, which may come and go under it."""
+"""One choice's stream of outputs, which resumes on another verify service when one goes away."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class ResumableStream:
-    """A choice, and what it takes to go on with it on another service of the same model.
+    """A choice, with the state to resume it on another service of the same model.
 
     `deliver` is called with each output, the last one finished. Outputs read as those of one service: no token repeats,
     nor any of the prompt's logprobs, and the prompt's cached tokens and the times count from the first submission. The
-    order's seed is set, without which another service could go on differently. All times are time.monotonic() in
+    request's seed is set, without which another service could go on differently. All times are time.monotonic() in
     seconds.
     """
 
-    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "begun", "deliver", "losses", "order", "origin",
-                 "paused_at", "reason", "received", "replica", "request_id", "scored", "sent_at",
+    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "begun", "deliver", "losses", "origin",
+                 "paused_at", "reason", "received", "replica", "request", "request_id", "scored", "sent_at",
                  "yielded")  # fmt: skip
 
-    def __init__(self, order: ChoiceRequest, deliver: Callable[[StepOutput], None]) -> None:
-        assert order.sampling.seed is not None
-        self.order = order
+    def __init__(self, request: ChoiceRequest, deliver: Callable[[StepOutput], None]) -> None:
+        assert request.sampling.seed is not None
+        self.request = request
         self.deliver = deliver
         self.received: list[int] = []  # token ids so far
         self.scored = 1  # tokens of the prompt that are past as far as logprobs go: the first has none
@@ -51,21 +51,21 @@ class ResumableStream:
     @property
     def proposer(self) -> str:
         """The proposer that the request names; empty if none."""
-        return "" if self.order.speculation is None else self.order.speculation.proposer
+        return "" if self.request.speculation is None else self.request.speculation.proposer
 
     @property
     def bound(self) -> bool:
-        """Whether anything has come that must not change."""
+        """Whether outputs have come, so that only the same build may continue."""
         return bool(self.received) or self.scored > 1
 
     def fits(self, info: VerifyInfo) -> bool:
-        """Whether a service can go on with it: of the same build too, once anything has come."""
+        """Return whether a service can continue it: the same model, and the same build once bound."""
         if self.origin is None:
             return True
         return info.continues(self.origin) if self.bound else info.fingerprint == self.origin.fingerprint
 
     def send(self, replica: Replica, request_id: int) -> None:
-        """It is submitted to `replica`."""
+        """Note the submission to `replica`."""
         self.replica, self.request_id = replica, request_id
         if not self.bound:
             self.origin = replica.info
@@ -81,7 +81,7 @@ class ResumableStream:
             self.deliver(StepOutput([], prompt_logprobs=fresh))
 
     def receive(self, output: StepOutput) -> None:
-        """Take note of an output and make it a continuation of those before."""
+        """Record an output, and rewrite its usage and times to continue those before."""
         self.received += output.token_ids
         if not self._first_token:
             self._first_token = time.monotonic()
@@ -92,25 +92,25 @@ class ResumableStream:
         if output.timings is not None and self.losses:
             output.timings = self._continued(output.timings)
 
-    def lose(self, reason: SlipstreamError) -> None:
-        """The service that had it has gone, or has given it back."""
+    def on_lost(self, reason: SlipstreamError) -> None:
+        """Note that its service has gone, or has given it back."""
         self.losses += 1
         self._kept = len(self.received)
         self.wait(reason)
 
     def wait(self, reason: SlipstreamError) -> None:
-        """No service has it."""
+        """Note that no service has it."""
         self.reason = reason
         self.paused_at = self.paused_at or time.monotonic()
 
     def resume(self) -> None:
-        """Outputs come again."""
+        """Note that outputs come again."""
         self.paused_at, self.reason = 0.0, None
 
     def forget_proposer(self) -> None:
         """Speculate as the operator's default says. Proposers change speed and no token."""
-        if self.order.speculation is not None:
-            self.order = replace(self.order, speculation=replace(self.order.speculation, proposer=""))
+        if self.request.speculation is not None:
+            self.request = replace(self.request, speculation=replace(self.request.speculation, proposer=""))
 
     def fail(self, error: SlipstreamError) -> None:
         """End the choice with an error."""

@@ -9,10 +9,10 @@ from gateway.resumable_stream import ResumableStream
 
 
 class ResumeDeadlines:
-    """One clock a ticket: from its first loss, or from its arrival while it is let wait, to its next token.
+    """One clock a stream: from its first loss, or from its arrival while it is let wait, to its next token.
 
     Nothing that happens between restarts or stops it: not the end of another service, not a trial, not a full queue,
-    and not that a service has the ticket again. `on_due` is called with a ticket whose clock has run out. With
+    and not that a service has the stream again. `on_due` is called with a stream whose clock has run out. With
     0 seconds there are no clocks.
     """
 
@@ -26,17 +26,17 @@ class ResumeDeadlines:
     def __len__(self) -> int:
         return len(self._clocks)
 
-    def start(self, ticket: ResumableStream) -> None:
-        """Start a ticket's clock unless it runs."""
-        if self._seconds and ticket not in self._clocks:
-            self._clocks[ticket] = asyncio.get_running_loop().call_later(self._seconds, self._ring, ticket)
+    def start(self, stream: ResumableStream) -> None:
+        """Start a stream's clock unless it runs."""
+        if self._seconds and stream not in self._clocks:
+            self._clocks[stream] = asyncio.get_running_loop().call_later(self._seconds, self._ring, stream)
 
-    def stop(self, ticket: ResumableStream) -> None:
+    def stop(self, stream: ResumableStream) -> None:
         """A token of it has come, or it is over."""
-        clock = self._clocks.pop(ticket, None)
+        clock = self._clocks.pop(stream, None)
         if clock is not None:
             clock.cancel()
 
-    def _ring(self, ticket: ResumableStream) -> None:
-        del self._clocks[ticket]
-        self._on_due(ticket)
+    def _ring(self, stream: ResumableStream) -> None:
+        del self._clocks[stream]
+        self._on_due(stream)

@@ -119,7 +119,7 @@ class Gateway:
         return self.client.info
 
     def open(
-        self, orders: Sequence[ChoiceRequest], info: VerifyInfo, *, prompt_field: str, prefix: str = ""
+        self, requests: Sequence[ChoiceRequest], info: VerifyInfo, *, prompt_field: str, prefix: str = ""
     ) -> Generation:
         """Check the choices of one request and make it ready to run.
 
@@ -129,32 +129,34 @@ class Gateway:
         UnavailableError.
         """
         self.check_draining()
-        first = orders[0]
+        first = requests[0]
         check_sampling(first.sampling, info, prefix=prefix)
         check_stop(first.stop)
         check_name("tenant", first.tenant)
         check_name("adapter_id", first.adapter_id)
         if first.speculation is not None:
             check_speculation(first.speculation)
-        for order in orders:
-            check_context(len(order.prompt_token_ids), order.sampling, info, field=prompt_field, prefix=prefix)
-        check_prompt_logprobs(orders, prefix=prefix)
+        for request in requests:
+            check_context(len(request.prompt_token_ids), request.sampling, info, field=prompt_field, prefix=prefix)
+        check_prompt_logprobs(requests, prefix=prefix)
         seed = secrets.randbits(_SEED_BITS) if first.sampling.seed is None else first.sampling.seed
         asked, weight = replace(first.sampling, seed=seed), self.keys.weight_of(first.tenant)
-        orders = [
-            replace(order, sampling=completed(asked, self._defaults, len(order.prompt_token_ids), info), weight=weight)
-            for order in orders
+        requests = [
+            replace(
+                request, sampling=completed(asked, self._defaults, len(request.prompt_token_ids), info), weight=weight
+            )
+            for request in requests
         ]
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("a request begins: %s", _described(orders))
-        return Generation(orders, info, seed, self._backend, FieldNames(prompt_field, prefix))
+            _log.debug("a request begins: %s", _described(requests))
+        return Generation(requests, info, seed, self._backend, FieldNames(prompt_field, prefix))
 
 
-def _described(orders: Sequence[ChoiceRequest]) -> str:
+def _described(requests: Sequence[ChoiceRequest]) -> str:
     """What a request asks for, without its texts: prompts and stop strings."""
-    first = orders[0]
+    first = requests[0]
     given = {field.name: getattr(first.sampling, field.name) for field in fields(first.sampling)}
     chosen = [f"{name}={value!r:.80}" for name, value in given.items() if value not in (None, (), {}, False)]
-    lengths = ",".join(str(len(order.prompt_token_ids)) for order in orders[:_LENGTHS_SHOWN])
+    lengths = ",".join(str(len(request.prompt_token_ids)) for request in requests[:_LENGTHS_SHOWN])
     speculation = "default" if first.speculation is None else f"{first.speculation!r:.200}"
-    return f"choices={len(orders)} prompt_tokens={lengths} speculation={speculation} {' '.join(chosen)}"
+    return f"choices={len(requests)} prompt_tokens={lengths} speculation={speculation} {' '.join(chosen)}"

@@ -19,17 +19,17 @@ class ChoiceStream:
                  "_ending_ids", "_index", "_min_tokens", "_prompt_tokens", "_stops", "_verify_steps",
                  "finish_reason")  # fmt: skip
 
-    def __init__(self, index: int, order: ChoiceRequest, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
-        sampling = order.sampling
+    def __init__(self, index: int, request: ChoiceRequest, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
+        sampling = request.sampling
         self._index = index
         self._detokenizer: Detokenizer = tokenizer.detokenizer()
-        self._stops = StopStrings(order.stop) if order.stop else None
+        self._stops = StopStrings(request.stop) if request.stop else None
         self._min_tokens = sampling.min_tokens or 0
         self._ending_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self._ending_ids |= eos_token_ids
         self.finish_reason: FinishReason | None = None
-        self._prompt_tokens = len(order.prompt_token_ids)
+        self._prompt_tokens = len(request.prompt_token_ids)
         self._completion_tokens = self._cached_tokens = 0
         self._verify_steps = self._drafted_tokens = self._accepted_tokens = 0
 

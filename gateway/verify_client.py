@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.metrics import Metrics
 from gateway.parked_streams import ParkedStreams
-from gateway.quarantine import CrashSuspects, Entry
+from gateway.quarantine import Entry, Quarantine
 from gateway.replica import Replica
 from gateway.request import VerifyInfo
 from gateway.resumable_stream import ResumableStream
@@ -46,12 +46,13 @@ class VerifyClient:
     until no replica serves it; while it is away no longer than `resume_seconds`, they wait for it.
 
     A request that was lost, or waits, fails as unavailable unless a token of it comes within `resume_seconds`, wherever
-    it is then. The one that makes services end is looked for among those that ran when they went, and fails as internal
-    when it is found; see CrashSuspects. Suspects wait while others of them are tried, and so does what comes meanwhile.
+    it is then. Requests that ran when a service crashed go to the quarantine, which tries them in ever smaller groups.
+    The poison request fails as internal once it is found; quarantined and new requests wait for the trials. See
+    Quarantine.
     """
 
-    __slots__ = ("_again", "_away_since", "_deadlines", "_metrics", "_replicas", "_resume_seconds", "_served",
-                 "_suspects", "_waiting")  # fmt: skip
+    __slots__ = ("_again", "_away_since", "_deadlines", "_metrics", "_parked", "_quarantine", "_replicas",
+                 "_resume_seconds", "_served")  # fmt: skip
 
     def __init__(
         self,
@@ -64,9 +65,9 @@ class VerifyClient:
     ) -> None:
         self._resume_seconds = resume_seconds
         self._metrics = metrics or Metrics()
-        self._waiting = ParkedStreams()
+        self._parked = ParkedStreams()
         self._deadlines = ResumeDeadlines(resume_seconds, self._expire)
-        self._suspects = CrashSuspects(resume_seconds * TRIAL_SHARE)
+        self._quarantine = Quarantine(resume_seconds * TRIAL_SHARE)
         self._again: asyncio.TimerHandle | None = None
         self._served: VerifyInfo | None = None
         self._away_since = -math.inf  # when a session was lost last
@@ -80,8 +81,8 @@ class VerifyClient:
     async def close(self) -> None:
         """End all sessions."""
         await asyncio.gather(*(replica.close() for replica in self._replicas))
-        for ticket in self._waiting:
-            self.cancel(ticket)
+        for stream in self._parked:
+            self.cancel(stream)
         if self._again is not None:
             self._again.cancel()
 
@@ -110,83 +111,83 @@ class VerifyClient:
             raise _unreachable()
         return await _least_loaded(usable).fetch_info()
 
-    def submit(self, tickets: Sequence[ResumableStream]) -> None:
+    def submit(self, streams: Sequence[ResumableStream]) -> None:
         """Send the choices of one request to one replica, where they share the prompt's pages.
 
         UnavailableError or ResourceExhaustedError where they can be neither sent nor let wait; InternalError for a
         request that repeats one which ended the service each time.
         """
-        if self._suspects.was_convicted(tickets, time.monotonic()):
+        if self._quarantine.was_convicted(streams, time.monotonic()):
             raise InternalError("the verify service went away while this request ran alone, and it is not tried again")
-        self._suspects.recall(tickets, time.monotonic())
+        self._quarantine.recall(streams, time.monotonic())
         try:
-            self._submit(tickets)
+            self._submit(streams)
         except SlipstreamError:
-            for ticket in tickets:
-                self._suspects.clear(ticket, time.monotonic())
+            for stream in streams:
+                self._quarantine.clear(stream, time.monotonic())
             raise
 
-    def _submit(self, tickets: Sequence[ResumableStream]) -> None:
+    def _submit(self, streams: Sequence[ResumableStream]) -> None:
         usable = self._usable()
         replica = _least_loaded(usable) if usable else None
-        if replica is not None and self._is_open(replica, tickets):
-            for ticket in tickets:
-                replica.submit(ticket)
+        if replica is not None and self._is_open(replica, streams):
+            for stream in streams:
+                replica.submit(stream)
         elif self._served is not None and (replica is not None or self._awaited()):
-            self._let_wait(tickets, self._served)
+            self._let_wait(streams, self._served)
         else:
             raise _unreachable()
 
-    def cancel(self, ticket: ResumableStream) -> None:
+    def cancel(self, stream: ResumableStream) -> None:
         """Stop a choice that nobody reads any more. Finished ones are left alone."""
-        if not self._waiting.discard(ticket) and ticket.replica is not None:
-            ticket.replica.cancel(ticket)
-        self._settle(ticket)
+        if not self._parked.discard(stream) and stream.replica is not None:
+            stream.replica.cancel(stream)
+        self._settle(stream)
 
     def on_ready(self, replica: Replica) -> None:
         """See Owner: what waited for the replica goes on."""
         if replica not in self._usable():
             _log.warning("verify service %s serves another model and is not used", replica.address)
-        self._waiting.sort(self._suspects.order)
+        self._parked.sort(self._quarantine.priority)
         self._dispatch()
 
-    def on_lost(self, tickets: list[ResumableStream], *, yielded: bool) -> None:
-        """See Owner: the tickets go on elsewhere, wait, or fail."""
+    def on_lost(self, streams: list[ResumableStream], *, yielded: bool) -> None:
+        """See Owner: the streams go on elsewhere, wait, or fail."""
         now = self._away_since = time.monotonic()
-        self._suspects.lost(tickets, yielded=yielded, now=now)
-        for ticket in tickets:
-            if self._suspects.convicts(ticket, now):
-                self._convict(ticket)
+        self._quarantine.record_loss(streams, yielded=yielded, now=now)
+        for stream in streams:
+            if self._quarantine.convicts(stream, now):
+                self._convict(stream)
             else:
-                self._pause(ticket, UnavailableError(_GONE))
-        self._waiting.sort(self._suspects.order)
+                self._pause(stream, UnavailableError(_GONE))
+        self._parked.sort(self._quarantine.priority)
         self._dispatch()
 
-    def on_return(self, ticket: ResumableStream, error: SlipstreamError) -> bool:
+    def on_return(self, stream: ResumableStream, error: SlipstreamError) -> bool:
         """See Owner. What has been taken once is not refused later for a reason that passes."""
-        taken = bool(ticket.losses) or ticket.bound
+        taken = bool(stream.losses) or stream.bound
         if isinstance(error, UnavailableError) and taken:
-            self._pause(ticket, error)
-        elif isinstance(error, UnavailableError) and self._ready(ticket.fits):
-            self._wait(ticket, error)
+            self._pause(stream, error)
+        elif isinstance(error, UnavailableError) and self._ready(stream.fits):
+            self._wait(stream, error)
         elif isinstance(error, ResourceExhaustedError) and taken and self._resume_seconds:
-            self._wait(ticket, error, not_before=time.monotonic() + AGAIN_SECONDS)
-        elif error.field == "speculation.proposer" and taken and ticket.proposer:
-            ticket.forget_proposer()
-            self._wait(ticket, error)
+            self._wait(stream, error, not_before=time.monotonic() + AGAIN_SECONDS)
+        elif error.field == "speculation.proposer" and taken and stream.proposer:
+            stream.forget_proposer()
+            self._wait(stream, error)
         else:
-            self._settle(ticket)
+            self._settle(stream)
             return False
         self._dispatch()
         return True
 
-    def on_progress(self, ticket: ResumableStream) -> None:
+    def on_progress(self, stream: ResumableStream) -> None:
         """See Owner."""
-        if ticket.losses and ticket.paused_at:
-            self._metrics.resumed(time.monotonic() - ticket.paused_at)
-        self._suspects.progress(ticket, time.monotonic())
-        self._settle(ticket)
-        if len(self._waiting):
+        if stream.losses and stream.paused_at:
+            self._metrics.resumed(time.monotonic() - stream.paused_at)
+        self._quarantine.progress(stream, time.monotonic())
+        self._settle(stream)
+        if len(self._parked):
             self._dispatch()
 
     def _usable(self) -> list[Replica]:
@@ -211,107 +212,107 @@ class VerifyClient:
         draining = any(replica.info is not None for replica in self._replicas)
         return not draining and time.monotonic() < self._away_since + self._resume_seconds
 
-    def _is_open(self, replica: Replica, tickets: Sequence[ResumableStream]) -> bool:
-        """Whether new tickets may be sent at once: not while a suspect is tried there, or waits for its trial."""
-        if not len(self._suspects):
+    def _is_open(self, replica: Replica, streams: Sequence[ResumableStream]) -> bool:
+        """Whether new streams may be sent at once: not while a suspect is tried there, or waits for its trial."""
+        if not len(self._quarantine):
             return True
-        entry = self._suspects.entry(tickets[0], replica.tickets, time.monotonic(), len(tickets))
-        return not len(self._waiting) and entry is Entry.OPEN
+        entry = self._quarantine.entry(streams[0], replica.streams, time.monotonic(), len(streams))
+        return not len(self._parked) and entry is Entry.OPEN
 
-    def _let_wait(self, tickets: Sequence[ResumableStream], served: VerifyInfo) -> None:
-        if len(self._waiting) + len(tickets) > served.max_requests:
+    def _let_wait(self, streams: Sequence[ResumableStream], served: VerifyInfo) -> None:
+        if len(self._parked) + len(streams) > served.max_requests:
             raise ResourceExhaustedError(
-                f"{len(self._waiting)} choices wait for a verify service, the limit is {served.max_requests}"
+                f"{len(self._parked)} choices wait for a verify service, the limit is {served.max_requests}"
             )
-        for ticket in tickets:
-            ticket.origin = served
-            self._wait(ticket, UnavailableError(_RECOVERS if self._usable() else _GONE))
+        for stream in streams:
+            stream.origin = served
+            self._wait(stream, UnavailableError(_RECOVERS if self._usable() else _GONE))
         self._dispatch()
 
-    def _pause(self, ticket: ResumableStream, reason: SlipstreamError) -> None:
-        """A ticket has lost its service."""
-        self._wait(ticket, reason)
-        ticket.lose(reason)
+    def _pause(self, stream: ResumableStream, reason: SlipstreamError) -> None:
+        """A stream has lost its service."""
+        self._wait(stream, reason)
+        stream.on_lost(reason)
 
-    def _wait(self, ticket: ResumableStream, reason: SlipstreamError, *, not_before: float = 0.0) -> None:
-        """A ticket waits for a service, against its deadline."""
-        if not ticket.paused_at:
+    def _wait(self, stream: ResumableStream, reason: SlipstreamError, *, not_before: float = 0.0) -> None:
+        """A stream waits for a service, against its deadline."""
+        if not stream.paused_at:
             self._metrics.paused.inc()
-        ticket.wait(reason)
-        self._deadlines.start(ticket)
-        self._waiting.add(ticket, not_before=not_before)
+        stream.wait(reason)
+        self._deadlines.start(stream)
+        self._parked.add(stream, not_before=not_before)
 
     def _dispatch(self) -> None:
         """Send on what waits, in order, where its model is served and its place is free; the rest waits, or fails."""
         closed: set[Replica] = set()
-        for ticket in self._waiting:
-            if not (replicas := self._ready(ticket.fits)):
-                self._hold(ticket)
-            elif self._waiting.is_due(ticket, time.monotonic()):
-                self._enter(ticket, replicas, closed)
-        if len(self._waiting) and self._again is None and self._ready(lambda info: True):
+        for stream in self._parked:
+            if not (replicas := self._ready(stream.fits)):
+                self._hold(stream)
+            elif self._parked.is_due(stream, time.monotonic()):
+                self._enter(stream, replicas, closed)
+        if len(self._parked) and self._again is None and self._ready(lambda info: True):
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._dispatch_again)
 
     def _dispatch_again(self) -> None:
         self._again = None
         self._dispatch()
 
-    def _enter(self, ticket: ResumableStream, replicas: Sequence[Replica], closed: set[Replica]) -> None:
-        """Send a ticket to the first replica that it may go to; where there is none, nobody behind it goes there."""
+    def _enter(self, stream: ResumableStream, replicas: Sequence[Replica], closed: set[Replica]) -> None:
+        """Send a stream to the first replica that it may go to; where there is none, nobody behind it goes there."""
         now = time.monotonic()
         for replica in sorted(replicas, key=lambda replica: replica.load):
-            entry = Entry.LATER if replica in closed else self._suspects.entry(ticket, replica.tickets, now)
+            entry = Entry.LATER if replica in closed else self._quarantine.entry(stream, replica.streams, now)
             if entry is not Entry.LATER:
-                self._waiting.discard(ticket)
+                self._parked.discard(stream)
                 if entry is Entry.ALONE:
                     self._withdraw(replica)
-                replica.submit(ticket)
+                replica.submit(stream)
                 return
         closed.update(replicas)
 
     def _withdraw(self, replica: Replica) -> None:
         """Let everything at a replica wait, for a trial that has to have it alone."""
-        for ticket in replica.tickets:
-            replica.cancel(ticket)
-            self._pause(ticket, UnavailableError(_RECOVERS))
+        for stream in replica.streams:
+            replica.cancel(stream)
+            self._pause(stream, UnavailableError(_RECOVERS))
 
-    def _hold(self, ticket: ResumableStream) -> None:
-        """Let a ticket wait for a service of its model, if one can still come."""
-        reason = ticket.reason or _unreachable()
+    def _hold(self, stream: ResumableStream) -> None:
+        """Let a stream wait for a service of its model, if one can still come."""
+        reason = stream.reason or _unreachable()
         others = [replica.info for replica in self._replicas if replica.info is not None]
-        if len(others) == len(self._replicas) and not any(map(ticket.fits, others)):
+        if len(others) == len(self._replicas) and not any(map(stream.fits, others)):
             self._fail(
-                ticket, UnavailableError(f"{reason.message}, and came back with another model or build: start again")
+                stream, UnavailableError(f"{reason.message}, and came back with another model or build: start again")
             )
         elif not self._resume_seconds:
-            self._fail(ticket, reason)
+            self._fail(stream, reason)
 
-    def _expire(self, ticket: ResumableStream) -> None:
-        """A deadline has passed: the ticket ends wherever it is."""
-        if ticket.replica is not None:
-            ticket.replica.cancel(ticket)
-        reason = ticket.reason or _unreachable()
+    def _expire(self, stream: ResumableStream) -> None:
+        """A deadline has passed: the stream ends wherever it is."""
+        if stream.replica is not None:
+            stream.replica.cancel(stream)
+        reason = stream.reason or _unreachable()
         message = f"{reason.message}, and the request did not go on within {self._resume_seconds:g} s"
-        self._fail(ticket, UnavailableError(message, retry_after=RETRY_SECONDS))
+        self._fail(stream, UnavailableError(message, retry_after=RETRY_SECONDS))
 
-    def _convict(self, ticket: ResumableStream) -> None:
-        times = self._suspects.lone_losses(ticket)
-        sizes = len(ticket.order.prompt_token_ids), len(ticket.received)
+    def _convict(self, stream: ResumableStream) -> None:
+        times = self._quarantine.lone_losses(stream)
+        sizes = len(stream.request.prompt_token_ids), len(stream.received)
         _log.error("the verify service went away %d times while a request of %d + %d tokens ran alone", times, *sizes)
-        self._fail(ticket, InternalError(f"the verify service went away {times} times while this request ran alone"))
+        self._fail(stream, InternalError(f"the verify service went away {times} times while this request ran alone"))
 
-    def _fail(self, ticket: ResumableStream, error: SlipstreamError) -> None:
-        self._waiting.discard(ticket)
-        self._settle(ticket)
-        ticket.fail(error)
+    def _fail(self, stream: ResumableStream, error: SlipstreamError) -> None:
+        self._parked.discard(stream)
+        self._settle(stream)
+        stream.fail(error)
 
-    def _settle(self, ticket: ResumableStream) -> None:
-        """A ticket goes on, or is over: nothing is held against it any more."""
-        self._suspects.clear(ticket, time.monotonic())
-        self._deadlines.stop(ticket)
-        if ticket.paused_at:
+    def _settle(self, stream: ResumableStream) -> None:
+        """A stream goes on, or is over: nothing is held against it any more."""
+        self._quarantine.clear(stream, time.monotonic())
+        self._deadlines.stop(stream)
+        if stream.paused_at:
             self._metrics.paused.dec()
-            ticket.resume()
+            stream.resume()
 
 
 def _least_loaded(replicas: Iterable[Replica]) -> Replica:

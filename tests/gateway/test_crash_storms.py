@@ -57,9 +57,9 @@ class Storm:
         if kill_every:
             tasks.append(asyncio.create_task(self._kill(kill_every)))
         await asyncio.gather(*tasks)
-        assert not len(client._waiting)
+        assert not len(client._parked)
         assert not len(client._deadlines)
-        assert not len(client._suspects)
+        assert not len(client._quarantine)
         await client.close()
 
     def innocents(self) -> list[Outcome]:

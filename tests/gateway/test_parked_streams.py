@@ -21,34 +21,34 @@ from support.gateway_process import GatewayProcess
 LONG = {"ignore_eos": True, "max_tokens": 200, "seed": 3, "timeout": 60}
 
 
-def ticket() -> ResumableStream:
+def resumable() -> ResumableStream:
     return ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
 
 
-def test_tickets_go_on_in_order_and_not_before_their_time() -> None:
-    room = ParkedStreams()
-    tickets = [ticket() for _ in range(4)]
-    for index, each in enumerate(tickets):
-        room.add(each, not_before=float(index))
-    room.sort(lambda each: tickets.index(each) < 2)
-    assert list(room) == [tickets[2], tickets[3], tickets[0], tickets[1]]
-    assert [room.is_due(each, 1.5) for each in tickets] == [True, True, False, False]
-    assert room.discard(tickets[2])
-    assert not room.discard(tickets[2])
-    assert len(room) == 3
+def test_streams_go_on_in_order_and_not_before_their_time() -> None:
+    parking = ParkedStreams()
+    parked = [resumable() for _ in range(4)]
+    for index, each in enumerate(parked):
+        parking.add(each, not_before=float(index))
+    parking.sort(lambda each: parked.index(each) < 2)
+    assert list(parking) == [parked[2], parked[3], parked[0], parked[1]]
+    assert [parking.is_due(each, 1.5) for each in parked] == [True, True, False, False]
+    assert parking.discard(parked[2])
+    assert not parking.discard(parked[2])
+    assert len(parking) == 3
 
 
 def test_who_leaves_while_the_room_is_gone_through_is_passed_over() -> None:
-    room = ParkedStreams()
-    tickets = [ticket() for _ in range(3)]
-    for each in tickets:
-        room.add(each)
+    parking = ParkedStreams()
+    parked = [resumable() for _ in range(3)]
+    for each in parked:
+        parking.add(each)
     seen = []
-    for each in room:
+    for each in parking:
         seen.append(each)
-        room.discard(tickets[1])
-    assert seen == [tickets[0], tickets[2]]
-    assert len(room) == 2
+        parking.discard(parked[1])
+    assert seen == [parked[0], parked[2]]
+    assert len(parking) == 2
 
 
 @pytest.fixture(scope="module")

@@ -103,25 +103,25 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
     now = 100.0
     monkeypatch.setattr("gateway.resumable_stream.time.monotonic", lambda: now)
 
-    def finish(ticket: ResumableStream) -> Timings | None:
+    def finish(resumable: ResumableStream) -> Timings | None:
         last = StepOutput([7], timings=Timings(0.25, 0.5, 1.0))
-        ticket.receive(last)
+        resumable.receive(last)
         return last.timings
 
     replica = Replica("127.0.0.1:1", VerifyClient((), timeout=1.0, resume_seconds=0.0), timeout=1.0)
     started, waiting, undisturbed = (
         ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None) for _ in range(3)
     )
-    for ticket in (started, waiting, undisturbed):
-        ticket.send(replica, 1)
+    for resumable in (started, waiting, undisturbed):
+        resumable.send(replica, 1)
     now = 102.0
     started.receive(StepOutput([6]))
     now = 110.0
-    for ticket in (started, waiting):
-        ticket.lose(UnavailableError("gone"))
+    for resumable in (started, waiting):
+        resumable.on_lost(UnavailableError("gone"))
     now = 120.0
-    for ticket in (started, waiting):
-        ticket.send(replica, 2)
+    for resumable in (started, waiting):
+        resumable.send(replica, 2)
     assert finish(started) == Timings(0.0, 2.0, 21.0)
     assert finish(waiting) == Timings(20.25, 20.5, 21.0)
     assert finish(undisturbed) == Timings(0.25, 0.5, 1.0)
@@ -130,12 +130,12 @@ def test_times_count_from_the_first_submission(monkeypatch: pytest.MonkeyPatch) 
 def test_a_pause_lasts_from_the_first_loss_to_the_next_output(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("gateway.resumable_stream.time.monotonic", lambda: now)
-    ticket = ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
+    resumable = ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
     pauses = []
     for moment in (110.0, 120.0, 130.0):
         now = moment
-        ticket.lose(UnavailableError("gone"))
-        pauses.append(ticket.paused_at)
+        resumable.on_lost(UnavailableError("gone"))
+        pauses.append(resumable.paused_at)
         if moment == 120.0:
-            ticket.resume()
-    assert (pauses, ticket.losses) == ([110.0, 110.0, 130.0], 3)
+            resumable.resume()
+    assert (pauses, resumable.losses) == ([110.0, 110.0, 130.0], 3)

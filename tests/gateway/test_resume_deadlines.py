@@ -12,7 +12,7 @@ from gateway.resume_deadlines import ResumeDeadlines
 from support.virtual_verify import run_virtually
 
 
-def ticket() -> ResumableStream:
+def stream() -> ResumableStream:
     return ResumableStream(ChoiceRequest([1], Sampling(seed=0)), lambda output: None)
 
 
@@ -21,7 +21,7 @@ def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pyte
         loop = asyncio.get_running_loop()
         rung: list[tuple[ResumableStream, float]] = []
         deadlines = ResumeDeadlines(60.0, lambda each: rung.append((each, loop.time() - began)))
-        lost, resumed, lost_again = (ticket() for _ in range(3))
+        lost, resumed, lost_again = (stream() for _ in range(3))
         began = loop.time()
         for each in (lost, resumed, lost_again):
             deadlines.start(each)
@@ -41,5 +41,5 @@ def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pyte
 
 def test_without_seconds_there_are_no_clocks() -> None:
     deadlines = ResumeDeadlines(0.0, lambda each: None)
-    deadlines.start(ticket())
+    deadlines.start(stream())
     assert not len(deadlines)

@@ -240,11 +240,11 @@ def test_an_output_that_cannot_be_handled_is_a_lost_session(caplog: pytest.LogCa
             async with asyncio.timeout(60):
                 while not client.ready:  # noqa: ASYNC110  # no event tells
                     await asyncio.sleep(0.01)
-                ticket = ResumableStream(ChoiceRequest([5, 6, 7], Sampling(max_tokens=6, seed=1)), deliver)
-                client.submit([ticket])
+                resumable = ResumableStream(ChoiceRequest([5, 6, 7], Sampling(max_tokens=6, seed=1)), deliver)
+                client.submit([resumable])
                 await finished.wait()
             assert client.ready
-            assert ticket.received == [5, 6, 7, 5, 6, 7]
+            assert resumable.received == [5, 6, 7, 5, 6, 7]
         finally:
             await client.close()
 

@@ -70,7 +70,7 @@ class Machine:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    ticket: ResumableStream
+    stream: ResumableStream
     remaining: int  # tokens whose KV is not computed
 
 
@@ -96,14 +96,14 @@ class VirtualReplica(Replica):
     async def close(self) -> None:
         self._end()
 
-    def submit(self, ticket: ResumableStream) -> None:
-        super().submit(ticket)
-        self._queue.append(_Running(ticket, len(ticket.order.prompt_token_ids) + len(ticket.received)))
+    def submit(self, stream: ResumableStream) -> None:
+        super().submit(stream)
+        self._queue.append(_Running(stream, len(stream.request.prompt_token_ids) + len(stream.received)))
 
-    def cancel(self, ticket: ResumableStream) -> None:
-        super().cancel(ticket)
+    def cancel(self, stream: ResumableStream) -> None:
+        super().cancel(stream)
         for place in (self._queue, self._lines):
-            place[:] = [each for each in place if each.ticket is not ticket]
+            place[:] = [each for each in place if each.stream is not stream]
 
     def kill(self) -> None:
         """End the service, whatever it does, and start it again."""
@@ -149,7 +149,7 @@ class VirtualReplica(Replica):
         started = []
         while self._queue and len(self._lines) < machine.lines:
             self._lines.append(self._queue.pop(0))
-            started.append(self._lines[-1].ticket.request_id)
+            started.append(self._lines[-1].stream.request_id)
         if started:
             self._later(machine.news_seconds, self.take, verify_pb2.SessionResponse(started=started))
         deciding, budget, dies = [], machine.chunk, False
@@ -158,8 +158,8 @@ class VirtualReplica(Replica):
             budget -= 0 if running.remaining <= 1 else rows
             if rows and rows == running.remaining:
                 deciding.append(running)
-                ticket = running.ticket
-                dies |= machine.fatal.get(ticket.order.prompt_token_ids[0]) == len(ticket.received)
+                stream = running.stream
+                dies |= machine.fatal.get(stream.request.prompt_token_ids[0]) == len(stream.received)
             running.remaining -= rows
         if dies:
             self._later(machine.step_seconds / 2, self.kill)
@@ -171,13 +171,13 @@ class VirtualReplica(Replica):
         for running in deciding:
             if running not in self._lines:  # cancelled meanwhile
                 continue
-            ticket = running.ticket
-            prompt = tuple(ticket.order.prompt_token_ids)
+            stream = running.stream
+            prompt = tuple(stream.request.prompt_token_ids)
             running.remaining = 1
-            output = response.outputs.add(request_id=ticket.request_id)
-            output.token_ids.append(token_at(prompt, len(prompt) + len(ticket.received)))
+            output = response.outputs.add(request_id=stream.request_id)
+            output.token_ids.append(token_at(prompt, len(prompt) + len(stream.received)))
             self.tokens += 1
-            if len(ticket.received) + 1 == ticket.order.sampling.max_tokens:
+            if len(stream.received) + 1 == stream.request.sampling.max_tokens:
                 output.finish_reason = sampling_pb2.FINISH_REASON_LENGTH
                 self._lines.remove(running)
         self.take(response)
