@@ -55,13 +55,13 @@ AWAKE_CPUS = 4
 class InProcessHost:
     """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
 
-    def __init__(self, proposers: Sequence[Proposer], awake: float = 0.0, placement: Placement = ON_CPU) -> None:
-        """For `awake` seconds after a record the worker looks for the next one without sleeping.
+    def __init__(self, proposers: Sequence[Proposer], spin: float = 0.0, placement: Placement = ON_CPU) -> None:
+        """For `spin` seconds after a record the worker looks for the next one without sleeping.
 
         `placement` is where proposers compute that do not say it themselves.
         Where all proposers allow it, the thread that puts records drafts.
         """
-        self.awake = awake
+        self.spin = spin
         self._placement = placement
         self._worker = Worker(proposers)
         self._proposers = tuple(proposers)
@@ -101,8 +101,8 @@ class InProcessHost:
     def released(self) -> int:
         return self._feed.released if isinstance(self._feed, SharedFeed) else 0
 
-    def give_way(self, seconds: float) -> bool:
-        return self._feed.give_way(seconds)
+    def yield_gil(self, seconds: float) -> bool:
+        return self._feed.yield_gil(seconds)
 
     def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         return self._worker.follow(values, outcome) if self._shares else ()
@@ -131,7 +131,7 @@ class InProcessHost:
         self._worker.stop(seconds)
 
     def _new_feed(self, states: HiddenStateRing | None = None) -> QueueFeed | SharedFeed:
-        return SharedFeed(states) if self._shares else QueueFeed(self.awake)
+        return SharedFeed(states) if self._shares else QueueFeed(self.spin)
 
 
 class SharedFeed:
@@ -148,7 +148,7 @@ class SharedFeed:
         """Of how many calls of `put` the states there have been read."""
 
     def put(self, commands: Commands) -> None:
-        """Those of a step wake nobody before `give_way` is called."""
+        """Those of a step wake nobody before `yield_gil` is called."""
         self._commands.append(commands)
         if not all(isinstance(command, CommitValue) for command in commands):
             self._woken.set()
@@ -171,7 +171,7 @@ class SharedFeed:
         self._woken.wait(seconds)
         self._woken.clear()
 
-    def give_way(self, seconds: float) -> bool:
+    def yield_gil(self, seconds: float) -> bool:
         """Wake the worker to what was put. Does not wait for that."""
         self._woken.set()
         return False
@@ -190,12 +190,12 @@ class SharedFeed:
 class QueueFeed:
     """Records from another thread, read when the worker asks for them. `put` and `wake` are for any thread."""
 
-    __slots__ = ("_awake", "_bell", "_looked_at", "_queue", "_sleeps_at", "_woken", "asleep")
+    __slots__ = ("_event", "_looked_at", "_queue", "_sleeps_at", "_spin", "_woken", "asleep")
 
-    def __init__(self, awake: float = 0.0) -> None:
-        """For `awake` seconds after something was received `wait` does not sleep."""
-        self._awake, self._sleeps_at = awake, 0.0
-        self._bell = SpinEvent() if awake else None
+    def __init__(self, spin: float = 0.0) -> None:
+        """For `spin` seconds after something was received `wait` does not sleep."""
+        self._spin, self._sleeps_at = spin, 0.0
+        self._event = SpinEvent() if spin else None
         self._queue: SimpleQueue[Commands] = SimpleQueue()
         self._looked_at: Commands = ()
         self.asleep = False
@@ -205,10 +205,10 @@ class QueueFeed:
         self._woken.acquire()
 
     def put(self, commands: Commands) -> None:
-        """Those of a step wake a worker that is awake as `give_way` is called."""
+        """Those of a step wake a worker that is awake as `yield_gil` is called."""
         self._queue.put(commands)
-        if self._bell is not None and not any(isinstance(command, CommitValue) for command in commands):
-            self._bell.ring(give_way=False)
+        if self._event is not None and not any(isinstance(command, CommitValue) for command in commands):
+            self._event.notify(yield_gil=False)
 
     def receive(self) -> list[Record]:
         """What has arrived, in order."""
@@ -217,8 +217,8 @@ class QueueFeed:
             while True:
                 commands.extend(self._queue.get_nowait())
         records = _records(commands)
-        if records and self._awake:
-            self._sleeps_at = perf_counter() + self._awake
+        if records and self._spin:
+            self._sleeps_at = perf_counter() + self._spin
         return records
 
     def wait(self, seconds: float) -> None:
@@ -231,7 +231,7 @@ class QueueFeed:
         if self._woken.locked():
             self._woken.release()
 
-    def give_way(self, seconds: float) -> bool:
+    def yield_gil(self, seconds: float) -> bool:
         """Wait until the worker has woken to what was put, if it slept, or for so long; returns whether it has.
 
         For the thread that puts. The worker has the interpreter then, which it would otherwise get once this thread
@@ -240,8 +240,8 @@ class QueueFeed:
         self._woken.acquire(blocking=False)
         if not self.asleep or self._queue.empty():
             return False
-        if self._bell is not None:
-            self._bell.ring(give_way=True)
+        if self._event is not None:
+            self._event.notify(yield_gil=True)
         if self.asleep:
             self._woken.acquire(timeout=seconds)
         return not self.asleep
@@ -255,10 +255,10 @@ class QueueFeed:
 
     def _look_out(self, until: float) -> None:
         """Stay awake until something is there, or to that time."""
-        if self._bell is not None and (left := until - perf_counter()) > 0:
-            rung = self._bell.rung
+        if self._event is not None and (left := until - perf_counter()) > 0:
+            notified = self._event.notified
             if self._queue.empty():
-                self._bell.listen(rung, left)
+                self._event.wait(notified, left)
 
 
 def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:

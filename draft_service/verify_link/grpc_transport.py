@@ -38,14 +38,14 @@ class GrpcRecordSource:
 
     def put(self, records: Sequence[Record]) -> None:
         """Hand over a message's records. Those of a step are waited for, for a moment: nothing else is to be done."""
-        answered = self._answered.rung
+        answered = self._answered.notified
         self._arrived.append(records)
         self._messages += 1
-        self._asked.ring(give_way=False)
+        self._asked.notify(yield_gil=False)
         if any(isinstance(record, Commit) and record.max_nodes > 1 for record in records):
-            self._answered.listen(answered, ANSWER_SECONDS)
+            self._answered.wait(answered, ANSWER_SECONDS)
 
-    async def look_out(self, outbox: ReplyQueue) -> None:
+    async def poll(self, outbox: ReplyQueue) -> None:
         """Return when there is something to send, something was handed over, or the time to be awake is over.
 
         Keeps the event loop awake.
@@ -58,7 +58,7 @@ class GrpcRecordSource:
 
     def answered(self) -> None:
         """What was drafted is on its way to the event loop."""
-        self._answered.ring(give_way=True)
+        self._answered.notify(yield_gil=True)
 
     def receive(self) -> list[Record]:
         """What has arrived, in order."""
@@ -74,12 +74,12 @@ class GrpcRecordSource:
         """Return when something has arrived, when woken, or after `seconds`."""
         position = self._asked.position
         if not self._arrived:
-            self._asked.wait(position, seconds, awake=self._sleeps_at - perf_counter())
+            self._asked.wait(position, seconds, spin=self._sleeps_at - perf_counter())
 
     def wake(self) -> None:
         """End a wait. For any thread."""
         self._arrived.append(())
-        self._asked.ring(give_way=False)
+        self._asked.notify(yield_gil=False)
 
     def close(self) -> None:
         """Nothing is held."""

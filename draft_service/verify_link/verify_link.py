@@ -353,7 +353,7 @@ async def _write(call: Any, outbox: ReplyQueue, most: int, feed: GrpcRecordSourc
             replies = await outbox.take(most)
             await call.write(codec.encode_replies(replies))
             if feed is not None:
-                await feed.look_out(outbox)
+                await feed.poll(outbox)
 
 
 async def _say_farewell(call: Any, reader: asyncio.Task[NoReturn]) -> None:

@@ -118,9 +118,9 @@ def test_it_offers_and_drafts_by_values(host: InProcessHost, proposer: Recorder)
     assert sorted(proposer.closed.get(timeout=SECONDS) for _ in range(2)) == [1, 2]
 
 
-@pytest.mark.parametrize("awake", [0.0, 0.001, SECONDS])
-def test_whoever_puts_gives_way_to_a_worker_that_waits(awake: float) -> None:
-    feed, woken = QueueFeed(awake), SimpleQueue[list[Record]]()
+@pytest.mark.parametrize("spin", [0.0, 0.001, SECONDS])
+def test_whoever_puts_gives_way_to_a_worker_that_waits(spin: float) -> None:
+    feed, woken = QueueFeed(spin), SimpleQueue[list[Record]]()
     feed.put([opened(0, (5, 6))])
     feed.receive()
 
@@ -134,14 +134,14 @@ def test_whoever_puts_gives_way_to_a_worker_that_waits(awake: float) -> None:
         while not feed.asleep:
             sleep(0.0001)
         feed.put([CommitValue((7, slot, 1, 3, 42), (42,), 6, 3, None)])
-        assert feed.give_way(SECONDS)
+        assert feed.yield_gil(SECONDS)
         worker.join(SECONDS)
         assert [record.stamp.slot for record in woken.get(timeout=SECONDS)] == [slot]
 
 
-@pytest.mark.parametrize("awake", [0.0, SECONDS])
-def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(awake: float) -> None:
-    feed, ended = QueueFeed(awake), SimpleQueue[int]()
+@pytest.mark.parametrize("spin", [0.0, SECONDS])
+def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(spin: float) -> None:
+    feed, ended = QueueFeed(spin), SimpleQueue[int]()
     feed.put([opened(0, (5, 6))])
 
     def work() -> None:
@@ -162,9 +162,9 @@ def test_a_wait_ends_at_a_poke_and_at_what_asks_for_no_tree(awake: float) -> Non
 def test_a_worker_that_does_not_wake_is_waited_for_no_longer_than_said() -> None:
     feed = QueueFeed()
     feed.put([b""])
-    assert not feed.give_way(FOREVER)
+    assert not feed.yield_gil(FOREVER)
     feed.asleep = True
-    assert not feed.give_way(0.001)
+    assert not feed.yield_gil(0.001)
 
 
 def test_a_refusal_comes_as_the_message_of_the_exchange(host: InProcessHost) -> None:

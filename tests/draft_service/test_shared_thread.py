@@ -149,7 +149,7 @@ def test_one_that_is_not_done_in_time_is_finished_by_the_workers_thread(host, de
     assert host.finish(0.001) is None
     host.put([committed(3, 9)])
     assert not host.begin()
-    assert not host.give_way(0.0)
+    assert not host.yield_gil(0.0)
     assert host.finish(0.001) is None
     device.done.set()
     replies = [*answers.get(timeout=SECONDS), *answers.get(timeout=SECONDS)]

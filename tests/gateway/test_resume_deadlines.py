@@ -19,8 +19,8 @@ def stream() -> ResumableStream:
 def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        rung: list[tuple[ResumableStream, float]] = []
-        deadlines = ResumeDeadlines(60.0, lambda each: rung.append((each, loop.time() - began)))
+        due: list[tuple[ResumableStream, float]] = []
+        deadlines = ResumeDeadlines(60.0, lambda each: due.append((each, loop.time() - began)))
         lost, resumed, lost_again = (stream() for _ in range(3))
         began = loop.time()
         for each in (lost, resumed, lost_again):
@@ -32,7 +32,7 @@ def test_a_clock_runs_from_its_first_start_until_it_is_stopped(monkeypatch: pyte
             deadlines.stop(each)
         deadlines.start(lost_again)
         await asyncio.sleep(100.0)
-        assert rung == [(lost, pytest.approx(60.0)), (lost_again, pytest.approx(110.0))]
+        assert due == [(lost, pytest.approx(60.0)), (lost_again, pytest.approx(110.0))]
         assert not len(deadlines)
 
     with monkeypatch.context() as patches:

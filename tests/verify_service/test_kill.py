@@ -44,7 +44,7 @@ class Drafter:
             if self.lives:
                 self.replies += [TreeReply(record.stamp, TokenTree((7,), (-1,))) for record in wanted[: self.answers]]
 
-    def give_way(self) -> None:
+    def yield_gil(self) -> None:
         return None
 
     def receive(self) -> list[tuple[list[Reply], int]]:

@@ -82,7 +82,7 @@ def _first_chain(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The greedy cell of the proposer named first, where its trees held no more tokens than the deepest path that was
     right.
 
-    Of chains alone training can tell what they are worth, and of the others it is not known that they are this head.
+    Training simulates chains only; other proposers may not be this head.
     """
     first = result["settings"]["proposers"][0]
     greedy: list[Mapping[str, Any]] = [

@@ -122,7 +122,7 @@ class DraftLink:
                 self._deadline.step_begins(now, plain=not any(place.slot.given for place in begun))
             transports = [each.transport for each in self._bindings.live if each.transport]
         for transport in transports:
-            transport.give_way()
+            transport.yield_gil()
         return behind
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:

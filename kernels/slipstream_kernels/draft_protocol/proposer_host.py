@@ -104,7 +104,7 @@ class ProposerHost(Protocol):
     """
 
     @property
-    def awake(self) -> float:
+    def spin(self) -> float:
         """How many seconds either side looks for what the other says before it sleeps; 0 where it sleeps at once."""
         ...
 
@@ -136,7 +136,7 @@ class ProposerHost(Protocol):
         """Hand over records, in order. Neither waits nor raises."""
         ...
 
-    def give_way(self, seconds: float) -> bool:
+    def yield_gil(self, seconds: float) -> bool:
         """Let the proposers' thread begin with what was put, if it waited for it; returns whether it has begun.
 
         Waits up to `seconds`, but not for a thread that is at work. For the thread that puts.
@@ -154,7 +154,7 @@ class ProposerHost(Protocol):
     def begin(self) -> bool:
         """Begin to draft with what was put, on the calling thread, which is that of `put`; waits for nothing.
 
-        False where the proposers are called by their own thread alone, or by it just now; then `give_way` is due.
+        False where the proposers are called by their own thread alone, or by it just now; then `yield_gil` is due.
         """
         ...
 

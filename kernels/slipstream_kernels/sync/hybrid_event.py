@@ -1,4 +1,4 @@
-"""A bell whose listener stays awake for a while and then sleeps."""
+"""An event whose waiter spins for a while and then sleeps."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from slipstream_kernels.sync.spin_event import SpinEvent
 
 
 class HybridEvent:
-    """Rung by any thread, awaited by one."""
+    """Notified by any thread, awaited by one."""
 
-    __slots__ = ("_bell", "_woken")
+    __slots__ = ("_event", "_woken")
 
     def __init__(self) -> None:
-        self._bell = SpinEvent()
+        self._event = SpinEvent()
         self._woken = Lock()
-        """Locked until a sleeper is to wake"""
+        """Locked until a sleeper is to wake."""
         self._woken.acquire()
 
     @property
     def position(self) -> int:
-        """How often it was rung so far."""
-        return self._bell.rung
+        """Number of notifications so far."""
+        return self._event.notified
 
     @property
     def awaited(self) -> bool:
-        """Whether a thread is awake for it, and needs no interpreter meanwhile."""
-        return self._bell.awaited
+        """Whether a thread spins on it, which needs no GIL."""
+        return self._event.awaited
 
-    def ring(self, *, give_way: bool) -> None:
-        """Wake who waits. With `give_way` one that is awake gets a moment to take the interpreter."""
-        self._bell.ring(give_way=give_way)
+    def notify(self, *, yield_gil: bool) -> None:
+        """Wake the waiter. yield_gil: leave one that spins a moment to take the GIL."""
+        self._event.notify(yield_gil=yield_gil)
         if self._woken.locked():
             with suppress(RuntimeError):  # another thread was quicker
                 self._woken.release()
 
-    def wait(self, position: int, seconds: float, *, awake: float) -> None:
-        """Return once it was rung beyond `position`, or after about `seconds`, awake for the first `awake`."""
-        awake = max(0.0, min(seconds, awake))
-        if awake:
-            self._bell.listen(position, awake)
+    def wait(self, position: int, seconds: float, *, spin: float) -> None:
+        """Wait for a notification beyond `position`, about `seconds` at most; spin for the first `spin` seconds."""
+        spin = max(0.0, min(seconds, spin))
+        if spin:
+            self._event.wait(position, spin)
         self._woken.acquire(blocking=False)
-        if self._bell.rung == position and seconds > awake:
-            self._woken.acquire(timeout=seconds - awake)
+        if self._event.notified == position and seconds > spin:
+            self._woken.acquire(timeout=seconds - spin)

@@ -1,7 +1,7 @@
-"""Two threads of one process that work in turn: who waits does so awake, and the interpreter is free as it wakes.
+"""An event for two threads of one process that work in turn: the waiter spins without the GIL.
 
-A thread that sleeps takes tens of microseconds to wake, and one that needs the interpreter while another thread holds
-it sleeps too. So neither holds it here: the bell is rung and heard by compiled code.
+A sleeping thread takes tens of microseconds to wake, and a thread that needs the GIL while another holds it sleeps too.
+So compiled code notifies and spins, without the GIL.
 """
 
 from __future__ import annotations
@@ -14,59 +14,58 @@ from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import atomic_add, atomic_load, pause
 from slipstream_kernels.sync.spin_wait import spin_wait
 
-_TRIAL = 10_000
-"""Looks that are timed."""
+_TIMED_POLLS = 10_000
+"""Polls that are timed."""
 _HAND_OVER_SECONDS = 5e-5
-"""How long whoever rings leaves the interpreter to the listener, at most."""
-_HEARD = 8
-"""Index of the word that says which ring was heard last; it has a cache line of its own."""
+"""Longest time that `notify` leaves the GIL to the waiter."""
+_SEEN = 8
+"""Index of the word with the last notification that was seen; it has a cache line of its own."""
 
 
 class SpinEvent:
-    """Rung by any thread, awaited by one."""
+    """Notified by any thread, awaited by one."""
 
-    __slots__ = ("_address", "_awaited", "_looks", "_words")
+    __slots__ = ("_address", "_awaited", "_polls_per_second", "_words")
 
     def __init__(self) -> None:
-        self._words = np.zeros(2 * _HEARD, np.int64)
+        self._words = np.zeros(2 * _SEEN, np.int64)
         self._address = self._words.ctypes.data
         self._awaited = False
-        _ring(self._address, 0)
+        _notify(self._address, 0)
         spin_wait(self._address, 1, 1)  # both are compiled now
-        self._looks = _TRIAL / min(self._time_of(_TRIAL) for _ in range(5))
-        """in a second"""
+        self._polls_per_second = _TIMED_POLLS / min(self._time_of(_TIMED_POLLS) for _ in range(5))
 
     @property
-    def rung(self) -> int:
-        """How often it was rung so far."""
+    def notified(self) -> int:
+        """Number of notifications so far."""
         return int(self._words[0])
 
     @property
     def awaited(self) -> bool:
-        """Whether the other thread listens."""
+        """Whether the other thread waits."""
         return self._awaited
 
-    def ring(self, *, give_way: bool) -> None:
-        """Wake the thread that listens; with `give_way` it gets a moment to take the interpreter."""
-        _ring(self._address, int(self._looks * _HAND_OVER_SECONDS) if give_way and self._awaited else 0)
+    def notify(self, *, yield_gil: bool) -> None:
+        """Wake the waiter. yield_gil: leave it a moment to take the GIL."""
+        _notify(self._address, int(self._polls_per_second * _HAND_OVER_SECONDS) if yield_gil and self._awaited else 0)
 
-    def listen(self, rung: int, seconds: float) -> None:
-        """Return once it was rung more often than `rung` times, or after about `seconds`."""
+    def wait(self, notified: int, seconds: float) -> None:
+        """Wait for a notification beyond the `notified`-th, about `seconds` at most."""
         self._awaited = True
-        spin_wait(self._address, rung, int(self._looks * seconds))
+        spin_wait(self._address, notified, int(self._polls_per_second * seconds))
         self._awaited = False
-        self._words[_HEARD] = self._words[0]
+        self._words[_SEEN] = self._words[0]
 
-    def _time_of(self, looks: int) -> float:
+    def _time_of(self, polls: int) -> float:
         begun = time.perf_counter()
-        spin_wait(self._address, self.rung, looks)
+        spin_wait(self._address, self.notified, polls)
         return time.perf_counter() - begun
 
 
 @kernel
-def _ring(address: int, turns: int) -> None:
-    rung = atomic_add(address, 1) + 1
+def _notify(address: int, turns: int) -> None:
+    notified = atomic_add(address, 1) + 1
     for _ in range(turns):
-        if atomic_load(address + 8 * _HEARD) >= rung:
+        if atomic_load(address + 8 * _SEEN) >= notified:
             break
         pause()

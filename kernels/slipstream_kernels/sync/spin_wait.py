@@ -1,6 +1,6 @@
-"""Looking at a word of memory until it changes, by compiled code: other threads have the interpreter meanwhile.
+"""Spinning on a word of memory in compiled code, without the GIL.
 
-It rests between looks, so that whoever shares the core's execution units, as another of its threads, gets most of them.
+It pauses between polls, so that the core's other hardware thread gets most of the execution units.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from slipstream_kernels.jit.intrinsics import atomic_load, pause
 
 @kernel
 def spin_wait(address: int, value: int, turns: int) -> None:
-    """Return once the 64-bit word at an address differs from `value`, or after so many looks."""
+    """Return once the 64-bit word at `address` differs from `value`, or after `turns` polls."""
     for _ in range(turns):
         if atomic_load(address) != value:
             break

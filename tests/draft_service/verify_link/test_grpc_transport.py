@@ -124,15 +124,15 @@ def test_records_are_handed_over_in_order_and_end_a_wait() -> None:
 def test_looking_out_ends_with_the_next_message_or_reply() -> None:
     async def scenario() -> None:
         feed, outbox = GrpcRecordSource(60.0), ReplyQueue(4)
-        looking = asyncio.create_task(feed.look_out(outbox))
+        looking = asyncio.create_task(feed.poll(outbox))
         await asyncio.sleep(0.01)
         assert not looking.done()
         feed.put([Gap(AT)])
         await looking
-        looking = asyncio.create_task(feed.look_out(outbox))
+        looking = asyncio.create_task(feed.poll(outbox))
         await asyncio.sleep(0)
         outbox.put([ShareReply(0.5)])
         await looking
-        await GrpcRecordSource(0.0).look_out(ReplyQueue(4))
+        await GrpcRecordSource(0.0).poll(ReplyQueue(4))
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""A bell whose listener falls asleep."""
+"""An event whose waiter spins and then sleeps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slipstream_kernels.sync.hybrid_event import HybridEvent
 SECONDS = 30.0
 
 
-@pytest.mark.parametrize("awake", [0.0, 0.001, SECONDS])
-def test_who_waits_is_woken_awake_or_asleep(awake: float) -> None:
+@pytest.mark.parametrize("spin", [0.0, 0.001, SECONDS])
+def test_who_waits_is_woken_awake_or_asleep(spin: float) -> None:
     there, back = HybridEvent(), HybridEvent()
     turns: list[int] = []
 
     def answer() -> None:
         for turn in range(20):
-            there.wait(first + turn, SECONDS, awake=awake)
+            there.wait(first + turn, SECONDS, spin=spin)
             turns.append(there.position)
-            back.ring(give_way=True)
+            back.notify(yield_gil=True)
 
     first, before = there.position, back.position
     thread = Thread(target=answer)
@@ -29,8 +29,8 @@ def test_who_waits_is_woken_awake_or_asleep(awake: float) -> None:
     for turn in range(20):
         if turn % 5 == 0:
             sleep(0.003)
-        there.ring(give_way=bool(turn % 2))
-        back.wait(before + turn, SECONDS, awake=awake)
+        there.notify(yield_gil=bool(turn % 2))
+        back.wait(before + turn, SECONDS, spin=spin)
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert turns == list(range(first + 1, first + 21))
@@ -38,11 +38,11 @@ def test_who_waits_is_woken_awake_or_asleep(awake: float) -> None:
 
 
 def test_what_was_rung_before_is_not_waited_for_nor_is_it_the_next_time() -> None:
-    alarm = HybridEvent()
-    position = alarm.position
-    alarm.ring(give_way=False)
-    alarm.ring(give_way=True)
-    alarm.wait(position, SECONDS, awake=0.0)
+    event = HybridEvent()
+    position = event.position
+    event.notify(yield_gil=False)
+    event.notify(yield_gil=True)
+    event.wait(position, SECONDS, spin=0.0)
     begun = perf_counter()
-    alarm.wait(alarm.position, 0.01, awake=0.0)
+    event.wait(event.position, 0.01, spin=0.0)
     assert perf_counter() - begun >= 0.009

@@ -17,22 +17,22 @@ def test_two_threads_take_turns() -> None:
     seen: list[int] = []
 
     def answer() -> None:
-        rung = there.rung
+        notified = there.notified
         for _ in range(20):
-            there.listen(rung, FOREVER)
-            rung = there.rung
-            seen.append(rung)
-            back.ring(give_way=True)
+            there.wait(notified, FOREVER)
+            notified = there.notified
+            seen.append(notified)
+            back.notify(yield_gil=True)
 
     thread = Thread(target=answer)
-    begin, rung = there.rung, back.rung
+    begin, notified = there.notified, back.notified
     thread.start()
     while not there.awaited:
         sleep(0.0001)
     for _ in range(20):
-        there.ring(give_way=True)
-        back.listen(rung, FOREVER)
-        rung = back.rung
+        there.notify(yield_gil=True)
+        back.wait(notified, FOREVER)
+        notified = back.notified
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert seen == [begin + 1 + turn for turn in range(20)]
@@ -40,18 +40,18 @@ def test_two_threads_take_turns() -> None:
 
 
 def test_what_was_rung_before_is_not_waited_for() -> None:
-    bell = SpinEvent()
-    rung = bell.rung
-    bell.ring(give_way=True)
-    bell.ring(give_way=False)
-    assert bell.rung == rung + 2
-    bell.listen(rung, FOREVER)
+    event = SpinEvent()
+    notified = event.notified
+    event.notify(yield_gil=True)
+    event.notify(yield_gil=False)
+    assert event.notified == notified + 2
+    event.wait(notified, FOREVER)
 
 
 def test_listening_ends_by_itself_and_lets_other_threads_run() -> None:
-    bell, ran = SpinEvent(), SimpleQueue[int]()
-    thread = Thread(target=lambda: ran.put(bell.rung))
+    event, ran = SpinEvent(), SimpleQueue[int]()
+    thread = Thread(target=lambda: ran.put(event.notified))
     thread.start()
-    bell.listen(bell.rung, 0.01)
-    assert ran.get(timeout=SECONDS) == bell.rung
+    event.wait(event.notified, 0.01)
+    assert ran.get(timeout=SECONDS) == event.notified
     thread.join(SECONDS)

@@ -13,14 +13,14 @@ from verify_service.draft_link.send_queue import SendQueue
 Wake = Callable[[], None]
 """Tells the Exchange's task that there is something to do for it; may be called from any thread."""
 
-GIVE_WAY_SECONDS = 5e-4
+YIELD_SECONDS = 5e-4
 """How long a step's thread lets that of the calls write what it has sent, at most, before it goes on beside it."""
 
 
 class Transport(Protocol):
     """One attachment's transport. Nothing here blocks or raises except as stated.
 
-    Every method but `wait`, `give_way` and `release` is called under the link's lock.
+    Every method but `wait`, `yield_gil` and `release` is called under the link's lock.
     """
 
     @property
@@ -37,7 +37,7 @@ class Transport(Protocol):
         """Send what waits, as far as that goes without waiting."""
         ...
 
-    def give_way(self) -> None:
+    def yield_gil(self) -> None:
         """Let a drafter that shares the interpreter begin with what was sent; sleeps for a moment. Without the lock."""
         ...
 
@@ -105,23 +105,23 @@ class StreamTransport:
     def heard(self) -> None:
         """The link has what has come."""
         if self._alarm is not None:
-            self._alarm.ring(give_way=True)
+            self._alarm.notify(yield_gil=True)
 
     def written(self) -> None:
         """The outbox was emptied, by the Exchange's task."""
         if self._written is not None:
-            self._written.ring(give_way=True)
+            self._written.notify(yield_gil=True)
 
     def send(self, outbox: SendQueue) -> None:
         if self._written is not None:
-            self._sent = self._written.rung
+            self._sent = self._written.notified
         self._wake()
 
-    def give_way(self) -> None:
+    def yield_gil(self) -> None:
         sent, self._sent = self._sent, None
         if self._written is not None and sent is not None and sent != self._missed:
-            self._written.listen(sent, GIVE_WAY_SECONDS)
-            self._missed = sent if self._written.rung == sent else None
+            self._written.wait(sent, YIELD_SECONDS)
+            self._missed = sent if self._written.notified == sent else None
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         return []
@@ -132,11 +132,11 @@ class StreamTransport:
 
     def wait(self, seconds: float, position: int) -> None:
         if self._alarm is not None:
-            self._alarm.wait(position, seconds, awake=self._spin)
+            self._alarm.wait(position, seconds, spin=self._spin)
 
     def close(self) -> None:
         if self._alarm is not None:
-            self._alarm.ring(give_way=False)
+            self._alarm.notify(yield_gil=False)
         self._wake()
 
     def release(self) -> None:

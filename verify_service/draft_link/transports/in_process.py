@@ -44,7 +44,7 @@ from verify_service.hidden_states.device_ring_pool import ring_here
 _log = logging.getLogger(__name__)
 
 CPU = "cpu"
-GIVE_WAY_SECONDS = 5e-4
+YIELD_SECONDS = 5e-4
 """How long a step's thread lets the proposers' begin, at most, before it goes on beside them."""
 QUEUE_SECONDS = 2e-4
 """How long it then leaves the interpreter to proposers on a GPU, which let go of it now and then as they queue work."""
@@ -124,7 +124,7 @@ class InProcessTransport:
         self._host = host
         self._alarm = HybridEvent()
         self._asked = False
-        """Whether what was sent since the last `give_way` asks for a tree."""
+        """Whether what was sent since the last `yield_gil` asks for a tree."""
         self._begun = False
         """Whether the step's thread has begun with it itself."""
         self._replies: Replies = ()
@@ -134,7 +134,7 @@ class InProcessTransport:
         """Hand replies to the link, on the host's thread. What no correct host sends ends the attachment."""
         try:
             self._link.receive(self._attachment, self._decoded(replies), 0)
-            self._alarm.ring(give_way=True)
+            self._alarm.notify(yield_gil=True)
         except InvalidArgumentError as error:
             _log.error("the proposers of this process are detached: %s", error.message)
             self._link.drop(self._attachment, error)
@@ -147,13 +147,13 @@ class InProcessTransport:
             for room in [] if self._ring is None else rooms_of(records):
                 room.written(self._sent)
 
-    def give_way(self) -> None:
+    def yield_gil(self) -> None:
         asked, self._asked, position = self._asked, False, self.position
         if asked and self._host.begin():
             self._begun = True
             return
-        if self._host.give_way(GIVE_WAY_SECONDS) and asked and self._host.awake:
-            self._alarm.wait(position, QUEUE_SECONDS, awake=QUEUE_SECONDS)
+        if self._host.yield_gil(YIELD_SECONDS) and asked and self._host.spin:
+            self._alarm.wait(position, QUEUE_SECONDS, spin=QUEUE_SECONDS)
 
     def receive(self) -> list[tuple[list[Reply], int]]:
         if self._begun and not self._replies:
@@ -166,7 +166,7 @@ class InProcessTransport:
     @property
     def polled(self) -> bool:
         """Whether answers are looked out for: those of the host's own thread are with the link already then."""
-        return self._host.awake > 0 or self._begun
+        return self._host.spin > 0 or self._begun
 
     @property
     def position(self) -> int:
@@ -176,14 +176,14 @@ class InProcessTransport:
         begun = perf_counter()
         if self._begun and self._finish(seconds):
             return
-        awake, left = self._host.awake, seconds - (perf_counter() - begun)
-        self._alarm.wait(position, left if awake else min(left, LOOK_SECONDS), awake=awake)
+        spin, left = self._host.spin, seconds - (perf_counter() - begun)
+        self._alarm.wait(position, left if spin else min(left, LOOK_SECONDS), spin=spin)
 
     def close(self) -> None:
         if self._ring is not None:
             self._ring.over = True
         self._host.detach()
-        self._alarm.ring(give_way=True)
+        self._alarm.notify(yield_gil=True)
 
     def release(self) -> None:
         return None

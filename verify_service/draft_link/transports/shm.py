@@ -147,7 +147,7 @@ class ShmTransport:
         except RingError as error:
             self._fault = error
 
-    def give_way(self) -> None:
+    def yield_gil(self) -> None:
         return None
 
     def receive(self) -> list[tuple[list[Reply], int]]:

@@ -1,6 +1,6 @@
-"""The target's states of those rows of text that stay, of a round queued before the pass in front of it had decided.
+"""Gathers the target's hidden states of the accepted rows, for a draft round queued behind the target's pass.
 
-`follows` is as in `settle_text`.
+`follows` is as in `truncate_to_accepted`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def _take_states(
 
 
 def take_states(follows: torch.Tensor, results: torch.Tensor, source: torch.Tensor, features: torch.Tensor) -> None:
-    """Copy the target's states of the rows of text that stay.
+    """Copy the target's hidden states of the live rows.
 
-    int32 follows, results as for `settle_text`; bfloat16 source [any], a session's states end to end from its place on;
-    bfloat16 features [text rows, F], of which rows that do not stay are left as they are.
+    follows, results: int32, as for `truncate_to_accepted`.
+    source: bfloat16 [any], a session's states end to end from its offset on.
+    features: bfloat16 [text rows, F], written; padding rows stay as they are.
     """
     assert results.shape[1] == RESULT_WIDTH
     assert results.is_contiguous()
@@ -85,7 +86,7 @@ def take_states_reference(
 ) -> None:
     """The same in torch."""
     width = features.shape[1]
-    for at, first, rows, place, *_ in follows.tolist():
+    for at, first, rows, offset, *_ in follows.tolist():
         if rows:
             left = rows_left(results, at, rows)
-            features[first : first + left] = source[place : place + left * width].view(left, width)
+            features[first : first + left] = source[offset : offset + left * width].view(left, width)

@@ -52,7 +52,10 @@ def _choose_trees(
     RESULT: tl.constexpr,
     ENTRIES: tl.constexpr,
 ) -> None:
-    """One request a program. No program releases the next kernel: attention reads what is written here unasked."""
+    """One program: one request.
+
+    No early launch of the dependent kernel (PDL): attention reads these buffers without a grid dependency wait.
+    """
     wait_for_previous()
     choice = choices + tl.program_id(0) * 8
     rows = tl.load(choice + 4)

@@ -1,4 +1,4 @@
-"""States of committed rows on their way out of a pass: prompt rows, roots and the nodes that were accepted."""
+"""Copies hidden states of committed rows out of a pass: prompt rows, roots and accepted nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_pre
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 
 ENTRY = 4
-"""Columns of the table of rows."""
+"""Columns of `rows`."""
 _BLOCK = 1024
 
 
@@ -28,14 +28,14 @@ def _copy_states(
     ENTRY: tl.constexpr,
     RESULT: tl.constexpr,
 ) -> None:
-    """A block of columns of one boundary of one row a program."""
+    """One program: a block of columns of one capture layer of one row."""
     release_next()
     wait_for_previous()
     entry = rows + tl.program_id(0) * ENTRY
     row = tl.load(entry)
     order = tl.load(entry + 1)
     outcome = result + tl.load(entry + 2) * RESULT
-    place = tl.load(entry + 3)
+    offset = tl.load(entry + 3)
     accepted = tl.load(outcome, mask=order >= 0, other=0)
     if order < accepted:
         row += tl.load(outcome + 2 + order, mask=order >= 0, other=-1).to(tl.int64) + 1
@@ -44,7 +44,7 @@ def _copy_states(
         inside = column < HIDDEN
         source = tl.load(columns + part).to(tl.int64) * HIDDEN
         moved = tl.load(states + row * stride + source + column, mask=inside)
-        tl.store(target + place + part * HIDDEN + column, moved, mask=inside)
+        tl.store(target + offset + part * HIDDEN + column, moved, mask=inside)
 
 
 def copy_states(
@@ -55,13 +55,15 @@ def copy_states(
     target: torch.Tensor,
     hidden: int,
 ) -> None:
-    """Copy states of rows, each with chosen boundaries side by side, to places in `target`.
+    """Copy the hidden states of rows, chosen layers side by side, to offsets in `target`.
 
-    Inputs: bfloat16 states [pass rows, boundaries * hidden], contiguous; int32 `result` of `tree_walk`; int64 rows [n,
-    4]: (row, order, item, place), where an order of -1 means that very row, and any other the node that `item` of the
-    result has accepted as its order-th, from 0, below the root in that row: nothing is copied where it accepted fewer.
-    int32 columns [k], places of boundaries in a row of `states`. Output: bfloat16 target [any], k * hidden numbers
-    from `place` on for each row that is copied; the rest is left as it is.
+    states: bfloat16 [pass rows, layers * hidden], contiguous.
+    result: int32, of `tree_walk`.
+    rows: int64 [n, 4], (row, order, item, offset).
+        order == -1: copy `row`.
+        order == k: copy the row of item's k-th accepted node below the root in `row`; skip if it accepted <= k.
+    columns: int32 [k], indices of the layers in a row of `states`.
+    target: bfloat16 [any], written: k * hidden numbers from `offset` on for each copied row.
     """
     block = min(_BLOCK, triton.next_power_of_2(hidden))
     chunks = triton.cdiv(hidden, block)
@@ -92,8 +94,8 @@ def copy_states_reference(
 ) -> None:
     """The same in torch."""
     width = len(columns) * hidden
-    for row, order, item, place in rows.tolist():
+    for row, order, item, offset in rows.tolist():
         if order >= 0 and order >= int(result[item, 0]):
             continue
         source = row if order < 0 else row + 1 + int(result[item, 2 + order])
-        target[place : place + width] = states[source].unflatten(0, (-1, hidden))[columns.long()].flatten()
+        target[offset : offset + width] = states[source].unflatten(0, (-1, hidden))[columns.long()].flatten()

@@ -1,9 +1,12 @@
-"""Rows of text of a round of drafting that was queued before the pass in front of it had decided.
+"""Truncates the text rows of a draft round to the accepted path of the target pass queued in front of it.
 
-They are laid out for the longest path that may be accepted; on the device, those beyond the path that was become
-padding, and the others get their tokens and the target's states. `follows`, int32 [sessions, 8], says where: row of the
-pass's `result` of `tree_walk`, first row of text, rows laid out R (0 for padding), place of the first state, first
-segment of the rows; the rest is unused. min(accepted + 1, R) rows stay.
+The host reserves rows for the longest path. On the device accepted rows get their tokens, the others become padding:
+
+    rows of a session   |-- min(accepted + 1, R) live --|-- padding --|
+                        first                                         first + R
+
+`follows`, int32 [sessions, 8]: row of `results` of `tree_walk`, first row, reserved rows R (0: padding), offset of the
+first state, first segment, and three unused words.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ def _settle_text(
     RESULT: tl.constexpr,
     FOLLOW: tl.constexpr,
 ) -> None:
-    """One session a program. None releases the next kernel: attention reads what is written here unasked."""
+    """One program: one session.
+
+    No early launch of the dependent kernel (PDL): attention reads these buffers without a grid dependency wait.
+    """
     wait_for_previous()
     session = tl.program_id(0)
     follow = follows + session * FOLLOW
@@ -112,7 +118,7 @@ def settle_text(
     node_prefix_lengths: torch.Tensor,
     node_segments: torch.Tensor,
 ) -> None:
-    """Give rows of text the tokens decided, make the others padding, and move the trees below them up.
+    """Write the decided tokens to the live rows, turn the others into padding, and move the trees below them up.
 
     int32: follows; results [n, 130] of `tree_walk`, with what each session's row says. In place, int32, the arrays of a
     round as `RoundArrays` has them: a session's `width` nodes of each level lie side by side, and its segments, of
@@ -195,5 +201,5 @@ def settle_text_reference(
 
 
 def rows_left(results: torch.Tensor, at: int, rows: int) -> int:
-    """How many of `rows` rows laid out stay, by row `at` of the results."""
+    """Return how many of `rows` reserved rows stay live, by row `at` of the results."""
     return min(max(int(results[at, 0]), 0) + 1, rows)

@@ -12,15 +12,15 @@ from verify_service.draft_link.transports.base import StreamTransport
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each wait for a bell, whether it had rung by its end."""
+    """Of each wait for an event, whether it was notified by its end."""
     found: list[bool] = []
-    listen = SpinEvent.listen
+    wait = SpinEvent.wait
 
-    def counted(bell: SpinEvent, rung: int, seconds: float) -> None:
-        listen(bell, rung, seconds)
-        found.append(bell.rung != rung)
+    def counted(event: SpinEvent, notified: int, seconds: float) -> None:
+        wait(event, notified, seconds)
+        found.append(event.notified != notified)
 
-    monkeypatch.setattr(SpinEvent, "listen", counted)
+    monkeypatch.setattr(SpinEvent, "wait", counted)
     return found
 
 
@@ -29,8 +29,8 @@ def test_what_is_written_is_waited_for(waits: list[bool]) -> None:
     for _ in range(2):
         transport.send(SendQueue(100))
         transport.written()
-        transport.give_way()
-        transport.give_way()  # nothing was sent since
+        transport.yield_gil()
+        transport.yield_gil()  # nothing was sent since
     assert waits == [True, True]
 
 
@@ -38,16 +38,16 @@ def test_what_nobody_writes_is_waited_for_once(waits: list[bool]) -> None:
     transport = StreamTransport(lambda: None, HybridEvent(), spin=0.001)
     for _ in range(3):
         transport.send(SendQueue(100))
-        transport.give_way()
+        transport.yield_gil()
     assert waits == [False]
     transport.written()
     transport.send(SendQueue(100))
-    transport.give_way()
+    transport.yield_gil()
     assert waits == [False, False]
 
 
 def test_without_an_alarm_nobody_waits(waits: list[bool]) -> None:
     transport = StreamTransport(lambda: None)
     transport.send(SendQueue(100))
-    transport.give_way()
+    transport.yield_gil()
     assert not waits and not transport.polled

@@ -36,8 +36,8 @@ FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64, feature_boundaries
 class PlayedHost:
     """Does nothing by itself; the test answers."""
 
-    def __init__(self, *, awake: float = 0.0, **offer: object) -> None:
-        self.awake = awake
+    def __init__(self, *, spin: float = 0.0, **offer: object) -> None:
+        self.spin = spin
         self._offer = {"name": "p", "max_nodes": 8, "max_depth": 4} | offer
         self.batches: list[Commands] = []
         self.begun = 0
@@ -70,7 +70,7 @@ class PlayedHost:
     def put(self, commands: Commands) -> None:
         self.batches.append(commands)
 
-    def give_way(self, seconds: float) -> bool:
+    def yield_gil(self, seconds: float) -> bool:
         self.begun = len(self.batches)
         return True
 
@@ -118,11 +118,11 @@ def test_trees_are_taken_as_they_are_and_shown() -> None:
 
 def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
     class Answering(PlayedHost):
-        def give_way(self, seconds: float) -> bool:
+        def yield_gil(self, seconds: float) -> bool:
             (commit,) = self.batches[-1]
             assert isinstance(commit, CommitValue)
             self.answer([TreeValue(commit.stamp, TREE)])
-            return super().give_way(seconds)
+            return super().yield_gil(seconds)
 
     host = Answering()
     link, _ = begun(host)
@@ -130,9 +130,9 @@ def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
     assert link.collect([KEY]) == [TREE]
 
 
-@pytest.mark.parametrize("awake", [0.001, 30.0])
-def test_a_step_that_waits_awake_sees_the_answer_and_the_end(awake: float) -> None:
-    host = PlayedHost(awake=awake)
+@pytest.mark.parametrize("spin", [0.001, 30.0])
+def test_a_step_that_waits_awake_sees_the_answer_and_the_end(spin: float) -> None:
+    host = PlayedHost(spin=spin)
     link, commit = begun(host, deadline=30.0, deadline_share=None)
     later = Timer(0.05, host.answer, ([TreeValue(commit.stamp, TREE)],))
     later.start()
@@ -147,7 +147,7 @@ def test_a_step_that_waits_awake_sees_the_answer_and_the_end(awake: float) -> No
 
 
 def test_a_step_that_waits_awake_goes_on_at_its_deadline() -> None:
-    link, _ = begun(PlayedHost(awake=0.001), deadline=0.01)
+    link, _ = begun(PlayedHost(spin=0.001), deadline=0.01)
     assert link.collect([KEY]) == [None]
     assert link.state().misses == 1
 
