@@ -107,10 +107,10 @@ def _tree_figures(state: LinkState, setting: Setting) -> Row:
     if not state.drafters:
         return {"note": "the drafter has left before the end"}
     (drafter,) = state.drafters
-    tally = drafter.tally
-    found, asked = tally.hits, tally.hits + tally.misses
+    stats = drafter.stats
+    found, asked = stats.hits, stats.hits + stats.misses
     if setting.mode != LOCKSTEP:
-        found, asked = tally.ahead_hits, tally.ahead_hits + tally.ahead_misses
+        found, asked = stats.ahead_hits, stats.ahead_hits + stats.ahead_misses
     other = drafter.transport != setting.transport
     note = f"came by {drafter.transport}" if other else _asleep(setting)
     return {"hits": found / asked if asked else None, "note": note}

@@ -78,9 +78,9 @@ def ahead(drafter: WireDrafter, more: int, bonus: int, parent: tuple[int, int], 
     return tree_reply(stamp(drafter, more, bonus), tokens, tree_id=tree_id, parent=node)
 
 
-def tally(link: DraftLink) -> DraftStats:
+def stats(link: DraftLink) -> DraftStats:
     (state,) = link.state().drafters
-    return state.tally
+    return state.stats
 
 
 async def settled(link: DraftLink, condition: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ def slot_of(link: DraftLink) -> Slot:
 
 
 def held(link: DraftLink) -> int:
-    return len(slot_of(link).ahead)
+    return len(slot_of(link).speculation_cache)
 
 
 async def collect(link: DraftLink) -> TokenTree | None:
@@ -127,7 +127,7 @@ def test_the_tree_for_the_end_that_came_is_there_at_once() -> None:
             assert await collect(link) == TokenTree.chain([52, 53])
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 4
-            assert tally(link) == DraftStats(hits=2, drafted=3, accepted=1, ahead_hits=1, ahead_misses=1)
+            assert stats(link) == DraftStats(hits=2, drafted=3, accepted=1, ahead_hits=1, ahead_misses=1)
             assert held(link) == 0
 
     run(scenario)
@@ -142,7 +142,7 @@ def test_a_miss_is_waited_for_where_the_drafter_asks_for_it_alone(mode: int, wai
             link.commit([Committed(KEY, (39,), 5, 8, 4)])
             assert await collect(link) is None
             assert link.state().waits == waited
-            assert tally(link).ahead_misses == 1
+            assert stats(link).ahead_misses == 1
 
     run(scenario)
 
@@ -155,7 +155,7 @@ def test_what_cannot_come_true_and_what_is_too_many_is_dropped_and_counted() -> 
                 ahead(drafter, 2, 40, (0, -1), [41], 3),
                 *(ahead(drafter, 1, 40 + i, (0, -1), [41], 4 + i) for i in range(5)),
             )
-            await settled(link, lambda: tally(link).ahead_stale == 4)
+            await settled(link, lambda: stats(link).ahead_stale == 4)
             assert held(link) == 3
             assert link.state().stale == 4
             assert [(each.mode, each.stale) for each in link.state().drafters] == [(Mode.AHEAD, 4)]
@@ -164,7 +164,7 @@ def test_what_cannot_come_true_and_what_is_too_many_is_dropped_and_counted() -> 
             assert await collect(link) is None
             late = ahead(drafter, -1, 44, (0, -1), [41], 20)
             await drafter.send(late)
-            await settled(link, lambda: tally(link).ahead_late == 1)
+            await settled(link, lambda: stats(link).ahead_late == 1)
 
     run(scenario)
 
@@ -217,7 +217,7 @@ def test_a_proposer_that_stays_in_lockstep_is_waited_for() -> None:
             await drafter.send(ahead(drafter, 1, 40, (0, -1), [41], 2))
             await settled(link, lambda: link.state().stale == 1)
             assert await collect(link) is None
-            assert (link.state().waits, tally(link).ahead_misses) == (1, 0)
+            assert (link.state().waits, stats(link).ahead_misses) == (1, 0)
 
     run(scenario)
 
@@ -268,16 +268,16 @@ def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right
             (prepared,) = link.take_prepared([KEY])
             assert [(each.path, each.token) for each in prepared] == [((20, 21), 50), ((20,), 50), ((), 50)]
             await drafter.send(ahead(drafter, 2, 51, (1, 0), [54], 5))
-            await settled(link, lambda: tally(link).ahead_late == 1)
+            await settled(link, lambda: stats(link).ahead_late == 1)
             link.commit([Committed(KEY, (20, 50), 6, 8, 4, None, prepared[1].tree)])
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 3
-            assert (slot_of(link).given, slot_of(link).given_id) == (TokenTree.chain([52]), 3)
-            assert tally(link) == DraftStats(
+            assert (slot_of(link).in_flight_tree, slot_of(link).in_flight_tree_id) == (TokenTree.chain([52]), 3)
+            assert stats(link) == DraftStats(
                 hits=2, late=1, drafted=2, accepted=1, ahead_hits=1, ahead_misses=1, ahead_late=1
             )
             link.commit([Committed(KEY, (52, 60), 8, 8, 4)])
-            assert (tally(link).drafted, tally(link).accepted) == (3, 2)
+            assert (stats(link).drafted, stats(link).accepted) == (3, 2)
 
     run(scenario)
 

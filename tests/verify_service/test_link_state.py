@@ -44,12 +44,12 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             states = {(state.epoch, state.proposer): state for state in link.state().drafters}
             right, silent = states[good.epoch, "good"], states[mute.epoch, "p"]
             assert (right.requests, silent.requests, states[good.epoch, "x"].requests) == (1, 2, 0)
-            assert (right.tally.hits, right.tally.misses) == (6, 0)
-            assert (silent.tally.hits, silent.tally.waits, silent.tally.misses) == (0, 1, 2)  # it is waited for once
-            assert (right.tally.drafted, right.tally.accepted) == (2 * 5, 2 * 3)
-            assert right.tally.waits <= link.state().waits <= 6
+            assert (right.stats.hits, right.stats.misses) == (6, 0)
+            assert (silent.stats.hits, silent.stats.waits, silent.stats.misses) == (0, 1, 2)  # it is waited for once
+            assert (right.stats.drafted, right.stats.accepted) == (2 * 5, 2 * 3)
+            assert right.stats.waits <= link.state().waits <= 6
             assert {state.mode for state in states.values()} == {Mode.LOCKSTEP}
-            assert silent.tally.drafted == 0
+            assert silent.stats.drafted == 0
             assert link.state().deadline == 0.3
             await good.send(tree_reply(tree_pb2.Stamp(epoch=good.epoch), [5], [-1]))
             await until(lambda: link.state().stale == 1)
@@ -70,12 +70,12 @@ def test_nodes_of_a_tree_of_several_are_counted_for_each() -> None:
             assert tree == TokenTree((5, 6, 7), (-1, 0, -1), None, ("a", "b", "a"))
             link.commit([committed(7, 5, 6, 1)])
             before = link.state().drafters[0]
-            assert before.tally.sources == {"a": SourceCount("a", 2, 1), "b": SourceCount("b", 1, 1)}
+            assert before.stats.sources == {"a": SourceCount("a", 2, 1), "b": SourceCount("b", 1, 1)}
             await collect(link)
             link.commit([committed(8, 9)])
-            assert link.state().drafters[0].tally.sources["a"] == SourceCount("a", 4, 1)
-            assert before.tally.sources["a"] == SourceCount("a", 2, 1)
-            assert [each.tally.sources for each in link.state().drafters[1:]] == [{}, {}]
+            assert link.state().drafters[0].stats.sources["a"] == SourceCount("a", 4, 1)
+            assert before.stats.sources["a"] == SourceCount("a", 2, 1)
+            assert [each.stats.sources for each in link.state().drafters[1:]] == [{}, {}]
 
     run(scenario())
 

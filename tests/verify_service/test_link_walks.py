@@ -188,9 +188,9 @@ class Walk:
         for key, running in self.link._bindings.running.items():
             for place in running.places:
                 (drafter,) = [each for each in self.drafters if each.attachment is place.attachment]
-                assert place.slot.fed
+                assert place.slot.in_sync
                 assert drafter.slots[place.slot.index].tokens == self.running[key]
-                assert place.slot.refused or place.slot.tree is not None
+                assert place.slot.nacked or place.slot.tree is not None
             assert running.successor is None, "it never moves"
 
 

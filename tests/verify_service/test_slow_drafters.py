@@ -75,7 +75,7 @@ def test_requests_that_insist_get_trees_of_a_slow_drafter() -> None:
     assert played.trees > 30
     assert played.drafter.answer == pytest.approx(0.09)
     assert played.drafter.deadline == pytest.approx(1.5 * 0.09)
-    assert played.drafter.tally.late >= 1
+    assert played.drafter.stats.late >= 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_nobody_waits_longer_where_others_are_held_up_or_it_is_in_vain(changes) 
     played = Played(**({"takes": 0.1} | changes))
     assert max(played.step() for _ in range(100)) <= LIMIT + NEXT_TO_NONE
     assert played.trees == 0
-    assert played.drafter.tally.late >= 3
+    assert played.drafter.stats.late >= 3
 
 
 def test_where_trees_decide_on_speed_alone_they_are_waited_for_as_long_as_they_save_time() -> None:

@@ -69,7 +69,7 @@ class Attachment:
     """Bytes of hidden states that may yet be sent after this step."""
     ended: SlipstreamError | None = None
     """Why it is over; None while it lives."""
-    tallies: tuple[DraftStats, ...] = field(init=False)
+    stats: tuple[DraftStats, ...] = field(init=False)
     """One for each offer, in order."""
     stale: int = 0
     """Records dropped for their stamp, late trees among them."""
@@ -77,7 +77,7 @@ class Attachment:
     """Whether the log says that all its trees come too late."""
 
     def __post_init__(self) -> None:
-        self.tallies = tuple(DraftStats() for _ in self.request.offers)
+        self.stats = tuple(DraftStats() for _ in self.request.offers)
         self.share = 1.0 if self.request.share is None else self.request.share
 
     @property

@@ -37,7 +37,7 @@ class CommitBatch:
             states = features.at(slot.boundaries)
             self.state_bytes += states.nbytes
         if features is not None and (states is not None or rows is not None):
-            slot.featured += len(features)
+            slot.states_sent_until += len(features)
         self.records.append(
             Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
         )
@@ -48,7 +48,7 @@ class CommitBatch:
         fits = self.attachment.outbox.put(self.records)
         if not fits and self.state_bytes:
             for slot, record in zip(self.slots, self.records, strict=True):
-                slot.featured -= 0 if record.features is None else len(record.features)
+                slot.states_sent_until -= 0 if record.features is None else len(record.features)
             fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
         for span in self.spans if fits else ():
             span.room.queued += 1
@@ -57,6 +57,6 @@ class CommitBatch:
 
 def _aligned(slot: Slot, features: HiddenStateRows | None) -> HiddenStateRows | None:
     """The states of a step, if the slot wants them and they follow those it has."""
-    if not slot.boundaries or features is None or features.first != slot.featured:
+    if not slot.boundaries or features is None or features.first != slot.states_sent_until:
         return None
     return features if features.has(slot.boundaries) else None

@@ -11,8 +11,8 @@ FIRST_SECONDS = 0.001
 """The deadline before any step was measured."""
 SAVED_SHARE = 0.75
 """Of the time that trees save, how much a step may wait for them."""
-LEAST_GAIN = 0.25
-"""Tokens that trees must bring to be waited for at length by requests that insist on them."""
+MIN_MEAN_ACCEPTED = 0.25
+"""Of trees that requests which insist on them wait for at length."""
 MARGIN = 1.5
 """How much longer than it usually takes a slow drafter is waited for."""
 _RECENT = 32
@@ -28,7 +28,7 @@ class DraftDeadline:
 
     With a `reach` the limit gives way, where that holds up nobody who wants no trees, to drafters that usually take
     longer: they are given up after `MARGIN` times what they usually take, within `reach` seconds and the same part of
-    the time saved. Requests that insist on trees wait for them whatever that saves, if they bring `LEAST_GAIN`.
+    the time saved. Requests that insist on trees wait for them whatever that saves, if they bring `MIN_MEAN_ACCEPTED`.
     """
 
     __slots__ = ("_begun", "_drafted", "_limit", "_plain", "_reach", "_share", "_usual")
@@ -52,23 +52,25 @@ class DraftDeadline:
             return min(self._limit, self._share * self._usually)
         return min(self._limit, self._share * min(self._drafted) if self._drafted else FIRST_SECONDS)
 
-    def seconds_for(self, gain: float, usual: float | None = None, haste: WaitUrgency = WaitUrgency.HURRIED) -> float:
-        """The longest wait for trees that bring `gain` tokens each, on average, and come after `usual` seconds."""
+    def seconds_for(
+        self, mean_accepted: float, usual: float | None = None, haste: WaitUrgency = WaitUrgency.HURRIED
+    ) -> float:
+        """Return the longest wait for trees that bring `mean_accepted` tokens each and usually take `usual` seconds."""
         least = self.seconds
         if self._share is not None:
-            return min(self._limit, max(least, self._worth(gain)))
+            return min(self._limit, max(least, self._worth(mean_accepted)))
         if self._reach is None or usual is None or haste is WaitUrgency.HURRIED:
             return least
-        insists = haste is WaitUrgency.INSISTENT and gain >= LEAST_GAIN
-        most = self._reach if insists else min(self._reach, self._worth(gain))
+        insists = haste is WaitUrgency.INSISTENT and mean_accepted >= MIN_MEAN_ACCEPTED
+        most = self._reach if insists else min(self._reach, self._worth(mean_accepted))
         return max(least, min(MARGIN * usual, most)) if usual <= most else least
 
-    def _worth(self, gain: float) -> float:
+    def _worth(self, mean_accepted: float) -> float:
         """What trees that bring so much save, as far as a step may wait for that; 0 before that is known."""
-        if not (self._plain and gain > 0.0):
+        if not (self._plain and mean_accepted > 0.0):
             return 0.0
         plain = self._usually
-        return SAVED_SHARE * ((1.0 + gain) * plain - max(plain, median(self._drafted or self._plain)))
+        return SAVED_SHARE * ((1.0 + mean_accepted) * plain - max(plain, median(self._drafted or self._plain)))
 
     def step_begins(self, now: float, *, plain: bool) -> None:
         """A step goes on with the trees it got, or with none at all."""

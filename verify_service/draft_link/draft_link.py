@@ -114,12 +114,12 @@ class DraftLink:
             for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
                 self._take_in(attachment)
             self._bindings.heed_hangs(self._clock())
-            begun = self._bindings.handed_over(commits)
+            begun = self._bindings.cache_taken(commits)
             behind = self._bindings.commit(commits)
             if begun:
                 now = self._clock()
                 learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
-                self._deadline.step_begins(now, plain=not any(place.slot.given for place in begun))
+                self._deadline.step_begins(now, plain=not any(place.slot.in_flight_tree for place in begun))
             transports = [each.transport for each in self._bindings.live if each.transport]
         for transport in transports:
             transport.yield_gil()
@@ -142,9 +142,9 @@ class DraftLink:
                 self._count_wait(waited, now - begun)
                 self._misses += len(awaited)
                 for place in awaited:
-                    place.slot.tally.misses += 1
+                    place.slot.stats.misses += 1
             learn(places, set(longest), now, now - begun)
-            trees = [place.slot.give() if place else None for place in places]
+            trees = [place.slot.put_in_flight() if place else None for place in places]
             self._deadline.step_begins(now, plain=not any(trees))
         return trees
 
@@ -164,15 +164,15 @@ class DraftLink:
             places = self._drafted(keys)
             self._pick_up(places)
             until = self._clock() + seconds
-            while (open_ones := [at for at in places if at.slot.holds_more]) and (left := until - self._clock()) > 0:
-                self._wait(open_ones, left)
-            return 2 * sum(bool(place.slot.ahead) for place in places) >= len(places)
+            while (open_ := [at for at in places if at.slot.cache_has_room]) and (left := until - self._clock()) > 0:
+                self._wait(open_, left)
+            return 2 * sum(bool(place.slot.speculation_cache) for place in places) >= len(places)
 
     def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """The trees ahead of each request, whose next step begins."""
         with self._changed:
             places = {place.slot.key: place for place in self._drafted(keys)}
-            return [places[key].slot.hand_over() if key in places else () for key in keys]
+            return [places[key].slot.take_outcome_trees() if key in places else () for key in keys]
 
     def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Have proposers of this process draft behind a step under way."""
@@ -369,8 +369,8 @@ class DraftLink:
     def _count_wait(self, places: Sequence[SlotRef], seconds: float) -> None:
         """A step has waited for the trees of these."""
         self._waits += 1
-        for tally in {id(place.slot.tally): place.slot.tally for place in places}.values():
-            tally.waits += 1
+        for stats in {id(place.slot.stats): place.slot.stats for place in places}.values():
+            stats.waits += 1
         if self._on_wait is not None:
             self._on_wait(seconds)
 

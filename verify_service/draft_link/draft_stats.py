@@ -1,4 +1,4 @@
-"""What became of the trees of one proposer in one attachment."""
+"""Acceptance statistics of one proposer in one attachment."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import accepted_by_source, match_path
 from verify_service.draft_link.answer_time import AnswerTimes
 
-_DOUBT = 4.0
-"""Trees that brought nothing, beside those seen."""
-_FADE = 0.02
+_PRIOR_TREES = 4.0
+"""Prior of the mean: so many trees of which nothing was accepted."""
+_DECAY = 0.02
+"""Of old trees' weight, for each new one."""
 
 
 @dataclass(slots=True)
@@ -43,27 +44,27 @@ class DraftStats:
     waits: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
     answers: AnswerTimes = field(default_factory=AnswerTimes, compare=False)
-    _judged: float = field(default=0.0, compare=False)
-    _right: float = field(default=0.0, compare=False)
-    """trees, and levels of them that the text went on with; old ones fade"""
+    _observed_trees: float = field(default=0.0, compare=False)
+    _accepted_levels: float = field(default=0.0, compare=False)
+    """Weights of observed trees, and of their levels that were accepted; old ones decay."""
 
     @property
-    def gain(self) -> float:
-        """Tokens that a tree brings, as lately seen; less as long as few were seen."""
-        return self._right / (self._judged + _DOUBT)
+    def mean_accepted(self) -> float:
+        """Mean accepted tokens per tree, weighted towards recent trees and by the prior towards 0."""
+        return self._accepted_levels / (self._observed_trees + _PRIOR_TREES)
 
-    def judge(self, levels: int) -> None:
-        """The text went on with so many levels of a tree, whether a step had it or it came too late."""
-        self._judged += 1.0 - _FADE * self._judged
-        self._right += levels - _FADE * self._right
+    def observe(self, levels: int) -> None:
+        """Add one tree of which so many levels match the committed tokens, in time or too late for its step."""
+        self._observed_trees += 1.0 - _DECAY * self._observed_trees
+        self._accepted_levels += levels - _DECAY * self._accepted_levels
 
-    def settle(self, tree: TokenTree, tokens: Sequence[int]) -> int:
-        """A step that was given `tree` has committed `tokens`, the last of which is no node's.
+    def record_step(self, tree: TokenTree, tokens: Sequence[int]) -> int:
+        """Count a step that verified `tree` and committed `tokens`, the last of which no node drafted.
 
-        Returns the last node accepted, -1 for none.
+        Return the last accepted node, -1 for none.
         """
         node, count = match_path(tree, tokens[:-1])
-        self.judge(count)
+        self.observe(count)
         self.drafted += len(tree)
         self.accepted += count
         for name, drafted, accepted in accepted_by_source(tree, tree.path(node)):

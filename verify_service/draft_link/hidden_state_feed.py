@@ -49,13 +49,13 @@ def send_states(
     row_bytes = 2 * len(slot.boundaries) * fresh.hidden_size
     most = max(1, RECORD_BYTES // row_bytes)
     records = 0
-    while slot.featured < fresh.end:
-        first = slot.featured
+    while slot.states_sent_until < fresh.end:
+        first = slot.states_sent_until
         span = fresh.span_of(slot) if first >= fresh.first else None
         if span is not None and attachment.outbox.has_room(0):
             attachment.outbox.put((Extend(slot.stamp, first, device_rows=span.rows(first, fresh.end)),))
             span.room.queued += 1
-            slot.featured = fresh.end
+            slot.states_sent_until = fresh.end
             records += 1
             break
         source = fresh if first >= fresh.first else history
@@ -71,7 +71,7 @@ def send_states(
             return False
         own = source is history and part.boundaries == slot.boundaries  # what is read there is a copy
         attachment.outbox.put((Extend(slot.stamp, first, part.rows if own else part.at(slot.boundaries)),))
-        slot.featured = end
+        slot.states_sent_until = end
         records += 1
     if records:
         attachment.send(records)

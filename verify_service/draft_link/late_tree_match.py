@@ -1,4 +1,4 @@
-"""What a tree that came too late for its step would have brought, seen from the tokens that followed."""
+"""How deep a tree that came too late for its step matches the tokens that were committed instead."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from slipstream_kernels.token_tree import TokenTree
 
 
 class LateTreeMatch:
-    """Follows the text down a tree, from the state on that the tree was made for."""
+    """Walks a late tree along the committed tokens, from the state that the tree was made for."""
 
-    __slots__ = ("_at", "_tree", "right")
+    __slots__ = ("_node", "_tree", "matched_depth")
 
     def __init__(self, tree: TokenTree) -> None:
         self._tree = tree
-        self._at = -1
-        self.right = 0
-        """Levels of it that the text has so far."""
+        self._node = -1
+        self.matched_depth = 0
+        """Levels of the tree that the committed tokens contain so far."""
 
-    def follow(self, tokens: Sequence[int]) -> bool:
-        """Take in the tokens that follow; returns whether the text has left the tree, so that nothing is added."""
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Match the tokens committed next. Return whether the match is final: they left the tree, or reached a leaf."""
         for token in tokens:
-            children = self._tree.children(self._at)
-            at = next((node for node in children if self._tree.token_ids[node] == token), None)
-            if at is None:
+            children = self._tree.children(self._node)
+            node = next((child for child in children if self._tree.token_ids[child] == token), None)
+            if node is None:
                 return True
-            self._at, self.right = at, self.right + 1
-        return not self._tree.children(self._at)
+            self._node, self.matched_depth = node, self.matched_depth + 1
+        return not self._tree.children(self._node)

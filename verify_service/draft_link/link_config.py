@@ -61,7 +61,7 @@ class DrafterState:
     share: float
     catching_up: int
     stale: int
-    tally: DraftStats
+    stats: DraftStats
     answer: float | None = None
     deadline: float = 0.0
 
@@ -100,15 +100,15 @@ def drafter_states(attachment: Attachment, catching_up: int, deadline: DraftDead
             attachment.transport.name,
             attachment.mode_of(offer),
             offer.name,
-            sum(slot.tally is tally for slot in taken),
+            sum(slot.stats is stats for slot in taken),
             attachment.share,
             catching_up,
             attachment.stale,
-            replace(tally, sources=dict(tally.sources)),
-            tally.answers.usual,
-            deadline.seconds_for(tally.gain, tally.answers.usual, WaitUrgency.INSISTENT),
+            replace(stats, sources=dict(stats.sources)),
+            stats.answers.usual,
+            deadline.seconds_for(stats.mean_accepted, stats.answers.usual, WaitUrgency.INSISTENT),
         )
-        for offer, tally in zip(request.offers, attachment.tallies, strict=True)
+        for offer, stats in zip(request.offers, attachment.stats, strict=True)
     ]
 
 

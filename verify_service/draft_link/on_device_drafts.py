@@ -26,7 +26,7 @@ def follow(
         row = None if slot.key is None else by_key.get(slot.key)
         if attachment.follow is None or row is None or slot.max_nodes <= 1:
             continue
-        span = next((each for each in row.spans if each.serves(slot) and each.first == slot.featured), None)
+        span = next((each for each in row.spans if each.serves(slot) and each.first == slot.states_sent_until), None)
         if span is not None:
             value = EnqueueRequest(slot.stamp, row.row, row.most, span.place, slot.max_nodes, slot.max_depth)
             asked.setdefault(attachment, (span.target, []))[1].append(value)

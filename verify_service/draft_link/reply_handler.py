@@ -71,15 +71,15 @@ class ReplyHandler:
         slot.caught_up = True
         slot.answer(reply, self._clock())
         ahead = reply.parent is not None
-        keep = slot.may_hold(reply)
+        keep = slot.may_cache(reply)
         if keep or reply.stamp.base_length <= slot.base_length:
-            slot.answered = max(slot.answered, min(reply.stamp.base_length, slot.base_length))
+            slot.acked_length = max(slot.acked_length, min(reply.stamp.base_length, slot.base_length))
         if not keep and not slot.fits(reply):
             passed = slot.too_late(reply)
             self._count_stale(attachment)
-            slot.tally.late += passed
-            slot.tally.ahead_late += ahead and passed
-            slot.tally.ahead_stale += ahead and not passed
+            slot.stats.late += passed
+            slot.stats.ahead_late += ahead and passed
+            slot.stats.ahead_stale += ahead and not passed
             if passed and not ahead:
                 self._look_back(slot, reply)
             return
@@ -95,9 +95,9 @@ class ReplyHandler:
         if not isinstance(reply.tree, DeviceTree):
             reply = _named(reply, attachment)
         if keep:
-            slot.hold(reply)
+            slot.cache(reply)
         else:
-            slot.put(reply)
+            slot.set_tree(reply)
 
     def _look_back(self, slot: Slot, reply: TreeReply) -> None:
         """Learn from a tree that is of no use any more what it would have brought; a malformed one teaches nothing."""
@@ -108,7 +108,7 @@ class ReplyHandler:
         if 0 < length < len(running.tokens) and running.tokens[length - 1] == reply.stamp.root_token:
             with suppress(InvalidTreeError):
                 self._check(reply.tree, slot.most_nodes - 1, slot.most_depth)
-                slot.look_back(reply.tree, running.tokens[length:])
+                slot.match_late_tree(reply.tree, running.tokens[length:])
 
     def _check(self, tree: TokenTree, max_nodes: int, max_depth: int) -> None:
         """Raises InvalidTreeError. One whose nodes a device of this process has alone cannot go beyond its bounds."""
@@ -133,9 +133,9 @@ def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:
 
 
 def _refuse(slot: Slot, nack: Nack) -> None:
-    if slot.refused:
+    if slot.nacked:
         return
-    slot.refused = True
-    if not slot.explained:
-        slot.explained = True
+    slot.nacked = True
+    if not slot.nack_logged:
+        slot.nack_logged = True
         _log.info("slot %d of epoch %d will get no trees: %r", slot.index, slot.epoch, nack.reason[:200])

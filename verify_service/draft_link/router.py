@@ -100,9 +100,9 @@ class DraftRouter:
         found = (self.running[key].place for key in keys if key in self.running)
         return [place for place in found if place is not None]
 
-    def handed_over(self, commits: Sequence[Committed]) -> list[SlotRef]:
-        """Places whose trees ahead were taken for a step under way."""
-        return [place for place in self.places(each.key for each in commits) if place.slot.handed_over]
+    def cache_taken(self, commits: Sequence[Committed]) -> list[SlotRef]:
+        """Slots whose speculation cache was taken for a step in flight."""
+        return [place for place in self.places(each.key for each in commits) if place.slot.cache_taken]
 
     def begin(self, opening: Opening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
@@ -137,7 +137,7 @@ class DraftRouter:
             running = self.running.get(key)
             for place in [] if running is None else running.places:
                 if running is not None:
-                    self._feed_states(running, place, features, catch_up=self._asks or place.slot.asked)
+                    self._feed_states(running, place, features, catch_up=self._asks or place.slot.ever_requested)
 
     def commit(self, commits: Sequence[Committed]) -> set[RequestKey]:
         """Feed what was added: one message an attachment, and more of them for states that do not fit it.
@@ -153,7 +153,7 @@ class DraftRouter:
                 continue
             running.tokens.extend(committed.token_ids)
             for place in running.places:
-                place.slot.settle(committed.token_ids)
+                place.slot.end_step(committed.token_ids)
             self._hand_over(running)
             running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
             if running.place is None:
@@ -170,7 +170,7 @@ class DraftRouter:
         for committed in self._in_turn(commits):
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
                 for place in running.places:
-                    self._feed_states(running, place, committed.features, catch_up=place.slot.asked)
+                    self._feed_states(running, place, committed.features, catch_up=place.slot.ever_requested)
         places = [(key, running.place) for key, *_ in commits if (running := self.running.get(key)) is not None]
         return {key for key, place in places if place is not None and place.slot.lacks_states}
 
@@ -256,10 +256,10 @@ class DraftRouter:
         successor = running.successor
         if successor is None or running.place is None or successor.attachment in self._hanging:
             return
-        if successor.slot.refused:
+        if successor.slot.nacked:
             self._release(successor, None)
             running.successor, running.declined = None, successor.attachment.epoch
-        elif successor.slot.takes_over:
+        elif successor.slot.can_take_over:
             self._release(running.place, None)
             running.place, running.successor = successor, None
 
@@ -282,7 +282,7 @@ class DraftRouter:
         index, offer = self._offer(running, place)
         place.slot.open(
             running.opening.key,
-            place.attachment.tallies[index],
+            place.attachment.stats[index],
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
             max_ahead=0 if offer.lockstep else place.attachment.slots.max_ahead,
@@ -293,7 +293,7 @@ class DraftRouter:
         if caught_up or (not offer.feature_boundaries and self._opens(running, place)):
             self._announce(running, place, running.opening.cached_length)
         else:
-            place.slot.late = True
+            place.slot.open_deferred = True
 
     @staticmethod
     def _opens(running: RoutedRequest, place: SlotRef) -> bool:
@@ -302,8 +302,8 @@ class DraftRouter:
     def _announce(self, running: RoutedRequest, place: SlotRef, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
         opening, attachment, slot = running.opening, place.attachment, place.slot
-        slot.late = False
-        slot.featured = reachable(opening.history, computed) if slot.boundaries else opening.cached_length
+        slot.open_deferred = False
+        slot.states_sent_until = reachable(opening.history, computed) if slot.boundaries else opening.cached_length
         self._stand(running, place)
         record = Open(
             stamp=slot.stamp,
@@ -314,12 +314,12 @@ class DraftRouter:
             choice_index=opening.choice_index,
             tenant=opening.tenant,
             adapter_id=opening.adapter_id,
-            cached_length=slot.featured,
+            cached_length=slot.states_sent_until,
             max_nodes=slot.max_nodes,
             max_depth=slot.max_depth,
         )
         if attachment.outbox.put((record,)):
-            slot.fed = slot.announced = True
+            slot.in_sync = slot.opened = True
             attachment.outbox.forget_gap(slot.index)
         else:
             self._gap(attachment, slot)
@@ -329,16 +329,16 @@ class DraftRouter:
         self, running: RoutedRequest, place: SlotRef, committed: Committed, batches: dict[int, CommitBatch]
     ) -> None:
         attachment, slot = place.attachment, place.slot
-        slot.asked |= committed.catch_up
-        begun = slot.handed_over
+        slot.ever_requested |= committed.catch_up
+        begun = slot.cache_taken
         self._stand(running, place)
         if begun:
-            slot.begin(committed.tree)
+            slot.begin_step(committed.tree)
         attachment.rate_limiter.refill_tokens()
-        if slot.fed:
+        if slot.in_sync:
             batches.setdefault(attachment.epoch, CommitBatch(attachment)).add(slot, committed)
             slot.ask(self._clock())
-        elif slot.late:
+        elif slot.open_deferred:
             if not slot.boundaries and self._opens(running, place):
                 self._announce(running, place, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
@@ -365,9 +365,11 @@ class DraftRouter:
         slot = place.slot
         if not slot.boundaries or not features.has(slot.boundaries):
             return
-        if slot.late and self._opens(running, place):
+        if slot.open_deferred and self._opens(running, place):
             self._announce(running, place, features.first)
-        if slot.fed and not send_states(place.attachment, slot, running.opening.history, features, catch_up=catch_up):
+        if slot.in_sync and not send_states(
+            place.attachment, slot, running.opening.history, features, catch_up=catch_up
+        ):
             self._gap(place.attachment, slot)
             place.attachment.send(1)
 
@@ -379,17 +381,17 @@ class DraftRouter:
 
     def _stand(self, running: RoutedRequest, place: SlotRef) -> None:
         _, offer = self._offer(running, place)
-        place.slot.stand_at(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
+        place.slot.advance_to(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
 
     def _release(self, place: SlotRef, reason: FinishReason | None) -> None:
         attachment, slot = place.attachment, place.slot
         attachment.outbox.forget_gap(slot.index)
-        if slot.announced:
+        if slot.opened:
             attachment.outbox.put_always(Close(slot.stamp, reason))
             attachment.send(1)
         attachment.slots.release(slot)
 
     def _gap(self, attachment: Attachment, slot: Slot) -> None:
         self.gaps += not attachment.outbox.has_gap(slot.index)
-        slot.fed = False
+        slot.in_sync = False
         attachment.outbox.put_gap(Gap(slot.stamp, 1))

@@ -21,11 +21,35 @@ NEAR_TOKENS = 32
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request's place in one attachment.
+    """One request's slot in one attachment: the drafter's state, the tree in flight and the speculation cache.
 
-    Invariant: `tree`, where there is one, was made for exactly the state (generation, base_length, root_token) and
-    keeps within `max_nodes` (root included) and `max_depth`. `ahead` holds at most `max_ahead` trees, all of them for
-    states that the step from this state may lead to, within what the proposer offers.
+    A slot's life; `opened` and `in_sync` stand for records queued to the drafter:
+
+        free --take--> open() --Open queued--> opened, in_sync --Nack--> nacked: no trees until the next Open
+                         |  ^                     |
+           open_deferred |  |                     +--queue full--> Gap: not in_sync --Resume--> open() again
+        (waits its turn, |  |
+         or for states)  +--+                     close(): free, under the next open() a new generation
+
+    One step after another; a drafter in lockstep fills `tree`, one that drafts ahead `speculation_cache`:
+
+             +-------------------------- advance_to(base_length, root_token) <-----------------------------+
+             v                            tree = speculation_cache[state, last_outcome]: from_cache        |
+        set_tree(reply)   --> tree --> put_in_flight() --> in_flight_tree --> end_step(tokens) --> last_outcome
+        cache(reply)      --> speculation_cache --> take_outcome_trees(): cache_taken --> begin_step(tree)
+
+    Index ranges, in tokens of the request:
+
+        tokens  |-- drafter answered --|-- sent, unanswered --|
+                0                 acked_length           base_length (root included)
+        states  |-- sent, or not kept ---|-- to be sent --|
+                0               states_sent_until   base_length - 1
+
+    Invariants:
+    - `tree` is made for exactly the state (generation, base_length, root_token).
+    - `tree` keeps within `max_nodes` (root included) and `max_depth`.
+    - `speculation_cache` holds at most `max_ahead` trees, for states that the step from this state may lead to.
+    - Cached trees keep within `most_nodes` and `most_depth`, the proposer's offer.
     """
 
     epoch: int
@@ -37,54 +61,54 @@ class Slot:
     max_nodes: int = 1
     max_depth: int = 0
     tree: TokenTree | None = None
-    given: TokenTree | None = None
-    """The tree that the step under way was given."""
-    hindsight: LateTreeMatch | None = None
-    """Of a tree that came when its step had begun without it."""
-    tally: DraftStats = field(default_factory=DraftStats)
-    """Of the proposer that drafts for the request."""
+    in_flight_tree: TokenTree | None = None
+    """The tree that the step in flight verifies."""
+    late_match: LateTreeMatch | None = None
+    """Of a tree that came after its step had begun without it."""
+    stats: DraftStats = field(default_factory=DraftStats)
+    """Statistics of the proposer that drafts for the request."""
     asks: Asked = field(default_factory=Asked)
-    fed: bool = False
-    """Whether every record since the Open was queued. If not, the drafter is behind until it resumes."""
-    announced: bool = False
+    in_sync: bool = False
+    """Whether every record since the Open was queued. If not, the drafter gets none until it resumes."""
+    opened: bool = False
     """Whether an Open of this request was queued, so that the drafter may hold something for it."""
     caught_up: bool = False
-    """Whether waiting makes sense: not while the drafter works through tokens that were there before it."""
-    answered: int = 0
-    """Tokens that the drafter has shown to know, by answering the state after them."""
+    """Whether waiting makes sense: not while the drafter works through tokens older than its Open."""
+    acked_length: int = 0
+    """Base length of the latest state that the drafter has answered."""
     boundaries: tuple[int, ...] = ()
-    """Those whose states the drafter wants."""
+    """Boundaries whose hidden states the drafter wants."""
     needs_states: bool = False
-    """Whether it makes no tree while some of them are missing."""
-    featured: int = 0
-    """The first position whose states it has not been sent; those before it came, or will not."""
-    asked: bool = False
-    """Whether any tree was wanted, or is going to be, since its request came here."""
-    late: bool = False
-    """Whether its Open waits for its turn, or for a step that captures these states."""
-    refused: bool = False
-    """The drafter will make no trees for this request."""
-    explained: bool = False
-    """Whether the log tells why it refused this request; a drafter may refuse it again after each Resume."""
+    """Whether the drafter makes no tree while hidden states of older tokens are missing."""
+    states_sent_until: int = 0
+    """First position whose hidden states were not sent; those before it were sent, or never will be."""
+    ever_requested: bool = False
+    """Whether a tree was wanted, or states to catch up with, since the request took this slot."""
+    open_deferred: bool = False
+    """Whether the Open waits for the rate limiter, or for a step that captures `boundaries`."""
+    nacked: bool = False
+    """Whether the drafter makes no trees for this request."""
+    nack_logged: bool = False
+    """Whether the log has the reason of its Nack; a drafter may send one again after each Resume."""
     max_ahead: int = 0
     waits: bool = True
     """Whether steps wait for its trees."""
     tree_id: int = 0
-    """How the drafter calls `tree`."""
-    given_id: int = 0
-    prepared: bool = False
-    """Whether `tree` was made ahead."""
-    supplied: bool = False
-    """Whether the drafter kept up with the last step: it had a tree, or there are some for its possible ends."""
-    origin: ParentNode = NO_NODE
-    """How the step that led to the present state ended."""
-    ahead: dict[tuple[int, int, ParentNode], TreeReply] = field(default_factory=dict)
-    """Trees ahead by base length, root token and parent."""
-    handed_over: bool = False
-    """Whether the step for one of whose trees ahead is meant has begun, with whichever fits."""
+    """The drafter's number of `tree`."""
+    in_flight_tree_id: int = 0
+    from_cache: bool = False
+    """Whether `tree` came from the speculation cache, or after its time in it."""
+    kept_up: bool = False
+    """Whether the drafter kept up with the last step: it had a tree, or trees for some of its outcomes are cached."""
+    last_outcome: ParentNode = NO_NODE
+    """The last node accepted by the step that led to the present state."""
+    speculation_cache: dict[tuple[int, int, ParentNode], TreeReply] = field(default_factory=dict)
+    """Trees for outcomes of the step in flight, by base length, root token and parent node."""
+    cache_taken: bool = False
+    """Whether the next step was launched with the cached trees, and selects the one that fits."""
     most_nodes: int = 1
     most_depth: int = 0
-    """Of the proposer's trees, whatever the state wants."""
+    """Limits of the proposer's trees, whatever the present state wants."""
 
     @property
     def stamp(self) -> Stamp:
@@ -99,28 +123,28 @@ class Slot:
     @property
     def drafted_for(self) -> bool:
         """Whether the drafter makes trees for this request when asked, or works towards it."""
-        return self.key is not None and self.fed and not self.refused
+        return self.key is not None and self.in_sync and not self.nacked
 
     @property
     def lacks_states(self) -> bool:
         """Whether the drafter makes no tree, as it has yet to be sent states of tokens before the last one."""
-        return self.needs_states and self.drafted_for and self.featured < self.base_length - 1
+        return self.needs_states and self.drafted_for and self.states_sent_until < self.base_length - 1
 
     @property
-    def holds_more(self) -> bool:
-        """Whether more trees ahead may come."""
-        return self.drafted_for and len(self.ahead) < self.max_ahead
+    def cache_has_room(self) -> bool:
+        """Whether more trees may be cached."""
+        return self.drafted_for and len(self.speculation_cache) < self.max_ahead
 
     @property
-    def takes_over(self) -> bool:
+    def can_take_over(self) -> bool:
         """Whether a request that another drafter has until now may go on with this one without missing its trees."""
-        near = self.max_nodes <= 1 or (self.answered > 0 and self.base_length - self.answered <= NEAR_TOKENS)
+        near = self.max_nodes <= 1 or (self.acked_length > 0 and self.base_length - self.acked_length <= NEAR_TOKENS)
         return self.drafted_for and near
 
     def open(
         self,
         key: RequestKey,
-        tally: DraftStats,
+        stats: DraftStats,
         *,
         caught_up: bool,
         boundaries: tuple[int, ...] = (),
@@ -131,88 +155,92 @@ class Slot:
         """Take a request under a new generation."""
         self.generation += 1
         self.key = key
-        self.tally = tally
+        self.stats = stats
         self._drop_trees()
         self.asks.clear()
-        self.answered = 0
-        self.fed = self.refused = self.late = self.asked = False
+        self.acked_length = 0
+        self.in_sync = self.nacked = self.open_deferred = self.ever_requested = False
         self.boundaries = boundaries
         self.needs_states = needs_states
         self.caught_up = caught_up
         self.max_ahead = max_ahead
         self.waits = waits
 
-    def stand_at(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
+    def advance_to(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
         """Move to a new state; the budget is cut to what the proposer offers.
 
-        A tree for the old state is dropped, and of those ahead all but the one for the way in which its step ended.
+        Drop the tree of the old state, and of the cached ones all but the tree for `last_outcome`.
         """
         self.base_length = base_length
         self.root_token = root_token
         self.most_nodes, self.most_depth = min(offer.max_nodes, MAX_ROWS), min(offer.max_depth, MAX_ROWS - 1)
         self.max_nodes = min(max_nodes, offer.max_nodes)
         self.max_depth = min(max_depth, offer.max_depth)
-        self.asked |= self.max_nodes > 1
-        ahead, self.ahead, self.handed_over = self.ahead, {}, False
-        self.supplied = bool(ahead) or self.tree is not None
-        self.tree, self.tree_id, self.prepared = None, 0, False
-        found = ahead.get((base_length, root_token, self.origin))
+        self.ever_requested |= self.max_nodes > 1
+        cached, self.speculation_cache, self.cache_taken = self.speculation_cache, {}, False
+        self.kept_up = bool(cached) or self.tree is not None
+        self.tree, self.tree_id, self.from_cache = None, 0, False
+        found = cached.get((base_length, root_token, self.last_outcome))
         if found is not None:
-            self.put(found)
+            self.set_tree(found)
 
     def fits(self, reply: TreeReply) -> bool:
-        """Whether a tree is for the present state, and supposed rightly how the step before ended."""
+        """Whether a tree is for the present state, and its parent, if any, is the last outcome."""
         return reply.stamp == self.stamp and (
-            reply.parent is None or (self.max_ahead > 0 and reply.parent == self.origin)
+            reply.parent is None or (self.max_ahead > 0 and reply.parent == self.last_outcome)
         )
 
     def supposes(self, reply: TreeReply) -> bool:
-        """Whether a tree supposes an end that the step from the present state may have."""
+        """Whether a tree is for an outcome that the step from the present state may have."""
         parent, base_length = reply.parent, reply.stamp.base_length
         if parent is None or base_length <= self.base_length:
             return False
         if parent.node < 0:
             return base_length == self.base_length + 1
-        return parent.tree_id > 0 and parent.tree_id in (self.tree_id, self.given_id)
+        return parent.tree_id > 0 and parent.tree_id in (self.tree_id, self.in_flight_tree_id)
 
-    def may_hold(self, reply: TreeReply) -> bool:
-        """Whether it does, and there is room for it, and time."""
-        if self.handed_over or not self.supposes(reply):
+    def may_cache(self, reply: TreeReply) -> bool:
+        """Whether a tree is for such an outcome, the cache has room for it, and the next step was not launched yet."""
+        if self.cache_taken or not self.supposes(reply):
             return False
-        return len(self.ahead) < self.max_ahead or _key(reply) in self.ahead
+        return len(self.speculation_cache) < self.max_ahead or _key(reply) in self.speculation_cache
 
     def too_late(self, reply: TreeReply) -> bool:
         """Whether the step that a tree was made for has begun."""
-        return reply.stamp.base_length < self.base_length or (self.handed_over and self.supposes(reply))
+        return reply.stamp.base_length < self.base_length or (self.cache_taken and self.supposes(reply))
 
-    def hand_over(self) -> list[OutcomeTree]:
-        """The trees ahead, cut to what the present state wants, for a step that begins before its state is known."""
-        self.handed_over = True
-        prepared: list[OutcomeTree] = []
-        paths = {parent: self._path(parent) for _, _, parent in self.ahead}
-        for (base_length, token, parent), reply in self.ahead.items():
+    def take_outcome_trees(self) -> list[OutcomeTree]:
+        """Return the cached trees, cut to the present budget, for a step that is launched before its state is known."""
+        self.cache_taken = True
+        trees: list[OutcomeTree] = []
+        paths = {parent: self._path(parent) for _, _, parent in self.speculation_cache}
+        for (base_length, token, parent), reply in self.speculation_cache.items():
             path = paths[parent]
             if path is not None and base_length == self.base_length + len(path) + 1:
-                prepared.append(OutcomeTree(path, token, self._cut(reply.tree)))
-        return prepared
+                trees.append(OutcomeTree(path, token, self._cut(reply.tree)))
+        return trees
 
-    def begin(self, tree: TokenTree | None) -> None:
-        """A step from the present state is under way, with this part of the tree that was prepared for it, or none.
+    def begin_step(self, tree: TokenTree | None) -> None:
+        """Note that a step from the present state is in flight with a part of the cached tree, or plainly for None.
 
-        The drafter, who is told of the tree alone, goes on to name its nodes as if all that the state wants were there.
+        The drafter knows the whole tree and goes on to name nodes of it, so the whole one counts as in flight.
         """
         if tree is None:
-            self.tree, self.tree_id, self.prepared = None, 0, False
-        self.give()
+            self.tree, self.tree_id, self.from_cache = None, 0, False
+        self.put_in_flight()
 
     def _path(self, parent: ParentNode) -> tuple[int, ...] | None:
-        """Tokens of the path down to a node of the tree under way; None where no step's end is called that."""
+        """Return the tokens from the root to a node of the tree in flight; None where the parent is no outcome of it."""
         if parent.node < 0:
             return ()
-        if self.given is None or parent.tree_id != self.given_id or parent.node >= len(self.given):
+        if (
+            self.in_flight_tree is None
+            or parent.tree_id != self.in_flight_tree_id
+            or parent.node >= len(self.in_flight_tree)
+        ):
             return None
-        path = tuple(self.given.token_ids[node] for node in self.given.path(parent.node))
-        return path if match_path(self.given, path) == (parent.node, len(path)) else None
+        path = tuple(self.in_flight_tree.token_ids[node] for node in self.in_flight_tree.path(parent.node))
+        return path if match_path(self.in_flight_tree, path) == (parent.node, len(path)) else None
 
     def _cut(self, tree: TokenTree) -> TokenTree:
         if len(tree) >= self.max_nodes or tree.depth > self.max_depth:
@@ -220,80 +248,80 @@ class Slot:
         return tree
 
     def limits(self, *, ahead: bool) -> tuple[int, int]:
-        """Rows and depth that a tree may have. What the next state wants is not known when one is made ahead."""
+        """Return max_nodes and max_depth of a tree. Drafting ahead, the next state's own budget is not known."""
         return (self.most_nodes, self.most_depth) if ahead else (self.max_nodes, self.max_depth)
 
-    def hold(self, reply: TreeReply) -> None:
-        """Keep a checked tree until the step is over."""
-        self.ahead[_key(reply)] = reply
+    def cache(self, reply: TreeReply) -> None:
+        """Keep a checked tree for an outcome until the step is over."""
+        self.speculation_cache[_key(reply)] = reply
 
-    def put(self, reply: TreeReply) -> None:
-        """Take a checked tree for the present state, cut to what that wants."""
-        tree, self.tree_id, self.prepared = reply.tree, reply.tree_id, reply.parent is not None
-        if self.prepared:
-            self.supplied = True
+    def set_tree(self, reply: TreeReply) -> None:
+        """Take a checked tree for the present state, cut to its budget."""
+        tree, self.tree_id, self.from_cache = reply.tree, reply.tree_id, reply.parent is not None
+        if self.from_cache:
+            self.kept_up = True
             tree = self._cut(tree)
         self.tree = tree
 
-    def give(self) -> TokenTree | None:
-        """The tree for the step that begins, None for a plain row."""
-        self.given, self.given_id = self.tree or None, self.tree_id
-        return self.given
+    def put_in_flight(self) -> TokenTree | None:
+        """Return the tree that the step beginning now verifies, None for a plain row."""
+        self.in_flight_tree, self.in_flight_tree_id = self.tree or None, self.tree_id
+        return self.in_flight_tree
 
-    def count(self) -> None:
-        """A step that wants a tree takes what is there."""
-        self.tally.hits += self.tree is not None
+    def count_hits(self) -> None:
+        """Count whether a step that wants a tree has one."""
+        self.stats.hits += self.tree is not None
         if self.max_ahead and self.drafted_for:
-            self.tally.ahead_hits += self.prepared
-            self.tally.ahead_misses += not self.prepared
+            self.stats.ahead_hits += self.from_cache
+            self.stats.ahead_misses += not self.from_cache
 
-    def settle(self, tokens: Sequence[int]) -> None:
-        """The step from the present state has committed these tokens."""
-        self.origin = NO_NODE
-        if self.given is not None:
-            node = self.tally.settle(self.given, tokens)
+    def end_step(self, tokens: Sequence[int]) -> None:
+        """Take in the tokens that the step from the present state has committed."""
+        self.last_outcome = NO_NODE
+        if self.in_flight_tree is not None:
+            node = self.stats.record_step(self.in_flight_tree, tokens)
             if node >= 0:
-                self.origin = ParentNode(self.given_id, node)
+                self.last_outcome = ParentNode(self.in_flight_tree_id, node)
         elif self.tree and not self.max_ahead:
-            self.tally.late += 1
-            self.hindsight = self.hindsight or LateTreeMatch(self.tree)
-        if self.hindsight is not None and self.hindsight.follow(tokens):
-            self.tally.judge(self.hindsight.right)
-            self.hindsight = None
-        self.given, self.given_id = None, 0
+            self.stats.late += 1
+            self.late_match = self.late_match or LateTreeMatch(self.tree)
+        if self.late_match is not None and self.late_match.advance(tokens):
+            self.stats.observe(self.late_match.matched_depth)
+            self.late_match = None
+        self.in_flight_tree, self.in_flight_tree_id = None, 0
 
     def ask(self, now: float) -> None:
-        """The drafter is told of the present state, and can make a tree for it, if one is wanted."""
+        """Note when the drafter was sent the present state, if it can make a tree for it and one is wanted."""
         if self.max_nodes > 1 and not self.lacks_states:
             self.asks.note(self.base_length, now)
 
     def answer(self, reply: TreeReply, now: float) -> None:
-        """A tree has come that was asked for, for the present state or an earlier one."""
+        """Measure how long a tree took that was asked for, for the present state or an earlier one."""
         if reply.parent is None and (seconds := self.asks.answered(reply.stamp.base_length, now)) is not None:
-            self.tally.answers.add(seconds, late=self.too_late(reply))
+            self.stats.answers.add(seconds, late=self.too_late(reply))
 
-    def look_back(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """A checked tree has come for a state that `tokens` have followed by now: see what it would have brought."""
-        if self.hindsight is None and not self.max_ahead:
-            hindsight = LateTreeMatch(tree)
-            if hindsight.follow(tokens):
-                self.tally.judge(hindsight.right)
+    def match_late_tree(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Match a checked tree that came too late with the `tokens` committed since its state."""
+        if self.late_match is None and not self.max_ahead:
+            match = LateTreeMatch(tree)
+            if match.advance(tokens):
+                self.stats.observe(match.matched_depth)
             else:
-                self.hindsight = hindsight
+                self.late_match = match
 
     def close(self) -> None:
         """Let the request go."""
         self.key = None
         self._drop_trees()
-        self.fed = self.announced = self.late = self.explained = False
+        self.in_sync = self.opened = self.open_deferred = self.nack_logged = False
 
     def _drop_trees(self) -> None:
-        self.tree = self.given = None
-        self.tree_id = self.given_id = 0
-        self.hindsight = None
-        self.prepared = self.supplied = self.handed_over = False
-        self.origin = NO_NODE
-        self.ahead = {}
+        self.tree = self.in_flight_tree = None
+        self.tree_id = self.in_flight_tree_id = 0
+        self.late_match = None
+        self.from_cache = self.kept_up = self.cache_taken = False
+        self.last_outcome = NO_NODE
+        self.speculation_cache = {}
 
 
 def _key(reply: TreeReply) -> tuple[int, int, ParentNode]:

@@ -22,10 +22,10 @@ def breaker_of(
     places: Sequence[SlotRef | None], deadline: DraftDeadline, now: float, haste: WaitUrgency = WaitUrgency.HURRIED
 ) -> dict[int, float]:
     """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
-    tallies = {id(place.slot.tally): (place.attachment, place.slot.tally) for place in places if place is not None}
+    by_proposer = {id(place.slot.stats): (place.attachment, place.slot.stats) for place in places if place is not None}
     longest: dict[Attachment, float] = {}
-    for attachment, tally in tallies.values():
-        seconds = deadline.seconds_for(tally.gain, tally.answers.usual, haste)
+    for attachment, stats in by_proposer.values():
+        seconds = deadline.seconds_for(stats.mean_accepted, stats.answers.usual, haste)
         longest[attachment] = max(longest.get(attachment, 0.0), seconds)
     return {
         attachment.epoch: seconds
@@ -47,8 +47,8 @@ def learn(places: Sequence[SlotRef | None], patient: set[int], now: float, waite
             epoch, slot = place.attachment.epoch, place.slot
             attachments[epoch] = place.attachment
             complete[epoch] = complete.get(epoch, True) and not slot.awaited
-            supplied[epoch] = supplied.get(epoch, False) or slot.supplied or slot.waits
-            slot.count()
+            supplied[epoch] = supplied.get(epoch, False) or slot.kept_up or slot.waits
+            slot.count_hits()
     for epoch, attachment in attachments.items():
         if complete[epoch] and supplied[epoch]:
             attachment.circuit_breaker.on_success()
@@ -61,11 +61,11 @@ def learn(places: Sequence[SlotRef | None], patient: set[int], now: float, waite
 
 def _tell_of_late_trees(attachment: Attachment) -> None:
     """Log once that no step has ever had a tree of an attachment, as all come too late."""
-    late = sum(tally.late for tally in attachment.tallies)
-    if attachment.told_of_late or late < MANY_LATE or any(tally.hits for tally in attachment.tallies):
+    late = sum(stats.late for stats in attachment.stats)
+    if attachment.told_of_late or late < MANY_LATE or any(stats.hits for stats in attachment.stats):
         return
     attachment.told_of_late = True
-    usual = max((tally.answers.usual or 0.0 for tally in attachment.tallies), default=0.0)
+    usual = max((stats.answers.usual or 0.0 for stats in attachment.stats), default=0.0)
     _log.warning(
         "no step had a tree of epoch %d: %d came too late, %.0f ms after they were asked for; see --draft-deadline-ms",
         attachment.epoch, late, 1000 * usual,

@@ -163,7 +163,7 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
     ):
         family = CounterMetricFamily(f"slipstream_drafter_{field}", text, labels=names)
         for state, label in zip(drafters, labels, strict=True):
-            family.add_metric(label, getattr(state.tally, field))
+            family.add_metric(label, getattr(state.stats, field))
         yield family
     stale = CounterMetricFamily(
         "slipstream_drafter_stale_records",
@@ -179,6 +179,6 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
     ):
         family = CounterMetricFamily(f"slipstream_drafter_source_{field}", text, labels=(*names, "source"))
         for state, label in zip(drafters, labels, strict=True):
-            for count in state.tally.sources.values():
+            for count in state.stats.sources.values():
                 family.add_metric((*label, count.proposer), getattr(count, field))
         yield family

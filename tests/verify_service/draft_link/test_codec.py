@@ -266,7 +266,7 @@ def test_an_answer_to_a_state_that_never_was_shows_nothing() -> None:
     tree = tree_pb2.TokenTree(stamp=current_stamp(hostile))
     tree.stamp.base_length += 1
     deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[draft_pb2.DraftReply(tree=tree)]).SerializeToString())
-    assert slot.answered == 0
+    assert slot.acked_length == 0
     assert_harmless(link, honest)
 
 

@@ -124,7 +124,7 @@ def test_waits_are_counted_for_the_drafter_whose_trees_came() -> None:
             assert trees == [TokenTree((11,), (-1,))]
             link.waited([KEY, OTHER], 0.25)  # as of trees that a device had first
             (state,) = link.state().drafters
-            assert (link.state().waits, state.tally.waits, link.state().misses) == (2, 2, 0)
+            assert (link.state().waits, state.stats.waits, link.state().misses) == (2, 2, 0)
             assert told == [ANY, 0.25] and 0.1 < told[0] < 30.0
 
     told: list[float] = []

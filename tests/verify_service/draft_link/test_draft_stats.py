@@ -39,18 +39,18 @@ def test_it_agrees_with_the_verifiers_walk() -> None:
             tuple(draw.randrange(3) for _ in range(size)), tuple(draw.randrange(-1, node) for node in range(size))
         )
         took = accept(tree, [draw.randrange(3) for _ in range(size + 1)])
-        tally = DraftStats()
-        assert tally.settle(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
-        assert (tally.drafted, tally.accepted) == (size, len(took.nodes))
+        stats = DraftStats()
+        assert stats.record_step(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
+        assert (stats.drafted, stats.accepted) == (size, len(took.nodes))
 
 
 def test_nodes_of_several_proposers_are_shared_out() -> None:
     tree = TokenTree((5, 6, 7, 8), (-1, 0, 1, 0), None, ("a", "b", "a", "a"))
     assert accepted_by_source(tree, (0, 1)) == (SourceCount("a", 3, 1), SourceCount("b", 1, 1))
     assert accepted_by_source(TokenTree.chain((5, 6)), (0,)) == ()
-    tally = DraftStats()
+    stats = DraftStats()
     for tokens in ((5, 6, 9), (5, 6, 7, 1), (4,)):
-        tally.settle(tree, tokens)
-    tally.settle(TokenTree.chain((5,)), (5, 6))
-    assert tally.sources == {"a": SourceCount("a", 9, 3), "b": SourceCount("b", 3, 2)}
-    assert (tally.drafted, tally.accepted) == (13, 6)
+        stats.record_step(tree, tokens)
+    stats.record_step(TokenTree.chain((5,)), (5, 6))
+    assert stats.sources == {"a": SourceCount("a", 9, 3), "b": SourceCount("b", 3, 2)}
+    assert (stats.drafted, stats.accepted) == (13, 6)

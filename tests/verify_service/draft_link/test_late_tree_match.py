@@ -23,8 +23,8 @@ TREE = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))
     ],
 )
 def test_the_text_is_followed_down_the_tree_until_it_leaves_it(steps: list[tuple[int, ...]], right: int) -> None:
-    hindsight = LateTreeMatch(TREE)
+    match = LateTreeMatch(TREE)
     *before, last = steps
-    assert not any(hindsight.follow(tokens) for tokens in before)
-    assert hindsight.follow(last)
-    assert hindsight.right == right
+    assert not any(match.advance(tokens) for tokens in before)
+    assert match.advance(last)
+    assert match.matched_depth == right

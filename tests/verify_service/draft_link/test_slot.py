@@ -31,7 +31,7 @@ def test_reuse_makes_old_stamps_stale() -> None:
     slot = table.take()
     assert slot is not None
     slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
-    slot.stand_at(5, 3, 64, 63, OFFER)
+    slot.advance_to(5, 3, 64, 63, OFFER)
     old = slot.stamp
     assert table.matching(old) is slot
     table.release(slot)
@@ -49,12 +49,12 @@ def test_moving_on_drops_the_tree_and_cuts_the_budget_to_the_offer() -> None:
     slot = SlotTable(9, 1).take()
     assert slot is not None
     slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
-    slot.fed = True
-    slot.stand_at(5, 3, 64, 63, OFFER)
+    slot.in_sync = True
+    slot.advance_to(5, 3, 64, 63, OFFER)
     assert (slot.max_nodes, slot.max_depth, slot.awaited) == (8, 4, True)
     slot.tree = TokenTree.chain([1])
     assert not slot.awaited
-    slot.stand_at(6, 1, 1, 0, OFFER)
+    slot.advance_to(6, 1, 1, 0, OFFER)
     assert slot.tree is None
     assert not slot.awaited
 
@@ -64,10 +64,10 @@ def ahead_slot(max_ahead: int = 3) -> Slot:
     slot = SlotTable(9, 1).take()
     assert slot is not None
     slot.open(RequestKey(1, 1), DraftStats(), caught_up=True, max_ahead=max_ahead, waits=False)
-    slot.fed = True
-    slot.stand_at(5, 3, 8, 4, OFFER)
-    slot.put(TreeReply(slot.stamp, TokenTree((10, 11, 12), (-1, 0, -1)), tree_id=70))
-    assert slot.give() is not None
+    slot.in_sync = True
+    slot.advance_to(5, 3, 8, 4, OFFER)
+    slot.set_tree(TreeReply(slot.stamp, TokenTree((10, 11, 12), (-1, 0, -1)), tree_id=70))
+    assert slot.put_in_flight() is not None
     return slot
 
 
@@ -80,26 +80,26 @@ def ahead(slot: Slot, more: int, bonus: int, tree_id: int, node: int, first: int
 def test_the_tree_ahead_for_what_has_happened_is_taken() -> None:
     slot = ahead_slot()
     for reply in (ahead(slot, 2, 6, 70, 0, 20), ahead(slot, 2, 6, 70, 2, 30), ahead(slot, 1, 6, 70, -1, 40)):
-        assert slot.may_hold(reply)
-        slot.hold(reply)
-    slot.settle((12, 6))
-    slot.stand_at(7, 6, 3, 4, OFFER)
+        assert slot.may_cache(reply)
+        slot.cache(reply)
+    slot.end_step((12, 6))
+    slot.advance_to(7, 6, 3, 4, OFFER)
     assert slot.tree == TokenTree.chain([30, 31]), "cut to two nodes beside the root"
-    assert (slot.tree_id, slot.prepared, slot.ahead) == (130, True, {})
-    slot.count()
-    assert (slot.tally.ahead_hits, slot.tally.ahead_misses) == (1, 0)
+    assert (slot.tree_id, slot.from_cache, slot.speculation_cache) == (130, True, {})
+    slot.count_hits()
+    assert (slot.stats.ahead_hits, slot.stats.ahead_misses) == (1, 0)
 
 
 def test_one_for_another_path_to_the_same_stamp_is_not() -> None:
     slot = ahead_slot()
-    slot.hold(ahead(slot, 2, 6, 70, 0))
+    slot.cache(ahead(slot, 2, 6, 70, 0))
     late = ahead(slot, 2, 6, 70, 2, 30)
-    slot.settle((12, 6))
-    slot.stand_at(7, 6, 8, 4, OFFER)
+    slot.end_step((12, 6))
+    slot.advance_to(7, 6, 8, 4, OFFER)
     assert slot.tree is None
     assert not slot.awaited, "who drafts ahead is not waited for"
-    slot.count()
-    assert (slot.tally.ahead_hits, slot.tally.ahead_misses) == (0, 1)
+    slot.count_hits()
+    assert (slot.stats.ahead_hits, slot.stats.ahead_misses) == (0, 1)
     assert not slot.fits(TreeReply(slot.stamp, late.tree, tree_id=1, parent=ParentNode(70, 0)))
     assert not slot.fits(TreeReply(slot.stamp, late.tree, tree_id=1, parent=ParentNode(71, 2)))
     assert slot.fits(late), "it has come after the commit and before the step"
@@ -107,24 +107,24 @@ def test_one_for_another_path_to_the_same_stamp_is_not() -> None:
 
 def test_no_more_are_kept_than_agreed_and_none_that_cannot_happen() -> None:
     slot = ahead_slot(max_ahead=2)
-    assert not slot.may_hold(ahead(slot, 2, 6, 71, 0)), "no step verifies tree 71"
-    assert not slot.may_hold(ahead(slot, 2, 6, 70, -1)), "a step without an accepted node adds one token"
-    assert not slot.may_hold(ahead(slot, 0, 6, 70, -1))
+    assert not slot.may_cache(ahead(slot, 2, 6, 71, 0)), "no step verifies tree 71"
+    assert not slot.may_cache(ahead(slot, 2, 6, 70, -1)), "a step without an accepted node adds one token"
+    assert not slot.may_cache(ahead(slot, 0, 6, 70, -1))
     first, second, third = (ahead(slot, 1, bonus, 70, -1) for bonus in (1, 2, 3))
-    slot.hold(first)
-    slot.hold(second)
-    assert not slot.may_hold(third)
-    assert slot.may_hold(first), "it takes its own place"
+    slot.cache(first)
+    slot.cache(second)
+    assert not slot.may_cache(third)
+    assert slot.may_cache(first), "it takes its own place"
     lockstep = ahead_slot(max_ahead=0)
-    assert not lockstep.may_hold(ahead(lockstep, 1, 6, 70, -1))
+    assert not lockstep.may_cache(ahead(lockstep, 1, 6, 70, -1))
 
 
 def test_a_plain_step_leads_to_what_supposed_no_node() -> None:
     slot = ahead_slot()
-    slot.given = None
-    slot.hold(ahead(slot, 1, 10, 70, -1))
-    slot.settle((10,))
-    slot.stand_at(6, 10, 8, 4, OFFER)
+    slot.in_flight_tree = None
+    slot.cache(ahead(slot, 1, 10, 70, -1))
+    slot.end_step((10,))
+    slot.advance_to(6, 10, 8, 4, OFFER)
     assert slot.tree == TokenTree.chain([20, 21, 22])
 
 
@@ -133,8 +133,8 @@ def handed_over() -> Slot:
     slot = ahead_slot(max_ahead=5)
     wrong = [ahead(slot, 3, 6, 70, 2), ahead(slot, 4, 6, 70, 1), ahead(slot, 2, 6, 70, 9)]
     for reply in (ahead(slot, 3, 6, 70, 1, 30), ahead(slot, 1, 5, 70, -1, 40), *wrong):
-        slot.hold(reply)
-    prepared = slot.hand_over()
+        slot.cache(reply)
+    prepared = slot.take_outcome_trees()
     assert [(each.path, each.token, each.tree.token_ids) for each in prepared] == [
         ((10, 11), 6, (30, 31, 32)),
         ((), 5, (40, 41, 42)),
@@ -145,24 +145,24 @@ def handed_over() -> Slot:
 def test_what_comes_after_the_trees_ahead_were_handed_over_is_late() -> None:
     slot = handed_over()
     late = ahead(slot, 1, 7, 70, -1)
-    assert not slot.may_hold(late)
+    assert not slot.may_cache(late)
     assert slot.too_late(late)
     assert not slot.too_late(ahead(slot, 1, 7, 71, 0)), "which no step leads to, late or not"
-    slot.settle((10, 11, 6))
-    slot.stand_at(8, 6, 8, 4, OFFER)
-    assert slot.may_hold(ahead(slot, 1, 7, 130, -1))
+    slot.end_step((10, 11, 6))
+    slot.advance_to(8, 6, 8, 4, OFFER)
+    assert slot.may_cache(ahead(slot, 1, 7, 130, -1))
 
 
 def test_the_step_under_way_has_what_it_was_given_of_the_trees_handed_over() -> None:
     slot = handed_over()
-    slot.settle((10, 11, 6))
-    slot.stand_at(8, 6, 8, 4, OFFER)
-    slot.begin(TokenTree.chain([30]))
-    slot.count()
-    assert (slot.tree_id, slot.given, slot.given_id) == (130, TokenTree.chain([30, 31, 32]), 130)
-    assert (slot.tally.hits, slot.tally.ahead_hits, slot.tally.ahead_misses) == (1, 1, 0)
-    slot.settle((30, 31))
-    assert slot.origin == ParentNode(130, 0)
+    slot.end_step((10, 11, 6))
+    slot.advance_to(8, 6, 8, 4, OFFER)
+    slot.begin_step(TokenTree.chain([30]))
+    slot.count_hits()
+    assert (slot.tree_id, slot.in_flight_tree, slot.in_flight_tree_id) == (130, TokenTree.chain([30, 31, 32]), 130)
+    assert (slot.stats.hits, slot.stats.ahead_hits, slot.stats.ahead_misses) == (1, 1, 0)
+    slot.end_step((30, 31))
+    assert slot.last_outcome == ParentNode(130, 0)
 
 
 @pytest.mark.parametrize(("tokens", "tree"), [((10, 11, 6), None), ((10, 4), None), ((10, 4), TokenTree.chain([30]))])
@@ -170,38 +170,38 @@ def test_a_step_without_a_tree_or_with_one_that_was_not_handed_over_is_plain(
     tokens: tuple[int, ...], tree: TokenTree | None
 ) -> None:
     slot = handed_over()
-    slot.settle(tokens)
-    slot.stand_at(5 + len(tokens), tokens[-1], 8, 4, OFFER)
-    slot.begin(tree)
-    slot.count()
-    assert (slot.tree_id, slot.given, slot.tally.ahead_hits, slot.tally.ahead_misses) == (0, None, 0, 1)
-    assert slot.may_hold(ahead(slot, 1, 7, 0, -1))
+    slot.end_step(tokens)
+    slot.advance_to(5 + len(tokens), tokens[-1], 8, 4, OFFER)
+    slot.begin_step(tree)
+    slot.count_hits()
+    assert (slot.tree_id, slot.in_flight_tree, slot.stats.ahead_hits, slot.stats.ahead_misses) == (0, None, 0, 1)
+    assert slot.may_cache(ahead(slot, 1, 7, 0, -1))
 
 
 def test_of_equal_siblings_the_first_is_the_end_of_a_path() -> None:
     slot = ahead_slot()
-    slot.put(TreeReply(slot.stamp, TokenTree((10, 10), (-1, -1)), tree_id=71))
-    slot.give()
-    slot.hold(ahead(slot, 2, 6, 71, 1))
-    assert slot.hand_over() == []
+    slot.set_tree(TreeReply(slot.stamp, TokenTree((10, 10), (-1, -1)), tree_id=71))
+    slot.put_in_flight()
+    slot.cache(ahead(slot, 2, 6, 71, 1))
+    assert slot.take_outcome_trees() == []
 
 
 def test_a_tree_that_comes_while_its_step_runs_is_late_and_judged_by_what_follows() -> None:
     slot = SlotTable(9, 1).take()
     assert slot is not None
     slot.open(RequestKey(1, 1), DraftStats(), caught_up=True)
-    slot.fed = True
-    slot.stand_at(4, 30, 8, 4, OFFER)
+    slot.in_sync = True
+    slot.advance_to(4, 30, 8, 4, OFFER)
     slot.ask(10.0)
-    slot.give()
+    slot.put_in_flight()
     reply = TreeReply(slot.stamp, TokenTree.chain([31, 32]))
     slot.answer(reply, 10.25)
-    slot.put(reply)
-    slot.settle([31])
-    slot.stand_at(5, 31, 8, 4, OFFER)
-    assert (slot.tally.late, slot.tally.answers.usual, slot.tally.gain) == (1, 0.25, 0.0)
-    slot.settle([32])
-    assert slot.tally.gain > 0.0
-    slot.stand_at(6, 32, 8, 4, OFFER)
-    slot.look_back(TokenTree.chain([40, 41]), [40, 50])
-    assert (slot.tally.late, slot.hindsight) == (1, None), "where the text has left it all is known at once"
+    slot.set_tree(reply)
+    slot.end_step([31])
+    slot.advance_to(5, 31, 8, 4, OFFER)
+    assert (slot.stats.late, slot.stats.answers.usual, slot.stats.mean_accepted) == (1, 0.25, 0.0)
+    slot.end_step([32])
+    assert slot.stats.mean_accepted > 0.0
+    slot.advance_to(6, 32, 8, 4, OFFER)
+    slot.match_late_tree(TokenTree.chain([40, 41]), [40, 50])
+    assert (slot.stats.late, slot.late_match) == (1, None), "where the text has left it all is known at once"

@@ -105,9 +105,9 @@ def test_the_newest_catches_up_and_takes_over_at_a_step_boundary() -> None:
                 link.commit([committed(length + 1, 50)])
                 assert (await collect(link))[0] == [TokenTree((51, 52), (-1, 0))]
                 states = {state.epoch: state for state in link.state().drafters}
-                assert states[newer.epoch].tally.hits > 0
+                assert states[newer.epoch].stats.hits > 0
                 assert states[newer.epoch].catching_up == 0
-                assert states[older.epoch].tally.hits + states[newer.epoch].tally.hits == length - 2, (
+                assert states[older.epoch].stats.hits + states[newer.epoch].stats.hits == length - 2, (
                     "no step went without"
                 )
                 link.end(KEY, FinishReason.STOP)
@@ -147,7 +147,7 @@ def test_a_newer_one_that_never_answers_takes_nothing_over() -> None:
             await until(lambda: link.state().attachments == 1)
             length = await steps(link, 2, length)
             assert {s.epoch: s.catching_up for s in link.state().drafters} == {older.epoch: 0}
-            assert link.state().drafters[0].tally.hits == 9
+            assert link.state().drafters[0].stats.hits == 9
 
     run(scenario())
 
@@ -187,7 +187,7 @@ def test_the_older_one_dies_while_the_newer_one_catches_up() -> None:
                 length = await steps(link, 2, length)
             await until(lambda: link.state().attachments == 1)
             answering = True
-            length = await steps_until(lambda: link.state().drafters[0].tally.hits > 0, link, length)
+            length = await steps_until(lambda: link.state().drafters[0].stats.hits > 0, link, length)
             link.commit([committed(length + 1, 50)])
             assert (await collect(link))[0] == [TokenTree((51, 52), (-1, 0))]
             assert len(newer.of("open")) == 1

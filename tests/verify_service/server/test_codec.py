@@ -182,8 +182,8 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
-    tally = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, tally, 0.017, 0.018)
+    stats = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
