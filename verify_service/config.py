@@ -266,7 +266,7 @@ class VerifySettings(TransportSettings):
         )
 
     @property
-    def step_rows(self) -> int:
+    def max_step_rows(self) -> int:
         """Rows of the largest step."""
         return self.chunk + self.max_running + self.step_nodes
 

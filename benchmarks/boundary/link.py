@@ -42,12 +42,12 @@ class TimedLink(DraftLink):
     """A link that keeps the times of its commits and collections."""
 
     def __init__(
-        self, facts: LinkFacts, config: LinkConfig, rings: DeviceRingPool | None, device: str, step_rows: int
+        self, facts: LinkFacts, config: LinkConfig, rings: DeviceRingPool | None, device: str, max_step_rows: int
     ) -> None:
-        """device: the model's. step_rows: of the largest step."""
+        """device: the model's. max_step_rows: of the largest step."""
         super().__init__(facts, config, rings=rings)
         self.device = device
-        self.step_rows = step_rows
+        self.max_step_rows = max_step_rows
         self.commits: list[Span] = []
         self.collections: list[Span] = []
 
@@ -84,7 +84,7 @@ def timed_link(
     rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
     device = model.kv.keys.device
     if CUDA_IPC in transports:
-        rings = DeviceRingPool(CudaMemory(device.index or 0), step_rows=rows, hidden_size=config.hidden_size)
+        rings = DeviceRingPool(CudaMemory(device.index or 0), max_step_rows=rows, hidden_size=config.hidden_size)
     return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, str(device), rows)
 
 
@@ -94,7 +94,7 @@ def attached_here(link: DraftLink, spec: str, device: str) -> Iterator[None]:
     host = load_host((spec,), HostLimits(device=device))
     try:
         if isinstance(link, TimedLink):
-            attach_host(link, host, device=link.device, step_rows=link.step_rows)
+            attach_host(link, host, device=link.device, max_step_rows=link.max_step_rows)
         else:
             attach_host(link, host)
         yield

@@ -27,7 +27,7 @@ START_SECONDS = 120.0
 POLL_SECONDS = 0.02
 _TIME = 23
 """Characters of a log line's time."""
-AT_ONCE = RestartPolicy(first_seconds=0.05, longest_seconds=0.05, most_failures=0)
+AT_ONCE = RestartPolicy(first_seconds=0.05, longest_seconds=0.05, max_failures=0)
 """What ends is started again without a pause, however often."""
 
 

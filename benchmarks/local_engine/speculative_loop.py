@@ -113,7 +113,7 @@ def speculative_loop(
 def _beside(link: DraftLink, drafters: Drafters, device: str, rows: int) -> Iterator[None]:
     """The proposers run in this process, the model on `device`; a step has so many rows at most."""
     host = load_host(drafters.hosted, HostLimits(device=_numbered(drafters.device)))
-    attach_host(link, host, device=device, step_rows=rows)
+    attach_host(link, host, device=device, max_step_rows=rows)
     try:
         yield
     finally:

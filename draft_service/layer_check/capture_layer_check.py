@@ -45,11 +45,11 @@ Right = npt.NDArray[np.bool_]
 """Of each guess, whether it was the target's likeliest token."""
 
 
-def check_boundaries(proposers: Iterable[Proposer], most_bytes: int, target: Path | None = None) -> None:
+def check_boundaries(proposers: Iterable[Proposer], max_bytes: int, target: Path | None = None) -> None:
     """Log what the guesses of each proposer say that reads states. Raises nothing.
 
     For those that were `trained_on_states` and have no `target_folder` that is `target`. Proposers without any are left
-    out, and so are targets with more than `most_bytes` of weights. To be called before a worker owns the proposers.
+    out, and so are targets with more than `max_bytes` of weights. To be called before a worker owns the proposers.
     Takes the time to read the target's weights once, and the memory of one of its layers.
     """
     known: dict[Path, list[Proposer]] = {}
@@ -60,10 +60,10 @@ def check_boundaries(proposers: Iterable[Proposer], most_bytes: int, target: Pat
     numbers = count(FIRST_SESSION)
     for folder, own in known.items():
         with _passed_over(", ".join(proposer.name for proposer in own)):
-            _check(folder, own, numbers, most_bytes)
+            _check(folder, own, numbers, max_bytes)
 
 
-def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], most_bytes: int) -> None:
+def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], max_bytes: int) -> None:
     from draft_service.layer_check.reference_states import facts_of, read_texts  # brings torch
 
     facts, readers = facts_of(folder), []
@@ -78,7 +78,7 @@ def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], mos
     def going_on() -> bool:
         return time.monotonic() < until
 
-    text = read_texts(folder, most_bytes, SECONDS)
+    text = read_texts(folder, max_bytes, SECONDS)
     for proposer in readers:
         with _passed_over(proposer.name):
             _report(proposer, first_guesses(proposer, text, numbers, going_on))

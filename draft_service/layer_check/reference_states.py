@@ -96,17 +96,17 @@ def facts_of(folder: Path) -> Target:
     return Target(config.vocab_size, tokenizer, config.max_context, config.hidden_size, config.num_layers, known)
 
 
-def read_texts(folder: Path, most_bytes: int, seconds: float) -> TargetText:
+def read_texts(folder: Path, max_bytes: int, seconds: float) -> TargetText:
     """TEXTS as the model in a folder reads them, in float32, states rounded to bfloat16.
 
     FailedPreconditionError for a model that does not run here, or has no tokenizer.json, or whose weights take more
-    than `most_bytes`, and where it turns out that reading them would take more than `seconds`.
+    than `max_bytes`, and where it turns out that reading them would take more than `seconds`.
     """
     with _refusing(), torch.inference_mode(), _all_threads():
         size = sum(file.stat().st_size for file in weight_files(folder))
-        if size > most_bytes:
+        if size > max_bytes:
             raise FailedPreconditionError(
-                f"{folder} holds {size >> 20} MiB of weights, at most {most_bytes >> 20} are read for this"
+                f"{folder} holds {size >> 20} MiB of weights, at most {max_bytes >> 20} are read for this"
             )
         config = ModelConfig.from_folder(folder)
         tokens = _encoded(folder, config)

@@ -46,8 +46,8 @@ class Options:
     model: str
     chat_template: str
     """A file; empty: the model's own."""
-    most_bytes: int
-    most_choices: int
+    max_bytes: int
+    max_choices: int
     worker_memory_bytes: int
     loading_memory_bytes: int
     log_level: str
@@ -75,8 +75,8 @@ def _load(control: socket.socket, options: Options) -> Jobs:
         jobs = Jobs(
             Path(options.model),
             Path(options.chat_template) if options.chat_template else None,
-            most_bytes=options.most_bytes,
-            most_choices=options.most_choices,
+            max_bytes=options.max_bytes,
+            max_choices=options.max_choices,
             stages=lambda file: control.sendall(f"reading {file}\n".encode()),
         )
     except SlipstreamError as error:

@@ -61,17 +61,17 @@ Stages = Callable[[str], None]
 class Jobs:
     """The jobs of one model. Errors are InvalidArgumentError naming the field, and NotFoundError for another model."""
 
-    __slots__ = ("_most_bytes", "_most_choices", "_template", "_tokenizer")
+    __slots__ = ("_max_bytes", "_max_choices", "_template", "_tokenizer")
 
     def __init__(
-        self, folder: Path, template: Path | None = None, *, most_bytes: int, most_choices: int, stages: Stages
+        self, folder: Path, template: Path | None = None, *, max_bytes: int, max_choices: int, stages: Stages
     ) -> None:
         """Load tokenizer and template from `folder`, the latter from the file `template` where there is one.
 
         FailedPreconditionError, naming the file, if it cannot be used.
         """
-        self._most_bytes = most_bytes
-        self._most_choices = most_choices
+        self._max_bytes = max_bytes
+        self._max_choices = max_choices
         stages(os.fspath(folder / "tokenizer.json"))
         self._tokenizer = Tokenizer(folder)
         file = template or folder / TEMPLATE_FILE
@@ -99,14 +99,14 @@ class Jobs:
     def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
         body, _ = read_body(data, ChatCompletionRequest)
         check_model(body.model, info)
-        check_choices(body.choices_per_prompt, self._most_choices)
+        check_choices(body.choices_per_prompt, self._max_choices)
         return _prepared(body, (self._encode_messages(body.messages, info),))
 
     def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
         body, values = read_body(data, CompletionRequest)
         check_model(body.model, info)
         prompts = body.prompts
-        check_choices(len(prompts) * body.choices_per_prompt, self._most_choices)
+        check_choices(len(prompts) * body.choices_per_prompt, self._max_choices)
         encoded = tuple(
             self._encode(prompt, info, field="prompt")
             if isinstance(prompt, str)
@@ -161,7 +161,7 @@ class Jobs:
         return {"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}
 
     def _read(self, kind: type[codec.M], data: bytearray) -> codec.M:
-        check_fields(data, kind.DESCRIPTOR, self._most_bytes)
+        check_fields(data, kind.DESCRIPTOR, self._max_bytes)
         return codec.read_request(kind, data)
 
     def _prompt(

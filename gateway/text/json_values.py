@@ -67,9 +67,9 @@ def bounded(body: bytes | bytearray) -> Values:
 
     InvalidArgumentError, naming the field, where the body has too many values for its size. Syntax is not checked.
     """
-    most_lists = max(_LEAST_LISTS, len(body) // _BYTES_A_LIST)
-    most_values = _VALUES_A_LIST * most_lists
-    if body.count(b"[") + body.count(b"{") <= most_lists and body.count(b",") <= _LONG:
+    max_lists = max(_LEAST_LISTS, len(body) // _BYTES_A_LIST)
+    max_values = _VALUES_A_LIST * max_lists
+    if body.count(b"[") + body.count(b"{") <= max_lists and body.count(b",") <= _LONG:
         return Values(body)
     lists: list[array[int]] = []
     parts: list[bytes | bytearray] = []
@@ -89,8 +89,8 @@ def bounded(body: bytes | bytearray) -> Values:
             nested += 1
         else:
             values += 1
-        if nested > most_lists or values > most_values:
-            raise _too_many(body, token.start(), most_lists, most_values)
+        if nested > max_lists or values > max_values:
+            raise _too_many(body, token.start(), max_lists, max_values)
     if not lists:
         return Values(body)
     return Values(b"".join((*parts, body[done:])), tuple(lists))
@@ -128,13 +128,13 @@ def _stand_in(index: int) -> bytes:
     return b"[%s]" % b",".join(b"%d" % entry for entry in (*entries, *[0] * (_STAND_IN_LENGTH - len(entries))))
 
 
-def _too_many(body: bytes | bytearray, place: int, most_lists: int, most_values: int) -> InvalidArgumentError:
+def _too_many(body: bytes | bytearray, place: int, max_lists: int, max_values: int) -> InvalidArgumentError:
     field, depth = _where(body, place)
     if depth > _DEPTH:
         return MalformedBodyError("the body is not valid JSON: recursion limit exceeded")
     return InvalidArgumentError(
-        f"{field or 'the body'} makes too many values: a body of {len(body)} bytes may have at most {most_lists} lists "
-        f"and objects and {most_values} other values, beside lists of token ids from 0 to {2**32 - 1}",
+        f"{field or 'the body'} makes too many values: a body of {len(body)} bytes may have at most {max_lists} lists "
+        f"and objects and {max_values} other values, beside lists of token ids from 0 to {2**32 - 1}",
         field=field,
     )
 

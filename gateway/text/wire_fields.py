@@ -30,15 +30,15 @@ class _MalformedError(Exception):
     """The decoder itself will say what is wrong."""
 
 
-def check_fields(data: bytes | bytearray, kind: Any, most_bytes: int) -> None:
+def check_fields(data: bytes | bytearray, kind: Any, max_bytes: int) -> None:
     """InvalidArgumentError, naming the outermost field, if a `kind` has too many fields, those of its parts included.
 
-    `kind` is a message's descriptor. `most_bytes` is the size of the largest message, from which the limits follow. A
+    `kind` is a message's descriptor. `max_bytes` is the size of the largest message, from which the limits follow. A
     packed list of numbers is one field, and its numbers are counted too. Bytes that are no message are left to the
     decoder.
     """
-    most_numbers = max(_LEAST_NUMBERS, most_bytes // _BYTES_A_NUMBER)
-    counter = _Counter(data, max(_LEAST_FIELDS, most_bytes // _BYTES_A_FIELD), most_numbers)
+    max_numbers = max(_LEAST_NUMBERS, max_bytes // _BYTES_A_NUMBER)
+    counter = _Counter(data, max(_LEAST_FIELDS, max_bytes // _BYTES_A_FIELD), max_numbers)
     try:
         counter.count(kind, 0, len(data))
     except _MalformedError:
@@ -48,12 +48,12 @@ def check_fields(data: bytes | bytearray, kind: Any, most_bytes: int) -> None:
 class _Counter:
     """Counts fields, those of known submessages included. The nesting is that of the schema, hence shallow."""
 
-    __slots__ = ("_data", "_left", "_most", "_most_numbers", "_numbers", "_place")
+    __slots__ = ("_data", "_left", "_max_numbers", "_most", "_numbers", "_place")
 
-    def __init__(self, data: bytes | bytearray, most: int, most_numbers: int) -> None:
+    def __init__(self, data: bytes | bytearray, most: int, max_numbers: int) -> None:
         self._data = data
         self._most = self._left = most
-        self._most_numbers = self._numbers = most_numbers
+        self._max_numbers = self._numbers = max_numbers
         self._place = 0
 
     def count(self, kind: Descriptor, begin: int, end: int, outermost: str = "") -> None:
@@ -91,7 +91,7 @@ class _Counter:
         """Count the varints up to `stop`. Each ends with its only byte below 0x80."""
         self._numbers -= len(self._data[self._place : stop].translate(None, _INSIDE_VARINT))
         if self._numbers < 0:
-            reason = f"{name} has too many numbers: a request may have at most {self._most_numbers}"
+            reason = f"{name} has too many numbers: a request may have at most {self._max_numbers}"
             raise InvalidArgumentError(reason, field=name)
 
     def _varint(self, end: int) -> int:

@@ -16,14 +16,14 @@ FLUSH_SECONDS = 2.0
 class LogView:
     """Writes whole lines from any thread; colours only on a terminal.
 
-    Nobody who logs waits for the reader: a terminal that is stopped must not stop the services. Up to `most_lines`
+    Nobody who logs waits for the reader: a terminal that is stopped must not stop the services. Up to `max_lines`
     are kept for it, those beyond are dropped and counted, as are lines that nobody can read. At the end of a `with`
     block what is left gets a moment to be written.
     """
 
-    def __init__(self, output: TextIO, most_lines: int = 10_000) -> None:
+    def __init__(self, output: TextIO, max_lines: int = 10_000) -> None:
         self._output = output
-        self._most_lines = most_lines
+        self._max_lines = max_lines
         self._colour = output.isatty()
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()
@@ -37,7 +37,7 @@ class LogView:
         if self._colour:
             label = f"\x1b[{_COLOURS.get(name, '0')}m{label}\x1b[0m"
         with self._changed:
-            if len(self._lines) < self._most_lines:
+            if len(self._lines) < self._max_lines:
                 self._lines.append(f"{label} | {line}\n")
                 self._changed.notify_all()
             else:

@@ -86,7 +86,7 @@ def _serve(layout: Layout, options: ServeOptions, view: LogView) -> int:
     # Gateway before the services it needs, so that its streams can finish.
     commands = [layout.gateway, *([layout.drafter] if layout.served else []), layout.verify]
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
-    policy = RestartPolicy(most_failures=options.max_restarts, hang_seconds=options.hang_seconds)
+    policy = RestartPolicy(max_failures=options.max_restarts, hang_seconds=options.hang_seconds)
     supervisor = Supervisor(commands, view, policy, on_given_up=lambda _: ends.put(GIVEN_UP))
     signal.signal(signal.SIGTERM, _leave)
     names = ", ".join(reversed([command.name for command in commands]))

@@ -29,7 +29,7 @@ class RestartPolicy:
     first_seconds, longest_seconds: back-off after the first failure, which doubles with each; its limit.
     good_run_seconds: the failure count resets after so much uptime, start-up excluded (the time that the first start
         of all services took).
-    most_failures: failures in a row after which an essential service is given up; 0: never.
+    max_failures: failures in a row after which an essential service is given up; 0: never.
     hang_seconds: a service that answers no liveness probe for so long is killed, later by the start-up time while it
         starts; 0: never.
     """
@@ -37,7 +37,7 @@ class RestartPolicy:
     first_seconds: float = 0.5
     longest_seconds: float = 10.0
     good_run_seconds: float = 30.0
-    most_failures: int = MOST_FAILURES
+    max_failures: int = MOST_FAILURES
     hang_seconds: float = HANG_SECONDS
 
     def delay(self, failures: int) -> float:
@@ -175,7 +175,7 @@ class Supervisor:
 
     def _postpone(self, watched: _Watched, failure: str) -> None:
         watched.failures += 1
-        name, most = watched.command.name, self._policy.most_failures
+        name, most = watched.command.name, self._policy.max_failures
         if watched.command.essential and 0 < most <= watched.failures:
             self._stopping.set()
             self._sink(name, f"{failure}; given up after {most} short runs in a row")

@@ -73,9 +73,9 @@ def host(reader: Reader) -> Iterator[InProcessHost]:
     host.stop(30.0)
 
 
-def opened(host: InProcessHost, step_rows: int) -> DraftLink:
+def opened(host: InProcessHost, max_step_rows: int) -> DraftLink:
     link = DraftLink(FACTS, LinkConfig(deadline=30.0))
-    attach_host(link, host, device="cpu:0", step_rows=step_rows)
+    attach_host(link, host, device="cpu:0", max_step_rows=max_step_rows)
     link.begin(LinkOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "", "", 0))
     return link
 
@@ -111,7 +111,7 @@ def decode(link: DraftLink, steps: int) -> int:
 
 def test_all_rows_come_from_the_device_while_the_ring_goes_round(host, reader, monkeypatch) -> None:
     monkeypatch.setattr(device_rings, "_ROUNDED", 1 << 12)
-    link = opened(host, step_rows=8)
+    link = opened(host, max_step_rows=8)
     (attachment,) = link._bindings.live
     assert attachment.ring is not None
     end = decode(link, 50)
@@ -125,7 +125,7 @@ def test_all_rows_come_from_the_device_while_the_ring_goes_round(host, reader, m
 def test_the_ring_is_the_models_and_its_rows_are_copied_to_another_device() -> None:
     reader = FarReader()
     host = InProcessHost([reader])
-    link = opened(host, step_rows=8)
+    link = opened(host, max_step_rows=8)
     (attachment,) = link._bindings.live
     assert attachment.ring is not None and attachment.ring.block.numbers().device.type == "cpu"
     assert decode(link, 2) == sum(map(len, reader.states)) == 6
@@ -136,14 +136,14 @@ def test_the_ring_is_the_models_and_its_rows_are_copied_to_another_device() -> N
 
 def test_a_model_on_the_cpu_has_no_ring(host, reader) -> None:
     link = DraftLink(FACTS, LinkConfig(deadline=30.0))
-    attachment = attach_host(link, host, device="cpu", step_rows=8)
+    attachment = attach_host(link, host, device="cpu", max_step_rows=8)
     assert attachment.ring is None
     link.close()
 
 
 def test_without_memory_on_the_device_states_come_from_the_host(host, reader, monkeypatch) -> None:
     monkeypatch.setattr(device_rings, "TensorBlock", no_memory)
-    link = opened(host, step_rows=8)
+    link = opened(host, max_step_rows=8)
     assert decode(link, 2) == 6
     assert torch.equal(torch.cat(reader.states), torch.zeros(6, HIDDEN, dtype=torch.bfloat16))
     link.close()

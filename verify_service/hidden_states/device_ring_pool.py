@@ -47,10 +47,10 @@ class DeviceRingPool:
     For any thread. Waits for the device.
     """
 
-    def __init__(self, memory: DeviceMemory, *, step_rows: int, hidden_size: int) -> None:
-        """`step_rows` is how many rows a step has at most."""
+    def __init__(self, memory: DeviceMemory, *, max_step_rows: int, hidden_size: int) -> None:
+        """`max_step_rows` is how many rows a step has at most."""
         self._memory = memory
-        self._step_rows = step_rows
+        self._step_rows = max_step_rows
         self._hidden_size = hidden_size
         self._kept: list[_Kept] = []
         self._lock = threading.Lock()
@@ -97,15 +97,15 @@ class DeviceRingPool:
         return _ring_size(self._step_rows, boundaries, self._hidden_size)
 
 
-def ring_here(device: str, boundaries: int, *, step_rows: int, hidden_size: int) -> DeviceRing:
+def ring_here(device: str, boundaries: int, *, max_step_rows: int, hidden_size: int) -> DeviceRing:
     """A ring for proposers of this process. ResourceExhaustedError where there is no memory."""
-    size = _ring_size(step_rows, boundaries, hidden_size)
+    size = _ring_size(max_step_rows, boundaries, hidden_size)
     try:
         return DeviceRing(TensorBlock(size, device), b"")
     except DeviceMemoryError as error:
         raise ResourceExhaustedError(f"no ring of {size} bytes on {device}: {error}") from error
 
 
-def _ring_size(step_rows: int, boundaries: int, hidden_size: int) -> int:
-    needed = DATA_OFFSET + STEPS * step_rows * boundaries * hidden_size * 2
+def _ring_size(max_step_rows: int, boundaries: int, hidden_size: int) -> int:
+    needed = DATA_OFFSET + STEPS * max_step_rows * boundaries * hidden_size * 2
     return min(-(-needed // _ROUNDED) * _ROUNDED, MAX_BYTES)

@@ -138,7 +138,7 @@ def _start(
     rings = _device_rings(settings, config.hidden_size)
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
-        attach_host(link, host, device=settings.numbered_device, step_rows=settings.step_rows)
+        attach_host(link, host, device=settings.numbered_device, max_step_rows=settings.max_step_rows)
     trees, engine = PausingLink(link), settings.engine_config(loaded.num_pages)
     loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link, verify.tell_started)
     metrics.watch(loop.state, link.state)
@@ -158,7 +158,7 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool 
     except DeviceMemoryError as error:
         _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
         return None
-    return DeviceRingPool(memory, step_rows=settings.step_rows, hidden_size=hidden_size)
+    return DeviceRingPool(memory, max_step_rows=settings.max_step_rows, hidden_size=hidden_size)
 
 
 def _progress(state: LoopState) -> tuple[int, int, int]:

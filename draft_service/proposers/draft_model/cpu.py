@@ -156,7 +156,7 @@ class DraftModelProposer(DraftModelBase):
         return ready
 
     def _round(
-        self, ready: Sequence[tuple[DraftRequest, DraftSession]], width: int, most_rows: int
+        self, ready: Sequence[tuple[DraftRequest, DraftSession]], width: int, max_rows: int
     ) -> dict[int, TokenTree]:
         logits = self._write([(session, len(session.tokens)) for _, session in ready], with_logits=True)
         branches = [
@@ -164,7 +164,7 @@ class DraftModelProposer(DraftModelBase):
                 session,
                 Expansion(
                     width=width,
-                    budget=min(request.max_nodes, most_rows) - 1,
+                    budget=min(request.max_nodes, max_rows) - 1,
                     max_depth=min(request.max_depth, self.max_depth, self._max_context - len(session.tokens) + 1),
                 ),
             )

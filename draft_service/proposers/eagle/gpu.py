@@ -153,7 +153,7 @@ class GpuEagleProposer(EagleBase):
             if item is not None:
                 items.append(item)
                 asked.append((request.row, request.place))
-                most = draft.limits.most_nodes(depth)
+                most = draft.limits.max_nodes(depth)
                 laid[session] = Laid(session.commits, session.length, request.rows, min(nodes, most), depth)
         if not items:
             return ()

@@ -126,9 +126,9 @@ def test_chance_is_no_reason_to_warn(gained, lost, total, clear):
     assert better_shift({0: own, -1: np.zeros(total, bool), 1: other}) == (1 if clear else 0)
 
 
-def levels(caplog, *proposers, most_bytes=1 << 30, target=None) -> list[tuple[int, str]]:
+def levels(caplog, *proposers, max_bytes=1 << 30, target=None) -> list[tuple[int, str]]:
     with caplog.at_level(logging.INFO, "draft_service.layer_check.capture_layer_check"):
-        check_boundaries(proposers, most_bytes, target)
+        check_boundaries(proposers, max_bytes, target)
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
@@ -171,7 +171,7 @@ def test_a_target_that_is_not_there_and_a_proposer_that_fails_are_passed_over(te
     assert level == logging.INFO
     assert "reader are not checked" in message
     caplog.clear()
-    ((level, message),) = levels(caplog, Reader(text, (1,), (1,), tiny_model), most_bytes=1000)
+    ((level, message),) = levels(caplog, Reader(text, (1,), (1,), tiny_model), max_bytes=1000)
     assert level == logging.INFO
     assert "MiB of weights, at most 0 are read for this" in message
     caplog.clear()
@@ -195,7 +195,7 @@ def test_heads_that_name_no_target_read_the_one_that_is_served(text, tiny_model,
     caplog.clear()
     blind = Reader(text, (), (), None)
     blind.trained_on_states = True
-    assert levels(caplog, blind, most_bytes=1000, target=tiny_model) == []
+    assert levels(caplog, blind, max_bytes=1000, target=tiny_model) == []
     ((_, message),) = levels(caplog, Reader(text, (1,), (1,), tmp_path), target=tiny_model)
     assert "reader are not checked" in message
 

@@ -83,7 +83,7 @@ async def linked(
 
 
 def rings_of(memory: HostMemory, rows: int = 64) -> DeviceRingPool:
-    return DeviceRingPool(memory, step_rows=rows, hidden_size=HIDDEN)
+    return DeviceRingPool(memory, max_step_rows=rows, hidden_size=HIDDEN)
 
 
 class Steps:

@@ -18,7 +18,7 @@ WIDE = replace(INFO, max_context=4_000_000)
 
 def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Path) -> None:
     """A token takes a few bytes of the request, and as many as its name has of the answer."""
-    jobs = Jobs(tokenizer_folder, most_bytes=1, most_choices=1, stages=lambda file: None)
+    jobs = Jobs(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
 
     def asked(job: Job, body: str) -> bytes:
         answer = jobs.run(job, bytearray(body, "ascii"), WIDE)

@@ -30,7 +30,7 @@ def test_a_reader_that_has_left_stops_nobody():
 def test_a_reader_that_sleeps_stops_nobody_and_is_told_what_it_missed():
     reading, writing = os.pipe()
     with io.FileIO(reading) as reader, io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True) as pipe:
-        view = LogView(pipe, most_lines=100)
+        view = LogView(pipe, max_lines=100)
         view("verify", "x" * 2**17)  # more than a pipe holds
         while view._lines:  # until the writer has it
             pass

@@ -121,7 +121,7 @@ def test_only_an_essential_service_is_given_up(essential, most):
     (port,) = free_ports(1)
     lines, given_up = Lines(), []
     command = replace(server("one", port), essential=essential)
-    supervisor = Supervisor([command], lines, replace(QUICK, most_failures=most), given_up.append)
+    supervisor = Supervisor([command], lines, replace(QUICK, max_failures=most), given_up.append)
     supervisor.start(timeout=100)
     try:
         for _ in range(3):
@@ -140,7 +140,7 @@ def test_a_service_that_ends_while_it_loads_has_run_short_however_long_that_take
     environment = {"LOADING": "2", "BROKEN": ""}
     command = replace(server("one", port), environment=environment)
     command = replace(command, arguments=(sys.executable, "-c", LOADING, *command.arguments[1:]))
-    policy = replace(QUICK, good_run_seconds=0.25, most_failures=2)
+    policy = replace(QUICK, good_run_seconds=0.25, max_failures=2)
     supervisor = Supervisor([command], Lines(), policy, given_up.append)
     supervisor.start(timeout=100)
     try:

@@ -177,7 +177,7 @@ def served(twins: Target, drafter: Drafter, *, follows: bool = True, config: Eng
     facts = LinkFacts("m", "", VOCAB, HIDDEN, 2, 512, ROWS, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
     link = DraftLink(facts, LinkConfig(deadline=30.0))
     host = InProcessHost([drafter])
-    attachment = attach_host(link, host, device="cpu:0", step_rows=100)
+    attachment = attach_host(link, host, device="cpu:0", max_step_rows=100)
     runner = LoopRunner(twins, config, link, link, follower=link if follows else None)
     runner.loop.start()
     try:
@@ -348,7 +348,7 @@ def test_proposers_leave_while_a_round_is_under_way_and_may_come_back(
         assert_equal(runner.run(requests), expected)
         thread.join()
         behind = drafter.behind
-        attach_host(link, host, device="cpu:0", step_rows=100)
+        attach_host(link, host, device="cpu:0", max_step_rows=100)
         again = [replace(one, key=RequestKey(1, i)) for i, one in enumerate(requests)]
         assert_equal(runner.run(again), expected)
     assert drafter.behind - behind > 10

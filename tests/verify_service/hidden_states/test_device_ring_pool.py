@@ -22,7 +22,7 @@ HIDDEN = 16
 
 
 def rings_of(memory: HostMemory) -> DeviceRingPool:
-    return DeviceRingPool(memory, step_rows=64, hidden_size=HIDDEN)
+    return DeviceRingPool(memory, max_step_rows=64, hidden_size=HIDDEN)
 
 
 def test_a_ring_serves_its_own_process_again_and_another_once_that_has_gone() -> None:
@@ -100,7 +100,7 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
 ) -> None:
     monkeypatch.setattr(device_rings, "_ROUNDED", 512)
     monkeypatch.setattr(device_rings, "STEPS", 1)
-    ring = DeviceRingPool(HostMemory(), step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
+    ring = DeviceRingPool(HostMemory(), max_step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
     slot = Slot(1, 0, boundaries=(1,))
 
     def reserve(rows: int, message: int = 0) -> int | None:

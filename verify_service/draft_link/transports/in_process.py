@@ -69,20 +69,20 @@ def load_host(specs: Sequence[str], limits: HostLimits) -> ProposerHost:
     )
 
 
-def attach_host(link: DraftLink, host: ProposerHost, *, device: str = CPU, step_rows: int = 0) -> Attachment:
+def attach_host(link: DraftLink, host: ProposerHost, *, device: str = CPU, max_step_rows: int = 0) -> Attachment:
     """Attach the host's proposers for as long as the link lives.
 
     `device` is the model's, `cpu` or `cuda:N`. Proposers on a GPU, that one or another, take states from its memory
-    where `step_rows` says how many rows a step has at most.
+    where `max_step_rows` says how many rows a step has at most.
     SlipstreamError if they do not fit the model, or want more states than are published.
     """
     request = decode_attach(host.offer(encode_link_info(link.facts, (IN_PROCESS,))))
     boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
     ring: DeviceRing | None = None
-    if step_rows and boundaries and CPU not in (device, host.state_device):
+    if max_step_rows and boundaries and CPU not in (device, host.state_device):
         try:
             hidden_size = link.facts.hidden_size
-            ring = ring_here(device, boundaries, step_rows=step_rows, hidden_size=hidden_size)
+            ring = ring_here(device, boundaries, max_step_rows=max_step_rows, hidden_size=hidden_size)
         except ResourceExhaustedError as error:
             _log.warning("states reach the proposers of this process through the host's memory: %s", error.message)
 

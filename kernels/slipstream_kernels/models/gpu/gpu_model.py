@@ -93,7 +93,7 @@ class GpuModel:
                 limits.max_context, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling
             )
             rotary = torch.from_numpy(table).to(device)
-            words = max(self._layout(bucket).most_words for bucket in self._buckets.all())
+            words = max(self._layout(bucket).max_words for bucket in self._buckets.all())
             self._plan = torch.zeros(words, dtype=torch.int32, device=device)
             if ops is None:
                 ops = ops_of_mode(mode, device, self._pool.gate_up)

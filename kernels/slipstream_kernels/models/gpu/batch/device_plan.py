@@ -95,7 +95,7 @@ class PlanLayout:
             OutcomeLayout(bucket, limits.max_running, self._segment_rows, end) if may_select(bucket) else None
         )
         """Of passes that have choices, behind these words."""
-        self.most_words = end if self.choices is None else self.choices.end
+        self.max_words = end if self.choices is None else self.choices.end
         self.most_updates = self._shapes["updates"][0]
         self._places = np.array([(first, prod(self._shapes[name])) for name, first in self._offsets.items()], np.int32)
 

@@ -37,8 +37,8 @@ def test_choices_are_told_the_segments_of_their_rows() -> None:
     bucket = Buckets(LIMITS).find(plan.rows, len(plan.logit_rows), has_trees=True, has_prefill=False)
     layout = layout_of(bucket)
     assert layout.choices is not None
-    assert layout.most_words == layout.choices.end > layout.words == layout.choices.first
-    words = np.full(layout.most_words, 12345, np.int32)
+    assert layout.max_words == layout.choices.end > layout.words == layout.choices.first
+    words = np.full(layout.max_words, 12345, np.int32)
     layout.pack(plan, np.zeros((0, 2), np.int32), words)
     layout.choices.pack(plan, words)
     host, segments = layout.choices.views(words), layout.views(words).segments
@@ -55,14 +55,14 @@ def test_more_than_there_is_room_for_is_refused(plan: PassPlan) -> None:
     layout = layout_of(Bucket(64, 64, has_trees=True, has_prefill=False))
     assert layout.choices is not None
     with pytest.raises(ValueError, match="to choose from"):
-        layout.choices.pack(plan, np.zeros(layout.most_words, np.int32))
+        layout.choices.pack(plan, np.zeros(layout.max_words, np.int32))
 
 
 def test_passes_without_trees_and_with_prompts_choose_nothing() -> None:
     for bucket in Buckets(LIMITS).all():
         layout = layout_of(bucket)
         assert may_select(bucket) == (bucket.has_trees and not bucket.has_prefill)
-        assert (layout.choices is None) == (layout.most_words == layout.words) != may_select(bucket)
+        assert (layout.choices is None) == (layout.max_words == layout.words) != may_select(bucket)
 
 
 def test_rows_that_choices_name_are_not_put_in_another_order() -> None:

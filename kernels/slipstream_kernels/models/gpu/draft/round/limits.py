@@ -52,7 +52,7 @@ class DraftLimits:
         """Most rows of text of a session in a round: a whole path that was accepted, and the token behind it."""
         return self.max_depth + 1
 
-    def most_nodes(self, levels: int) -> int:
+    def max_nodes(self, levels: int) -> int:
         """Nodes that a tree of so many levels is made of, whatever its budget."""
         return self.width + max(0, levels - 1) * self.width**2
 
