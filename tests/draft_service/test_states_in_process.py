@@ -19,7 +19,7 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host
-from verify_service.hidden_states import device_ring_pool as device_rings
+from verify_service.hidden_states import device_ring_pool
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.rows import HiddenStateRows
 
@@ -110,7 +110,7 @@ def decode(link: DraftLink, steps: int) -> int:
 
 
 def test_all_rows_come_from_the_device_while_the_ring_goes_round(host, reader, monkeypatch) -> None:
-    monkeypatch.setattr(device_rings, "_ROUNDED", 1 << 12)
+    monkeypatch.setattr(device_ring_pool, "_ROUNDED", 1 << 12)
     link = opened(host, max_step_rows=8)
     (attachment,) = link._bindings.live
     assert attachment.ring is not None
@@ -142,7 +142,7 @@ def test_a_model_on_the_cpu_has_no_ring(host, reader) -> None:
 
 
 def test_without_memory_on_the_device_states_come_from_the_host(host, reader, monkeypatch) -> None:
-    monkeypatch.setattr(device_rings, "TensorBlock", no_memory)
+    monkeypatch.setattr(device_ring_pool, "TensorBlock", no_memory)
     link = opened(host, max_step_rows=8)
     assert decode(link, 2) == 6
     assert torch.equal(torch.cat(reader.states), torch.zeros(6, HIDDEN, dtype=torch.bfloat16))
@@ -150,4 +150,4 @@ def test_without_memory_on_the_device_states_come_from_the_host(host, reader, mo
 
 
 def no_memory(size: int, device: str) -> None:
-    raise device_rings.DeviceMemoryError("out of memory")
+    raise device_ring_pool.DeviceMemoryError("out of memory")

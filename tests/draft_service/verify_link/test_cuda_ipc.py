@@ -28,7 +28,7 @@ from support.played_link import KEY, opening, run, served, until
 from verify_service.core.draft_source import Committed, StateChunk, StateSpan
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.records import LinkFacts
-from verify_service.hidden_states import device_ring_pool as device_rings
+from verify_service.hidden_states import device_ring_pool
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.hidden_states.rows import HiddenStateRows
 
@@ -125,7 +125,7 @@ async def told(steps: Steps, taker: Taker) -> None:
 
 
 def test_states_go_through_the_ring_many_times_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_rings, "_ROUNDED", 4096)
+    monkeypatch.setattr(device_ring_pool, "_ROUNDED", 4096)
 
     async def scenario() -> None:
         memory = HostMemory()
@@ -151,7 +151,7 @@ def test_states_go_through_the_ring_many_times_round(monkeypatch: pytest.MonkeyP
 
 
 def test_what_finds_no_room_is_sent_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_rings, "_ROUNDED", 512)
+    monkeypatch.setattr(device_ring_pool, "_ROUNDED", 512)
 
     async def scenario() -> None:
         async with (

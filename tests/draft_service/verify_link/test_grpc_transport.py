@@ -14,7 +14,7 @@ from draft_service.proposers.base import DraftRequest, Proposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.protocol.codec import GRPC, Identity
 from draft_service.protocol.records import Commit, Gap, ShareReply, Stamp
-from draft_service.verify_link import verify_link as draft_link
+from draft_service.verify_link import verify_link
 from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.reply_queue import ReplyQueue
 from draft_service.verify_link.verify_link import VerifyLink
@@ -23,7 +23,7 @@ from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, collect, committed, opening, run, served, until
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.transports import negotiation as ways
+from verify_service.draft_link.transports import negotiation
 
 TEXT = (5, 6, 7, 8) * 4
 AT = Stamp(1, 2, 3, 4, 5)
@@ -44,8 +44,8 @@ class Holding(NgramProposer):
 
 @pytest.fixture(autouse=True)
 def _few_cpus_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_link, "AWAKE_CPUS", 1)
-    monkeypatch.setattr(ways, "AWAKE_CPUS", 1)
+    monkeypatch.setattr(verify_link, "AWAKE_CPUS", 1)
+    monkeypatch.setattr(negotiation, "AWAKE_CPUS", 1)
 
 
 @asynccontextmanager

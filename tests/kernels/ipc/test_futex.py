@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from slipstream_kernels.ipc import futex as doorbell
+from slipstream_kernels.ipc import futex as futex_module
 from slipstream_kernels.ipc.futex import Futex
 
-HOW = pytest.mark.parametrize("futex", [doorbell._FUTEX, None], ids=["futex", "polls"])
+HOW = pytest.mark.parametrize("futex", [futex_module._FUTEX, None], ids=["futex", "polls"])
 
 
 def wait_until_changed(bell: Futex, word: ctypes.c_uint32, seen: int) -> threading.Thread:

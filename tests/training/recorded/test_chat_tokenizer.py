@@ -11,7 +11,7 @@ import pytest
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from training.prompts.records import Prompt, Turn
-from training.recorded import chat_tokenizer as made
+from training.recorded import chat_tokenizer
 from training.recorded.chat_tokenizer import Scribe
 from training.recorded.rendering import Rendering
 
@@ -88,8 +88,8 @@ def test_a_template_without_special_tokens_before_the_answer_is_followed_or_refu
     followed, cut, refused = (write(folder, conversation(part))[0] for part in (said[:2], said, said[2:]))
     start = followed.sequences[0].produced[0][0]
     assert followed.sequences[0].token_ids[:start] == served(folder, said[:1])
-    assert (cut.sequences, cut.ended) == (followed.sequences, made.JOINED)
-    assert refused.reason == made.JOINED
+    assert (cut.sequences, cut.ended) == (followed.sequences, chat_tokenizer.JOINED)
+    assert refused.reason == chat_tokenizer.JOINED
 
 
 def test_answers_to_nobody_are_context(demo_model):
@@ -102,10 +102,10 @@ def test_answers_to_nobody_are_context(demo_model):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ([("user", "Hi"), ("assistant", "Ho<|end|>")], made.SPECIAL),
-        ([("text", "a <|user|>")], made.SPECIAL),
-        ([("user", "\ud800"), ("assistant", "Ho")], made.NOT_UNICODE),
-        ([("user", "Hi"), ("system", "Be brief."), ("assistant", "Ho")], made.REFUSED),
+        ([("user", "Hi"), ("assistant", "Ho<|end|>")], chat_tokenizer.SPECIAL),
+        ([("text", "a <|user|>")], chat_tokenizer.SPECIAL),
+        ([("user", "\ud800"), ("assistant", "Ho")], chat_tokenizer.NOT_UNICODE),
+        ([("user", "Hi"), ("system", "Be brief."), ("assistant", "Ho")], chat_tokenizer.REFUSED),
     ],
 )
 def test_what_would_not_be_served_so_is_left_out(demo_model, said, reason):
@@ -117,8 +117,8 @@ def test_what_would_not_be_served_so_is_left_out(demo_model, said, reason):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ messages | length }}{% if add_generation_prompt %}x{% endif %}", made.ELSEWHERE),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", made.ENDLESS),
+        ("{{ messages | length }}{% if add_generation_prompt %}x{% endif %}", chat_tokenizer.ELSEWHERE),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", chat_tokenizer.ENDLESS),
     ],
 )
 def test_a_template_that_writes_answers_elsewhere_is_refused(demo_model, tmp_path, template, reason):
