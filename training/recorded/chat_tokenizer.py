@@ -56,7 +56,7 @@ class _Answer:
     through: int
 
 
-class Scribe:
+class ChatTokenizer:
     """Writes recordings as `rendering` says. One per process."""
 
     def __init__(self, rendering: Rendering, max_tokens: int) -> None:

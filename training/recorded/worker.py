@@ -12,7 +12,7 @@ from training.answers.dataset import Line
 from training.answers.sequences import TokenSequence
 from training.common.workers import follow_parent
 from training.prompts.records import Prompt, RecordError, read_recording
-from training.recorded.chat_tokenizer import Scribe
+from training.recorded.chat_tokenizer import ChatTokenizer
 from training.recorded.rendering import Rendering
 from training.recorded.settings import RecordingSettings
 
@@ -32,22 +32,22 @@ class Result:
 
 
 @cache
-def scribe(rendering: Rendering, max_tokens: int) -> Scribe:
+def chat_tokenizer(rendering: Rendering, max_tokens: int) -> ChatTokenizer:
     """The process's own, made once."""
-    return Scribe(rendering, max_tokens)
+    return ChatTokenizer(rendering, max_tokens)
 
 
 def begin_worker(rendering: Rendering, settings: RecordingSettings) -> None:
     """Prepare a worker process, which ends when the process that started it does."""
     follow_parent()
-    scribe(rendering, settings.max_tokens)
+    chat_tokenizer(rendering, settings.max_tokens)
 
 
 def write_lines(rendering: Rendering, settings: RecordingSettings, lines: Sequence[tuple[str, bytes]]) -> list[Result]:
     """One task of the pool: origin and bytes of lines."""
     read = [_read(line, origin, settings.field) for origin, line in lines]
     recordings = [each for each in read if isinstance(each, Prompt)]
-    written = iter(scribe(rendering, settings.max_tokens).write(recordings))
+    written = iter(chat_tokenizer(rendering, settings.max_tokens).write(recordings))
     results: list[Result] = []
     for each in read:
         if isinstance(each, str):

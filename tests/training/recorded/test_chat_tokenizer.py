@@ -12,7 +12,7 @@ from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from training.prompts.records import Prompt, Turn
 from training.recorded import chat_tokenizer
-from training.recorded.chat_tokenizer import Scribe
+from training.recorded.chat_tokenizer import ChatTokenizer
 from training.recorded.rendering import Rendering
 
 END = 3
@@ -51,7 +51,7 @@ def served(folder: Path, said) -> list[int]:
 
 
 def write(folder: Path, *recordings: Prompt, max_tokens: int = 4096):
-    return Scribe(Rendering(folder, (END, 2)), max_tokens).write(recordings)
+    return ChatTokenizer(Rendering(folder, (END, 2)), max_tokens).write(recordings)
 
 
 @pytest.mark.parametrize("template", [None, LINES])
@@ -143,4 +143,4 @@ def test_long_ones_are_cut_and_texts_go_on(demo_model):
 
 def test_without_a_token_that_ends_turns_there_is_no_scribe(demo_model):
     with pytest.raises(ValueError, match="is a special token"):
-        Scribe(Rendering(demo_model, (100,)), 64)
+        ChatTokenizer(Rendering(demo_model, (100,)), 64)
