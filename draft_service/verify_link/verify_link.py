@@ -118,7 +118,7 @@ class VerifyLink:
         """Take this part of the requests, from now on and at each later attachment."""
         self._share = share
         if self._attachment is not None:
-            self._worker.say(ShareReply(share))
+            self._worker.send(ShareReply(share))
 
     @property
     def address(self) -> str:

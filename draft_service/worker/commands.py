@@ -1,4 +1,4 @@
-"""What the worker is handed by other threads, in the order in which it sees to it."""
+"""Commands from other threads to the worker, which handles them in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Attach:
     attachment: Attachment
     proposers: Sequence[Proposer]
     send: Send
-    feed: RecordSource | None
+    source: RecordSource | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Bind:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendReply:
     reply: Reply
 
 
@@ -52,4 +52,4 @@ class Stop:
     pass
 
 
-Item = Sequence[Record] | Attach | Detach | Bind | Say | Stop
+Command = Sequence[Record] | Attach | Detach | Bind | SendReply | Stop

@@ -1,4 +1,4 @@
-"""Where the worker picks up records itself."""
+"""Sources from which the worker reads records itself."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from draft_service.protocol.records import Record
 
 
 class RecordSource(Protocol):
-    """Where the worker picks up records itself. Nothing raises.
+    """A source of records that the worker reads. Nothing raises.
 
     All but `wake` are called on the worker's thread, `receive` also where `Worker.begin` is.
     """
 
     def receive(self) -> Sequence[Record]:
-        """What has arrived, in order."""
+        """Return the records that have arrived, in order."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return when something may have arrived, when woken, or after `seconds`."""
+        """Wait until something may have arrived or `wake` is called, `seconds` at most."""
         ...
 
     def wake(self) -> None:
-        """End a wait. For any thread."""
+        """End a wait. May be called from any thread."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held; the attachment is over."""
+        """Release the source; the attachment is over."""
         ...

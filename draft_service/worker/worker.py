@@ -21,7 +21,7 @@ from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.protocol.codec import Attachment
 from draft_service.protocol.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
 from draft_service.worker.background_scheduler import Background
-from draft_service.worker.commands import Attach, Bind, Binding, Detach, Item, Say, Send, Stop
+from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach, Send, SendReply, Stop
 from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.draft_ahead import AheadDrafter
 from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.1
-"""How long the worker waits at a feed before it looks elsewhere, should it have missed a `wake`."""
+"""Longest wait at a record source, should the worker have missed a `wake`."""
 _LOOK_SECONDS = 1e-4
-"""How often a thread that waits for its turn looks whether it still has to."""
+"""Interval at which a thread that waits for the pass lock checks whether it still has to."""
 
 
 @dataclass(slots=True)
@@ -68,21 +68,21 @@ class Worker:
 
     proposers: Sequence[Proposer]
     stats: WorkerStats = field(default_factory=WorkerStats)
-    _inbox: SimpleQueue[Item] = field(default_factory=SimpleQueue)
+    _commands: SimpleQueue[Command] = field(default_factory=SimpleQueue)
     _newest: dict[int, Stamp | None] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _table: SessionTable | None = None
     _send: Send | None = None
-    _feed: RecordSource | None = None
-    _arrived: list[Item] = field(default_factory=list)
+    _source: RecordSource | None = None
+    _arrived: list[Command] = field(default_factory=list)
     _looked_at: float = 0.0
-    """When the feed was looked into last."""
+    """When the source was read last."""
     _waits_since: float = inf
-    """What was picked up came later than that."""
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever makes a pass, or a part of one."""
-    _begun: DraftBatch | None = None
-    """The pass that was begun and not finished; the proposers must not be called before."""
+    """Lower bound of the arrival of the records picked up."""
+    _pass_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that makes a pass, or a part of one."""
+    _batch: DraftBatch | None = None
+    """The pass under way; no proposer may be called before it is finished."""
     _fitting: Fitting = field(default_factory=Fitting)
     _vocab_size: int = 0
     _hidden_size: int = 0
@@ -105,22 +105,22 @@ class Worker:
         return done
 
     def attach(
-        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, feed: RecordSource | None = None
+        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, source: RecordSource | None = None
     ) -> None:
         """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order.
 
-        Records are handed over by `put`, or picked up from `feed`.
+        Records are handed over by `put`, or picked up from `source`.
         """
         self._newest = {}
-        self._post(Attach(attachment, proposers, send, feed))
+        self._post(Attach(attachment, proposers, send, source))
 
     def detach(self, epoch: int) -> None:
         """End an attachment; its sessions are closed."""
         self._post(Detach(epoch))
 
-    def say(self, reply: Reply) -> None:
+    def send(self, reply: Reply) -> None:
         """Send a reply that answers no record; dropped while nothing is attached."""
-        self._post(Say(reply))
+        self._post(SendReply(reply))
 
     def put(self, records: Sequence[Record]) -> None:
         """Hand over records in the order of their arrival."""
@@ -128,21 +128,21 @@ class Worker:
         self._post(records)
 
     def begin(self) -> bool:
-        """Begin a pass over the feed's records on the calling thread; waits for nothing.
+        """Begin a pass over the source's records on the calling thread; waits for nothing.
 
         False where somebody else is at one or has something else to do first: the worker's own thread then makes it,
         once it is woken.
         """
-        if not self._turn.acquire(blocking=False):
+        if not self._pass_lock.acquire(blocking=False):
             return False
         try:
-            if self._begun is not None or self._table is None or not self._inbox.empty():
+            if self._batch is not None or self._table is None or not self._commands.empty():
                 return False
             self._looked_at = perf_counter()
-            self._begun = self._ask([reply for item in self._take(inbox=False) for reply in self._handle(item)])
+            self._batch = self._ask([reply for item in self._take(commands=False) for reply in self._handle(item)])
             return True
         finally:
-            self._turn.release()
+            self._pass_lock.release()
 
     def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
         """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
@@ -150,10 +150,10 @@ class Worker:
         Nothing comes of it where somebody else is at a pass, or has something to do first. Once the events have come
         nothing of `outcome` is read any more.
         """
-        if not self._turn.acquire(blocking=False):
+        if not self._pass_lock.acquire(blocking=False):
             return ()
         try:
-            if self._begun is not None or self._table is None or not self._inbox.empty():
+            if self._batch is not None or self._table is None or not self._commands.empty():
                 return ()
             self._look()
             if self._arrived:
@@ -166,7 +166,7 @@ class Worker:
                     _log.exception("proposer %s failed to draft behind a pass", proposer.name)
             return events
         finally:
-            self._turn.release()
+            self._pass_lock.release()
 
     def finish(self, seconds: float, *, unread: bool = False) -> list[Reply] | None:
         """What the pass that was begun answers, for which this waits so long at most; None where there is nothing.
@@ -175,12 +175,12 @@ class Worker:
         `unread`, trees that a device works on are not waited for.
         """
         until = perf_counter() + seconds
-        while self._begun is not None:
-            if self._turn.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
+        while self._batch is not None:
+            if self._pass_lock.acquire(timeout=max(0.0, min(seconds, _LOOK_SECONDS))):
                 try:
                     return self._finished(until, unread=unread)
                 finally:
-                    self._turn.release()
+                    self._pass_lock.release()
             if perf_counter() >= until:
                 break
         return None
@@ -188,16 +188,16 @@ class Worker:
     def _run(self) -> None:
         background = Background(self.proposers)
         while True:
-            with self._turn:
+            with self._pass_lock:
                 self._reply(self._answers())
-                items = self._take(inbox=True)
+                items = self._take(commands=True)
                 replies: list[Reply] = []
                 for item in items:
                     if isinstance(item, Stop):
                         self._shut_down()
                         return
                     replies.extend(self._handle(item))
-                self._begun = self._ask(replies)
+                self._batch = self._ask(replies)
                 self._reply(self._answers())
                 if self._table is not None:
                     self.stats.partial += self._table.partial
@@ -209,29 +209,29 @@ class Worker:
                 self._rest()
 
     def _rest(self) -> None:
-        """Until something has arrived, or for a while."""
-        if self._feed is not None:
-            self._feed.wait(TURN_SECONDS)
+        """Wait until something has arrived, `TURN_SECONDS` at most with a source."""
+        if self._source is not None:
+            self._source.wait(TURN_SECONDS)
             self._looked_at = perf_counter()
         else:
-            self._arrived.append(self._inbox.get())
+            self._arrived.append(self._commands.get())
 
-    def _take(self, *, inbox: bool) -> list[Item]:
-        """All that has arrived."""
+    def _take(self, *, commands: bool) -> list[Command]:
+        """Return all that has arrived; `commands`: those of other threads too."""
         items, self._arrived = self._arrived, []
         items.extend(self._pick_up())
-        while inbox and not self._inbox.empty():  # which nobody else takes from
-            items.append(self._inbox.get_nowait())
+        while commands and not self._commands.empty():  # which nobody else takes from
+            items.append(self._commands.get_nowait())
         return items
 
     def _reply(self, replies: list[Reply]) -> None:
         if replies and self._send is not None:
             self._send(replies)
 
-    def _pick_up(self) -> list[Item]:
-        """The records that the feed holds, as one item; none without a feed."""
+    def _pick_up(self) -> list[Command]:
+        """Return the records that the source holds, as one item; none without a source."""
         looked_at, self._looked_at = self._looked_at, perf_counter()
-        records = () if self._feed is None else self._feed.receive()
+        records = () if self._source is None else self._source.receive()
         if records:
             self._waits_since = min(self._waits_since, looked_at)
         self._note(records)
@@ -243,15 +243,15 @@ class Worker:
         for record in records:
             newest[record.stamp.slot] = None if isinstance(record, Close | Gap) else record.stamp
 
-    def _post(self, item: Item) -> None:
-        self._inbox.put(item)
-        feed = self._feed
-        if feed is not None:
-            feed.wake()
+    def _post(self, item: Command) -> None:
+        self._commands.put(item)
+        source = self._source
+        if source is not None:
+            source.wake()
 
-    def _handle(self, item: Item) -> list[Reply]:
+    def _handle(self, item: Command) -> list[Reply]:
         match item:
-            case Attach(attachment, proposers, send, feed):
+            case Attach(attachment, proposers, send, source):
                 self._leave()
                 self._table = SessionTable(
                     attachment.epoch,
@@ -264,7 +264,7 @@ class Worker:
                     deadline=attachment.deadline,
                     vocab_size=self._vocab_size or MOST_TOKENS,
                 )
-                self._send, self._feed = send, feed
+                self._send, self._source = send, source
             case Detach(epoch):
                 if self._table is not None and self._table.epoch == epoch:
                     self._leave()
@@ -273,7 +273,7 @@ class Worker:
                 self._vocab_size, self._hidden_size = target.vocab_size, target.hidden_size
                 if done.set_running_or_notify_cancel():
                     done.set_result(self._fitting.bind(self.proposers, target))
-            case Say(said):
+            case SendReply(said):
                 return [said]
             case Stop():
                 pass
@@ -296,7 +296,7 @@ class Worker:
         return DraftBatch(replies, asked)
 
     def _finished(self, until: float, *, unread: bool) -> list[Reply] | None:
-        begun = self._begun
+        begun = self._batch
         if begun is None:
             return None
         given = begun.device_trees() if unread else None
@@ -304,7 +304,7 @@ class Worker:
 
     def _answers(self, given: Sequence[Sequence[TokenTree | None]] | None = None) -> list[Reply]:
         """Finish the pass that was begun, if one was, with the trees `given` or those of its calls."""
-        begun, self._begun = self._begun, None
+        begun, self._batch = self._batch, None
         if begun is None:
             return []
         replies = begun.replies
@@ -345,7 +345,7 @@ class Worker:
                 self.stats.ahead_sent += len(replies)
 
     def _look(self) -> None:
-        """Take in what the feed holds, to be handled in the next pass."""
+        """Take in what the source holds, to be handled in the next pass."""
         self._arrived.extend(self._pick_up())
 
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
@@ -357,9 +357,9 @@ class Worker:
     def _leave(self) -> None:
         if self._table is not None:
             self._table.close_all()
-        if self._feed is not None:
-            self._feed.close()
-        self._table = self._send = self._feed = None
+        if self._source is not None:
+            self._source.close()
+        self._table = self._send = self._source = None
         self.stats.sessions = 0
         end_if_device_lost()  # verify's end may be that of a GPU shared with it
 

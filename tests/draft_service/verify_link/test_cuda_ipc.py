@@ -222,8 +222,8 @@ def test_a_drafter_that_releases_what_it_cannot_have_loses_its_attachment() -> N
             linked(address, HostMemory) as (link, _),
         ):
             await until(lambda: verify.state().attachments == 1)
-            await until(lambda: link._worker._feed is not None)
-            epoch, feed = link.epoch, link._worker._feed
+            await until(lambda: link._worker._source is not None)
+            epoch, feed = link.epoch, link._worker._source
             assert isinstance(feed, ShmExchange)
 
             def refused() -> bool:

@@ -117,7 +117,7 @@ class DraftCommands(Target):
                 break
             worker._note(records)
             replies = worker._handle(records)
-            worker._begun = worker._ask(replies)
+            worker._batch = worker._ask(replies)
             self._take(worker._answers())
             for proposer in self._offered:
                 proposer.advance()
