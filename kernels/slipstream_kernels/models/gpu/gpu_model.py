@@ -106,7 +106,7 @@ class GpuModel:
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
         self._graphs = GraphRunner[Bucket](self._run)
-        self._chooser = OutcomeSelector(self._forward, self._layout, self._plan)
+        self._outcome_selector = OutcomeSelector(self._forward, self._layout, self._plan)
         self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ class GpuModel:
             with model._on_stream():
                 buckets = model._buckets.all()
                 model._graphs.capture(buckets, model._prepare, progress=progress)
-                model._chooser.capture(buckets, model._prepare, progress=progress)
+                model._outcome_selector.capture(buckets, model._prepare, progress=progress)
         return model
 
     @property
@@ -276,10 +276,10 @@ class GpuModel:
                 earlier.on_next_launch()  # in front of what waits for a draft
             self._send(bucket, plan, buffer)
             if len(plan.choices):
-                self._chooser.send(bucket, plan, buffer)
+                self._outcome_selector.send(bucket, plan, buffer)
                 if plan.trees is not None:
-                    self._chooser.hand(bucket, plan.trees.queue())
-                self._chooser.run(bucket)
+                    self._outcome_selector.hand(bucket, plan.trees.queue())
+                self._outcome_selector.run(bucket)
             self._graphs.run(bucket)
             ticket = self._receive(bucket, plan, buffer, copies)
             if len(plan.scored):
@@ -369,7 +369,7 @@ class GpuModel:
         """Put a plan of nothing but padding on the device."""
         buffer = self._host.take()
         self._send(bucket, PassPlan.empty(), buffer)
-        self._chooser.send(bucket, PassPlan.empty(), buffer)
+        self._outcome_selector.send(bucket, PassPlan.empty(), buffer)
 
     def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
         """Queue the copy of a plan, and of the changes noted since the last one, to the device."""

@@ -28,7 +28,7 @@ _SEGMENTS = 256
 
 
 @triton.jit
-def _choose_trees(
+def _select_outcomes(
     choices: tl.tensor,
     entries: tl.tensor,
     nodes: tl.tensor,
@@ -111,7 +111,7 @@ def _choose_trees(
         tl.store(part + 3, tl.zeros((WIDTH,), tl.int32) + position + 1, mask=before < rows)
 
 
-def choose_trees(
+def select_outcomes(
     choices: torch.Tensor,
     entries: torch.Tensor,
     nodes: torch.Tensor,
@@ -142,7 +142,7 @@ def choose_trees(
     rows at most. The slots of nodes stay, and `item_offsets` is left to `count_splits`.
     """
     launch(
-        _choose_trees,
+        _select_outcomes,
         (len(choices),),
         choices,
         entries,
@@ -170,7 +170,7 @@ def choose_trees(
     )
 
 
-def choose_trees_reference(
+def select_outcomes_reference(
     choices: torch.Tensor,
     entries: torch.Tensor,
     nodes: torch.Tensor,
@@ -222,7 +222,7 @@ def choose_trees_reference(
 
 @triton.jit(do_not_specialize=["count"])
 def _count_splits(segments: tl.tensor, item_offsets: tl.tensor, count: int, BLOCK: tl.constexpr) -> None:
-    """Releases as little as `_choose_trees`, and for the same reason."""
+    """Releases as little as `_select_outcomes`, and for the same reason."""
     wait_for_previous()
     total = tl.zeros((), tl.int32)
     for start in range(0, count, BLOCK):

@@ -59,11 +59,11 @@ def _hand_trees(
 def hand_trees(
     trees: torch.Tensor, choices: torch.Tensor, entries: torch.Tensor, nodes: torch.Tensor, result: torch.Tensor
 ) -> None:
-    """In front of `choose_trees`: fill in what it chooses from where that is drafted, and not prepared.
+    """In front of `select_outcomes`: fill in what it chooses from where that is drafted, and not prepared.
 
     Inputs, int32: trees [any, TREE_WIDTH], as `DraftTrees.result`; result [any, 130] of the pass before. In place,
-    int32, as in `choose_trees`: of each of `choices` whose first entry has a negative size, which is -1 - r for row r
-    of `trees`, the entry comes to fit however the pass before ended, with as many of the tree's first nodes as there
+    int32, as in `select_outcomes`: of each of `choices` whose first entry has a negative size (-1 - r for row r of
+    `trees`), the entry comes to fit however the pass before ended, with as many of the tree's first nodes as there
     are rows; `nodes` has room for those. The root's position is given as if the end were known, and becomes that for
     no node accepted.
     """

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from slipstream_kernels.ops.gpu.outcome_select import (
     MOST_ENTRIES,
-    choose_trees,
-    choose_trees_reference,
     count_splits,
     count_splits_reference,
+    select_outcomes,
+    select_outcomes_reference,
 )
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
@@ -114,7 +114,7 @@ def run(op, batch: list[Request | None], page_size: int, segment_rows: int) -> d
 
 
 def check(batch: list[Request | None], page_size: int, segment_rows: int) -> None:
-    for op in (choose_trees, choose_trees_reference):
+    for op in (select_outcomes, select_outcomes_reference):
         arrays = run(op, batch, page_size, segment_rows)
         root = segment = 0
         for item, request in enumerate(request for request in batch if request is not None):

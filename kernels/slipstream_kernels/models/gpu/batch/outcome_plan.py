@@ -17,7 +17,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class OutcomeArrays(Generic[A]):
-    """As `choose_trees` reads them, int32; padding has no rows."""
+    """As `select_outcomes` reads them, int32; padding has no rows."""
 
     choices: A
     entries: A

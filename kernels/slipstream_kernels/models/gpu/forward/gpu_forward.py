@@ -109,7 +109,7 @@ class GpuForward:
         """In front of a pass with choices: settle its rows, by what the pass before it has decided."""
         ops, tables = self._ops, self._tables
         ops.write_words(tables.words, plan.updates)  # roots may stand on pages that these bring
-        ops.choose_trees(
+        ops.select_outcomes(
             choices.choices,
             choices.entries,
             choices.nodes,

@@ -39,7 +39,7 @@ MODES = ("exact", "fast")
 class Ops:
     """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning."""
 
-    choose_trees: Op
+    select_outcomes: Op
     compact_kv: Op
     copy_states: Op
     count_splits: Op
@@ -64,7 +64,7 @@ class Ops:
 def kernels() -> Ops:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
     return Ops(
-        choose_trees=outcome_select.choose_trees,
+        select_outcomes=outcome_select.select_outcomes,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
         count_splits=outcome_select.count_splits,
@@ -90,7 +90,7 @@ def kernels() -> Ops:
 def twins() -> Ops:
     """The twins in torch, on any device."""
     return Ops(
-        choose_trees=outcome_select.choose_trees_reference,
+        select_outcomes=outcome_select.select_outcomes_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
         count_splits=outcome_select.count_splits_reference,

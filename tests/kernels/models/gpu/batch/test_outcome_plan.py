@@ -21,7 +21,7 @@ def layout_of(bucket: Bucket) -> PlanLayout:
     return PlanLayout(bucket, LIMITS, columns=64, tile_rows=64 // 3, group=3, kv_heads=1)
 
 
-def with_choices(entries: int = 3, nodes: int = 40) -> PassPlan:
+def with_outcomes(entries: int = 3, nodes: int = 40) -> PassPlan:
     """Of items of 1, 41, 11 and 1 rows the last three choose."""
     trees = [TokenTree((0,) * size, (-1,) * size) for size in (0, 40, 10, 0)]
     plan = pass_of(LIMITS, [Span(line, [-1], 90, range(20), tree) for line, tree in enumerate(trees)])
@@ -33,7 +33,7 @@ def with_choices(entries: int = 3, nodes: int = 40) -> PassPlan:
 
 
 def test_choices_are_told_the_segments_of_their_rows() -> None:
-    plan = with_choices()
+    plan = with_outcomes()
     bucket = Buckets(LIMITS).find(plan.rows, len(plan.logit_rows), has_trees=True, has_prefill=False)
     layout = layout_of(bucket)
     assert layout.choices is not None
@@ -50,7 +50,7 @@ def test_choices_are_told_the_segments_of_their_rows() -> None:
     assert np.array_equal(segments[host.choices[:3, 7], 0], plan.choices[:, 3])
 
 
-@pytest.mark.parametrize("plan", [with_choices(entries=16 * 5 + 1), with_choices(nodes=16 * 64 + 1)])
+@pytest.mark.parametrize("plan", [with_outcomes(entries=16 * 5 + 1), with_outcomes(nodes=16 * 64 + 1)])
 def test_more_than_there_is_room_for_is_refused(plan: PassPlan) -> None:
     layout = layout_of(Bucket(64, 64, has_trees=True, has_prefill=False))
     assert layout.choices is not None
@@ -67,4 +67,4 @@ def test_passes_without_trees_and_with_prompts_choose_nothing() -> None:
 
 def test_rows_that_choices_name_are_not_put_in_another_order() -> None:
     with pytest.raises(ValueError, match="must be in order"):
-        with_choices().reordered()
+        with_outcomes().reordered()
