@@ -94,7 +94,7 @@ def stepped(link: DraftLink, first: int, rows: int) -> HiddenStateRows:
 
 def fill(spans: Sequence[RingSlice], first: int, rows: int) -> None:
     for span in spans:
-        span.target[span.place : span.place + rows * HIDDEN] = numbers(first, rows).flatten()
+        span.target[span.offset : span.offset + rows * HIDDEN] = numbers(first, rows).flatten()
 
 
 def decode(link: DraftLink, steps: int) -> int:
@@ -112,7 +112,7 @@ def decode(link: DraftLink, steps: int) -> int:
 def test_all_rows_come_from_the_device_while_the_ring_goes_round(host, reader, monkeypatch) -> None:
     monkeypatch.setattr(device_ring_pool, "_ROUNDED", 1 << 12)
     link = opened(host, max_step_rows=8)
-    (attachment,) = link._bindings.live
+    (attachment,) = link._router.live
     assert attachment.ring is not None
     end = decode(link, 50)
     assert attachment.ring.written > 3 * attachment.ring.block.size
@@ -126,7 +126,7 @@ def test_the_ring_is_the_models_and_its_rows_are_copied_to_another_device() -> N
     reader = FarReader()
     host = InProcessHost([reader])
     link = opened(host, max_step_rows=8)
-    (attachment,) = link._bindings.live
+    (attachment,) = link._router.live
     assert attachment.ring is not None and attachment.ring.block.numbers().device.type == "cpu"
     assert decode(link, 2) == sum(map(len, reader.states)) == 6
     assert {states.device.type for states in reader.states} == {"meta"}

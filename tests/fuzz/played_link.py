@@ -100,7 +100,7 @@ class PlayedLink:
         """The service stops; nothing of it is left."""
         for number in range(REQUESTS):
             self.end(number)
-        attachments = list(self.link._bindings.attachments.values())
+        attachments = list(self.link._router.attachments.values())
         self.link.close()
         for attachment in attachments:
             if not isinstance(attachment.ended, UnavailableError | InvalidArgumentError):

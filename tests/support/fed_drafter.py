@@ -67,12 +67,12 @@ class Peer:
                 self.tokens, self.rows, self.first = list(record.token_ids), [], record.cached_length
                 self.stamp = record.stamp
             case Extend():
-                self._add(record.first_position, record.features)
+                self._add(record.first_position, record.hidden_states)
                 assert record.stamp.generation == self.stamp.generation
             case Commit():
-                if record.features is not None:
-                    assert len(record.features) == len(record.token_ids)
-                    self._add(len(self.tokens) - 1, record.features)
+                if record.hidden_states is not None:
+                    assert len(record.hidden_states) == len(record.token_ids)
+                    self._add(len(self.tokens) - 1, record.hidden_states)
                 self.tokens += record.token_ids
             case Gap():
                 self.stamp = record.stamp

@@ -87,7 +87,7 @@ async def settled(link: DraftLink, condition: Callable[[], bool]) -> None:
     """Wait until the link has taken in enough of what was sent; nothing of it is handed out meanwhile."""
     async with asyncio.timeout(60):
         while not condition():
-            for attachment in link._bindings.live:
+            for attachment in link._router.live:
                 with contextlib.suppress(SlipstreamError):
                     link.tend(attachment)
             await asyncio.sleep(0.002)
@@ -95,7 +95,7 @@ async def settled(link: DraftLink, condition: Callable[[], bool]) -> None:
 
 def slot_of(link: DraftLink) -> Slot:
     """The request's slot."""
-    (attachment,) = link._bindings.live
+    (attachment,) = link._router.live
     (slot,) = attachment.slots.taken()
     return slot
 

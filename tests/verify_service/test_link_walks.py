@@ -157,16 +157,16 @@ class Walk:
 
     def check(self) -> None:
         """No slot is lost or held twice, and each belongs to a running request."""
-        bindings = self.link._bindings
-        assert set(bindings.running) == set(self.running)
+        router = self.link._router
+        assert set(router.running) == set(self.running)
         held: dict[int, set[int]] = {drafter.attachment.epoch: set() for drafter in self.drafters}
-        for key, running in bindings.running.items():
+        for key, running in router.running.items():
             assert running.tokens == self.running[key]
-            for place in running.places:
-                assert place.slot.key == key
-                assert place.slot.index not in held[place.attachment.epoch]
-                held[place.attachment.epoch].add(place.slot.index)
-            assert len({place.attachment.epoch for place in running.places}) == len(running.places)
+            for ref in running.slots:
+                assert ref.slot.key == key
+                assert ref.slot.index not in held[ref.attachment.epoch]
+                held[ref.attachment.epoch].add(ref.slot.index)
+            assert len({ref.attachment.epoch for ref in running.slots}) == len(running.slots)
         for drafter in self.drafters:
             slots = drafter.attachment.slots
             assert {slot.index for slot in slots.taken()} == held[drafter.attachment.epoch]
@@ -185,13 +185,13 @@ class Walk:
         for drafter in self.drafters:
             drafter.say(*drafter.read(1000), *drafter.trees())
         self.check()
-        for key, running in self.link._bindings.running.items():
-            for place in running.places:
-                (drafter,) = [each for each in self.drafters if each.attachment is place.attachment]
-                assert place.slot.in_sync
-                assert drafter.slots[place.slot.index].tokens == self.running[key]
-                assert place.slot.nacked or place.slot.tree is not None
-            assert running.successor is None, "it never moves"
+        for key, running in self.link._router.running.items():
+            for ref in running.slots:
+                (drafter,) = [each for each in self.drafters if each.attachment is ref.attachment]
+                assert ref.slot.in_sync
+                assert drafter.slots[ref.slot.index].tokens == self.running[key]
+                assert ref.slot.nacked or ref.slot.tree is not None
+            assert running.next_slot is None, "it never moves"
 
 
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,26 +32,26 @@ _log = logging.getLogger(__name__)
 
 
 class AttachmentRegistry:
-    """Enters attachments in the bindings and takes them out again. The draft link's lock guards all but `find_means`.
+    """Enters attachments in the router and takes them out again. The draft link's lock guards all but `negotiate`.
 
     `malformed` counts those that ended for a record they must not have sent.
     """
 
-    __slots__ = ("_bindings", "_closed", "_config", "_epochs", "_facts", "_means", "_ways", "malformed")
+    __slots__ = ("_closed", "_config", "_epochs", "_facts", "_negotiated", "_negotiator", "_router", "malformed")
 
     def __init__(
         self,
         facts: LinkFacts,
         config: LinkConfig,
-        bindings: DraftRouter,
+        router: DraftRouter,
         rings: DeviceRingPool | None,
         epochs: Iterator[int] | None = None,
     ) -> None:
         self._facts = facts
         self._config = config
-        self._bindings = bindings
-        self._ways = TransportNegotiator(facts, config, rings)
-        self._means: dict[int, NegotiatedTransports] = {}
+        self._router = router
+        self._negotiator = TransportNegotiator(facts, config, rings)
+        self._negotiated: dict[int, NegotiatedTransports] = {}
         self._epochs = unguessable_epochs() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
         self.malformed = 0
@@ -64,7 +64,7 @@ class AttachmentRegistry:
         """A new attachment, whose exchange has not begun."""
         if self._closed is not None:
             raise self._closed
-        others = self._bindings.attachments
+        others = self._router.attachments
         if len(others) >= MAX_ATTACHMENTS:
             raise ResourceExhaustedError(f"{MAX_ATTACHMENTS} draft services are attached, no more are taken")
         check_union(request, others.values(), self._config.feature_boundaries, self._facts)
@@ -73,28 +73,28 @@ class AttachmentRegistry:
         _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
         return attachment
 
-    def find_means(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
+    def negotiate(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
         """What its exchange can go by, found without the lock; raises SlipstreamError where that is nothing."""
-        return self._ways.means(request, transports)
+        return self._negotiator.negotiate(request, transports)
 
-    def equip(self, attachment: Attachment, means: NegotiatedTransports) -> None:
+    def equip(self, attachment: Attachment, negotiated: NegotiatedTransports) -> None:
         """Keep them until its exchange begins. Raises why it has ended, if it has meanwhile."""
         if attachment.ended is not None:
-            means.close()
+            negotiated.close()
             raise attachment.ended
-        self._means[attachment.epoch] = means
-        attachment.transport_reason = means.reason
+        self._negotiated[attachment.epoch] = negotiated
+        attachment.transport_reason = negotiated.reason
 
     def open(self, epoch: int, wake: Wake, transport: str, reason: str) -> Attachment:
         """Have its records travel by the transport of that name; raises as DraftLink.start does."""
-        attachment = self._bindings.attachments.get(epoch)
+        attachment = self._router.attachments.get(epoch)
         if attachment is None:
             raise NotFoundError(f"no attachment has epoch {epoch}")
         if attachment.transport is not None:
             raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
-        attachment.transport = self._means[epoch].open(attachment, transport, wake)
+        attachment.transport = self._negotiated[epoch].open(attachment, transport, wake)
         attachment.transport_reason = reason or attachment.transport_reason
-        del self._means[epoch]
+        del self._negotiated[epoch]
         return attachment
 
     def end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
@@ -108,12 +108,12 @@ class AttachmentRegistry:
         reason.__cause__ = reason.__context__ = None
         attachment.ended = reason.with_traceback(None)
         self.malformed += isinstance(reason, InvalidArgumentError)
-        means = self._means.pop(attachment.epoch, None)
-        if means is not None:
-            means.close()
+        negotiated = self._negotiated.pop(attachment.epoch, None)
+        if negotiated is not None:
+            negotiated.close()
         attachment.ring = None
-        self._bindings.forget(attachment)
+        self._router.forget(attachment)
         if attachment.transport is not None:
             attachment.transport.close()
         _log.info("detached epoch %d: %s: %s", attachment.epoch, named(attachment.request), reason.message)
-        return means
+        return negotiated

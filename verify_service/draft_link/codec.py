@@ -261,8 +261,8 @@ def _fill_commit(message: draft_pb2.Commit, record: Commit) -> None:
 
 
 def _fill_states(message: draft_pb2.Commit | draft_pb2.Extend, record: Commit | Extend) -> None:
-    if record.features is not None:
-        _fill_tensor(message.features, record.features)
+    if record.hidden_states is not None:
+        _fill_tensor(message.features, record.hidden_states)
     if record.device_rows is not None:
         rows = message.device_rows
         rows.position, rows.rows, rows.row_bytes, _ = record.device_rows

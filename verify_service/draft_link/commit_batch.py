@@ -21,7 +21,7 @@ class CommitBatch:
     attachment: Attachment
     records: list[Commit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
-    spans: list[RingSlice] = field(default_factory=list)
+    ring_slices: list[RingSlice] = field(default_factory=list)
     state_bytes: int = 0
 
     def add(self, slot: Slot, committed: Committed) -> None:
@@ -29,12 +29,12 @@ class CommitBatch:
         states: Bits | None = None
         rows: DeviceRows | None = None
         features = _aligned(slot, committed.features)
-        span = None if features is None else features.span_of(slot)
-        if features is not None and span is not None:
-            self.spans.append(span)
-            rows = span.rows(features.first, features.end)
+        ring_slice = None if features is None else features.ring_slice_for(slot)
+        if features is not None and ring_slice is not None:
+            self.ring_slices.append(ring_slice)
+            rows = ring_slice.rows(features.first, features.end)
         elif features is not None and self.state_bytes + bytes_of(slot, features) <= MESSAGE_BYTES:
-            states = features.at(slot.boundaries)
+            states = features.select(slot.boundaries)
             self.state_bytes += states.nbytes
         if features is not None and (states is not None or rows is not None):
             slot.states_sent_until += len(features)
@@ -48,10 +48,10 @@ class CommitBatch:
         fits = self.attachment.outbox.put(self.records)
         if not fits and self.state_bytes:
             for slot, record in zip(self.slots, self.records, strict=True):
-                slot.states_sent_until -= 0 if record.features is None else len(record.features)
-            fits = self.attachment.outbox.put([replace(record, features=None) for record in self.records])
-        for span in self.spans if fits else ():
-            span.room.queued += 1
+                slot.states_sent_until -= 0 if record.hidden_states is None else len(record.hidden_states)
+            fits = self.attachment.outbox.put([replace(record, hidden_states=None) for record in self.records])
+        for ring_slice in self.ring_slices if fits else ():
+            ring_slice.reservation.queued += 1
         return fits
 
 

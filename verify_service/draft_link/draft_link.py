@@ -36,7 +36,7 @@ from verify_service.draft_link.reply_handler import ReplyHandler
 from verify_service.draft_link.router import DraftRouter, SlotRef
 from verify_service.draft_link.transports.base import Transport, Wake
 from verify_service.draft_link.transports.negotiation import NegotiatedTransports
-from verify_service.draft_link.wait_policy import TURN_SECONDS, all_unresponsive, breaker_of, learn
+from verify_service.draft_link.wait_policy import TURN_SECONDS, all_unresponsive, max_waits, record_waits
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
@@ -62,9 +62,9 @@ class DraftLink:
         self._on_wait = on_wait
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._bindings = DraftRouter(clock)
-        self._intake = ReplyHandler(self._bindings, facts.vocab_size, clock)
-        self._registry = AttachmentRegistry(facts, config, self._bindings, rings, epochs)
+        self._router = DraftRouter(clock)
+        self._reply_handler = ReplyHandler(self._router, facts.vocab_size, clock)
+        self._registry = AttachmentRegistry(facts, config, self._router, rings, epochs)
         self._deadline = DraftDeadline(config.deadline, config.deadline_share, config.deadline_reach)
         self._refusals = Refusals(clock)
         self._waits = self._misses = 0
@@ -74,7 +74,7 @@ class DraftLink:
     def known(self, name: str) -> bool:
         """Whether a proposer of this name is configured or attached."""
         with self._changed:
-            return name in self.config.configured or self._bindings.offering(name) is not None
+            return name in self.config.configured or self._router.offering(name) is not None
 
     def default(self) -> str | None:
         """The operator's default proposer, None for no speculation."""
@@ -83,44 +83,44 @@ class DraftLink:
         if self.config.configured:
             return self.config.configured[0]
         with self._changed:
-            live = self._bindings.live
+            live = self._router.live
             return live[0].request.offers[0].name if live else None
 
     def begin(self, opening: Opening) -> None:
         """Hand a request to the attachment that offers its proposer, if there is one."""
         with self._changed:
-            self._bindings.begin(opening)
+            self._router.begin(opening)
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries whose states any attachment wants, ascending."""
         with self._changed:
-            return tuple(sorted(self._bindings.wanted_boundaries()))
+            return tuple(sorted(self._router.wanted_boundaries()))
 
     def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         """Where a step puts states on the device for those drafters that take them from there."""
         with self._changed:
-            return self._bindings.route(wanted, captured, self.facts.hidden_size)
+            return self._router.route(wanted, captured, self.facts.hidden_size)
 
     def extend(self, chunks: Sequence[StateChunk]) -> None:
         """Tell whoever wants states of those that a step computed of tokens it did not decide."""
         with self._changed:
-            self._bindings.extend(chunks)
+            self._router.extend(chunks)
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         """Tell each attachment what this step added, in one message and such as its states need."""
         with self._changed:
             self._deadline.step_ends(self._clock())
-            ahead = [each for each in self._bindings.live if each.ahead]
-            for attachment in {each.epoch: each for each in (*ahead, *self._bindings.catching_up)}.values():
+            ahead = [each for each in self._router.live if each.ahead]
+            for attachment in {each.epoch: each for each in (*ahead, *self._router.catching_up)}.values():
                 self._take_in(attachment)
-            self._bindings.heed_hangs(self._clock())
-            begun = self._bindings.cache_taken(commits)
-            behind = self._bindings.commit(commits)
+            self._router.fail_over(self._clock())
+            begun = self._router.cache_taken(commits)
+            behind = self._router.commit(commits)
             if begun:
                 now = self._clock()
-                learn(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
-                self._deadline.step_begins(now, plain=not any(place.slot.in_flight_tree for place in begun))
-            transports = [each.transport for each in self._bindings.live if each.transport]
+                record_waits(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
+                self._deadline.step_begins(now, plain=not any(ref.slot.in_flight_tree for ref in begun))
+            transports = [each.transport for each in self._router.live if each.transport]
         for transport in transports:
             transport.yield_gil()
         return behind
@@ -128,23 +128,23 @@ class DraftLink:
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""
         with self._changed:
-            places = [self._bindings.place(key) for key in wanted]
-            self._pick_up(places)
+            refs = [self._router.current_slot(key) for key in wanted]
+            self._pick_up(refs)
             begun = now = self._clock()
-            longest = breaker_of(places, self._deadline, now, self._bindings.haste)
-            awaited = [place for place in places if place and place.attachment.epoch in longest and place.slot.awaited]
+            longest = max_waits(refs, self._deadline, now, self._router.haste)
+            awaited = [ref for ref in refs if ref and ref.attachment.epoch in longest and ref.slot.awaited]
             if waited := awaited:
-                until = now + max(longest[place.attachment.epoch] for place in awaited)
+                until = now + max(longest[ref.attachment.epoch] for ref in awaited)
                 while awaited and (left := until - now) > 0:
                     self._wait(awaited, left)
                     now = self._clock()
-                    awaited = [place for place in awaited if place.slot.awaited]
+                    awaited = [ref for ref in awaited if ref.slot.awaited]
                 self._count_wait(waited, now - begun)
                 self._misses += len(awaited)
-                for place in awaited:
-                    place.slot.stats.misses += 1
-            learn(places, set(longest), now, now - begun)
-            trees = [place.slot.put_in_flight() if place else None for place in places]
+                for ref in awaited:
+                    ref.slot.stats.misses += 1
+            record_waits(refs, set(longest), now, now - begun)
+            trees = [ref.slot.put_in_flight() if ref else None for ref in refs]
             self._deadline.step_begins(now, plain=not any(trees))
         return trees
 
@@ -156,23 +156,23 @@ class DraftLink:
     def foresees(self, keys: Sequence[RequestKey]) -> bool:
         """Whether all drafters of these requests that count draft ahead alone."""
         with self._changed:
-            return not any(place.slot.waits for place in self._drafted(keys))
+            return not any(ref.slot.waits for ref in self._drafted(keys))
 
     def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
         """Wait until all trees ahead that are kept are there, or so long; whether half of the requests have any."""
         with self._changed:
-            places = self._drafted(keys)
-            self._pick_up(places)
+            refs = self._drafted(keys)
+            self._pick_up(refs)
             until = self._clock() + seconds
-            while (open_ := [at for at in places if at.slot.cache_has_room]) and (left := until - self._clock()) > 0:
+            while (open_ := [at for at in refs if at.slot.cache_has_room]) and (left := until - self._clock()) > 0:
                 self._wait(open_, left)
-            return 2 * sum(bool(place.slot.speculation_cache) for place in places) >= len(places)
+            return 2 * sum(bool(ref.slot.speculation_cache) for ref in refs) >= len(refs)
 
     def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """The trees ahead of each request, whose next step begins."""
         with self._changed:
-            places = {place.slot.key: place for place in self._drafted(keys)}
-            return [places[key].slot.take_outcome_trees() if key in places else () for key in keys]
+            refs = {ref.slot.key: ref for ref in self._drafted(keys)}
+            return [refs[key].slot.take_outcome_trees() if key in refs else () for key in keys]
 
     def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Have proposers of this process draft behind a step under way."""
@@ -182,15 +182,15 @@ class DraftLink:
     def take_unread(self, unread: bool) -> None:
         """Whether proposers of this process may hand trees over whose nodes only the device knows."""
         with self._changed:
-            for attachment in self._bindings.live:
+            for attachment in self._router.live:
                 attachment.unread = unread and attachment.follow is not None
 
     def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
         """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
         with self._changed:
-            places = [place for key in keys if (place := self._bindings.place(key))]
-            if places:
-                self._count_wait(places, seconds)
+            refs = [ref for key in keys if (ref := self._router.current_slot(key))]
+            if refs:
+                self._count_wait(refs, seconds)
                 self._deadline.step_begins(self._clock(), plain=False)
 
     def listens(self) -> bool:
@@ -200,16 +200,16 @@ class DraftLink:
     def deaf(self) -> bool:
         """Whether every drafter that is attached hangs, so that it takes in nothing."""
         with self._changed:
-            live, now = self._bindings.live, self._clock()
+            live, now = self._router.live, self._clock()
             return any(each.circuit_breaker.is_unresponsive(now) for each in live) and all_unresponsive(
-                live, self._bindings.catching_up, now
+                live, self._router.catching_up, now
             )
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
         with self._changed:
-            self._bindings.end(key, reason)
-            if not self._bindings.running:
+            self._router.end(key, reason)
+            if not self._router.running:
                 self._deadline.step_lost()
 
     # --- The RPC thread ----------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ class DraftLink:
         with self._changed:
             attachment = self._registry.enter(request)
         try:
-            means = self._registry.find_means(request, transports)
+            negotiated = self._registry.negotiate(request, transports)
         except SlipstreamError as error:
             self.drop(attachment, error)
             raise
         with self._changed:
-            self._registry.equip(attachment, means)
-        return means.agreed(version, attachment, self.config.deadline)
+            self._registry.equip(attachment, negotiated)
+        return negotiated.attach_response(version, attachment, self.config.deadline)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
@@ -244,12 +244,12 @@ class DraftLink:
         with self._changed:
             attachment = self._registry.enter(request)
         transport = connect(
-            attachment, NegotiatedTransports(transports).agreed(version, attachment, self.config.deadline)
+            attachment, NegotiatedTransports(transports).attach_response(version, attachment, self.config.deadline)
         )
         with self._changed:
             attachment.transport = transport
             attachment.circuit_breaker.on_message(self._clock())
-            self._bindings.rebalance()
+            self._router.rebalance()
         _log.info("epoch %d exchanges by %s", attachment.epoch, transport.name)
         return attachment
 
@@ -265,7 +265,7 @@ class DraftLink:
             assert attachment.transport is not None
             name, why = attachment.transport.name, attachment.transport_reason
             attachment.circuit_breaker.on_message(self._clock())
-            self._bindings.rebalance()
+            self._router.rebalance()
         level = logging.WARNING if why else logging.INFO
         _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
         return attachment
@@ -303,7 +303,7 @@ class DraftLink:
     def expire(self, epoch: int) -> None:
         """Drop an attachment whose exchange has not begun."""
         with self._changed:
-            attachment = self._bindings.attachments.get(epoch)
+            attachment = self._router.attachments.get(epoch)
             if attachment is not None and attachment.transport is None:
                 _unused = self._end(attachment, UnavailableError("the exchange was not opened in time"))
 
@@ -316,44 +316,45 @@ class DraftLink:
         """Drop all draft services and take no more: the service stops."""
         self.refuse_attachments()
         with self._changed:
-            for attachment in list(self._bindings.attachments.values()):
+            for attachment in list(self._router.attachments.values()):
                 self._end(attachment, UnavailableError("the verify service stops"))
 
     def state(self) -> LinkState:
         """Counters of the moment."""
         with self._changed:
-            live, behind = self._bindings.live, self._bindings.catching_up
+            live, behind = self._router.live, self._router.catching_up
             drafters = tuple(
                 state for each in live for state in drafter_states(each, behind.count(each), self._deadline)
             )
             return LinkState(
-                len(live), self._waits, self._misses, self._intake.stale, self._registry.malformed, self._bindings.gaps,
-                self._deadline.seconds, drafters, len(self._refusals.known(each.request for each in live)),
+                len(live), self._waits, self._misses, self._reply_handler.stale, self._registry.malformed,
+                self._router.gaps, self._deadline.seconds, drafters,
+                len(self._refusals.known(each.request for each in live)),
             )  # fmt: skip
 
     def proposers(self) -> list[ProposerStatus]:
         """Configured names first, then those that are attached only."""
         with self._changed:
-            configured, offering = self.config.configured, self._bindings.offering
-            names = dict.fromkeys((*configured, *self._bindings.offered))
+            configured, offering = self.config.configured, self._router.offering
+            names = dict.fromkeys((*configured, *self._router.offered))
             return [ProposerStatus(name, name in configured, offering(name)) for name in names]
 
     def refusals(self) -> list[Refusal]:
         """Proposers of draft services that do not draft, and why."""
         with self._changed:
-            attached = [attachment.request for attachment in self._bindings.live]
+            attached = [attachment.request for attachment in self._router.live]
         return self._refusals.known(attached)
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Where these requests' trees come from, of those whose drafter is asked for them."""
-        places, now = self._bindings.places(keys), self._clock()
-        return [at for at in places if at.slot.drafted_for and at.attachment.circuit_breaker.allows_requests(now)]
+        refs, now = self._router.current_slots(keys), self._clock()
+        return [at for at in refs if at.slot.drafted_for and at.attachment.circuit_breaker.allows_requests(now)]
 
     def _wait(self, awaited: Sequence[SlotRef], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
-        attachments = {place.attachment.epoch: place.attachment for place in awaited}
+        attachments = {ref.attachment.epoch: ref.attachment for ref in awaited}
         polled = [each.transport for each in attachments.values() if each.transport and each.transport.polled]
         if not polled:
             self._changed.wait(seconds)
@@ -366,16 +367,16 @@ class DraftLink:
             self._changed.acquire()
         self._pick_up(awaited)
 
-    def _count_wait(self, places: Sequence[SlotRef], seconds: float) -> None:
+    def _count_wait(self, refs: Sequence[SlotRef], seconds: float) -> None:
         """A step has waited for the trees of these."""
         self._waits += 1
-        for stats in {id(place.slot.stats): place.slot.stats for place in places}.values():
+        for stats in {id(ref.slot.stats): ref.slot.stats for ref in refs}.values():
             stats.waits += 1
         if self._on_wait is not None:
             self._on_wait(seconds)
 
-    def _pick_up(self, places: Sequence[SlotRef | None]) -> None:
-        for attachment in {place.attachment.epoch: place.attachment for place in places if place}.values():
+    def _pick_up(self, refs: Sequence[SlotRef | None]) -> None:
+        for attachment in {ref.attachment.epoch: ref.attachment for ref in refs if ref}.values():
             self._take_in(attachment)
 
     def _take_in(self, attachment: Attachment) -> None:
@@ -389,11 +390,11 @@ class DraftLink:
             self._end(attachment, error)
 
     def _apply(self, attachment: Attachment, replies: Sequence[Reply], size: int) -> None:
-        self._intake.apply(attachment, replies, size)
+        self._reply_handler.apply(attachment, replies, size)
         attachment.circuit_breaker.on_message(self._clock())
 
     def _end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
         """Returns what it has not used, whose memory is let go without the lock, as that of its transport is."""
-        means = self._registry.end(attachment, reason)
+        negotiated = self._registry.end(attachment, reason)
         self._changed.notify_all()
-        return means
+        return negotiated

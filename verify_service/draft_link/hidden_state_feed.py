@@ -51,10 +51,10 @@ def send_states(
     records = 0
     while slot.states_sent_until < fresh.end:
         first = slot.states_sent_until
-        span = fresh.span_of(slot) if first >= fresh.first else None
-        if span is not None and attachment.outbox.has_room(0):
-            attachment.outbox.put((Extend(slot.stamp, first, device_rows=span.rows(first, fresh.end)),))
-            span.room.queued += 1
+        ring_slice = fresh.ring_slice_for(slot) if first >= fresh.first else None
+        if ring_slice is not None and attachment.outbox.has_room(0):
+            attachment.outbox.put((Extend(slot.stamp, first, device_rows=ring_slice.rows(first, fresh.end)),))
+            ring_slice.reservation.queued += 1
             slot.states_sent_until = fresh.end
             records += 1
             break
@@ -66,11 +66,11 @@ def send_states(
         if attachment.state_room <= 0 or not attachment.outbox.has_room(size):
             break
         attachment.state_room -= size
-        part = fresh.of(first, end) if source is fresh else history.read(first, end) if history else None
+        part = fresh.slice(first, end) if source is fresh else history.read(first, end) if history else None
         if part is None or part.first > first or not part.has(slot.boundaries):
             return False
         own = source is history and part.boundaries == slot.boundaries  # what is read there is a copy
-        attachment.outbox.put((Extend(slot.stamp, first, part.rows if own else part.at(slot.boundaries)),))
+        attachment.outbox.put((Extend(slot.stamp, first, part.rows if own else part.select(slot.boundaries)),))
         slot.states_sent_until = end
         records += 1
     if records:

@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 
 def follow(
-    rows: Sequence[EnqueuedRequest], places: Iterable[SlotRef], outcome: DeviceStepResult
+    rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult
 ) -> list[torch.cuda.Event]:
     """Ask those among the drafters that can, each for the trees of its requests."""
     by_key = {row.key: row for row in rows}
     asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
-    for place in places:
-        attachment, slot = place.attachment, place.slot
+    for ref in refs:
+        attachment, slot = ref.attachment, ref.slot
         row = None if slot.key is None else by_key.get(slot.key)
         if attachment.follow is None or row is None or slot.max_nodes <= 1:
             continue
-        span = next((each for each in row.spans if each.serves(slot) and each.first == slot.states_sent_until), None)
-        if span is not None:
-            value = EnqueueRequest(slot.stamp, row.row, row.most, span.place, slot.max_nodes, slot.max_depth)
-            asked.setdefault(attachment, (span.target, []))[1].append(value)
+        ring_slice = next(
+            (each for each in row.spans if each.serves(slot) and each.first == slot.states_sent_until), None
+        )
+        if ring_slice is not None:
+            value = EnqueueRequest(slot.stamp, row.row, row.most, ring_slice.offset, slot.max_nodes, slot.max_depth)
+            asked.setdefault(attachment, (ring_slice.target, []))[1].append(value)
     events: list[torch.cuda.Event] = []
     for attachment, (states, values) in asked.items():
         assert attachment.follow is not None

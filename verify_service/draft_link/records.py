@@ -63,12 +63,12 @@ class Commit:
     token_ids: tuple[int, ...]
     max_nodes: int
     max_depth: int
-    features: Bits | None = None
+    hidden_states: Bits | None = None
     """A row for each of `token_ids`; None where none are wanted, or they come in an `Extend`."""
     tree_id: int = 0
     """The tree ahead that is taken for this state."""
     device_rows: DeviceRows | None = None
-    """The rows of states, instead of `features`."""
+    """Rows in the device ring, instead of `hidden_states`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Extend:
 
     stamp: Stamp
     first_position: int
-    features: Bits | None = None
+    hidden_states: Bits | None = None
     device_rows: DeviceRows | None = None
 
 

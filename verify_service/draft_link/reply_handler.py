@@ -29,10 +29,10 @@ MOST_SOURCES, LONGEST_SOURCE = 8, 64
 class ReplyHandler:
     """Applies replies to slots. The draft link's lock guards it. `stale` counts records dropped for their stamp."""
 
-    __slots__ = ("_bindings", "_clock", "_vocab_size", "stale")
+    __slots__ = ("_clock", "_router", "_vocab_size", "stale")
 
-    def __init__(self, bindings: DraftRouter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bindings = bindings
+    def __init__(self, router: DraftRouter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._router = router
         self._clock = clock
         self._vocab_size = vocab_size
         self.stale = 0
@@ -52,7 +52,7 @@ class ReplyHandler:
                 self._take_tree(attachment, slot, reply)
             elif isinstance(reply, Resume):
                 resumed.add(slot.index)
-                self._bindings.reopen(slot)
+                self._router.reopen(slot)
             else:
                 _refuse(slot, reply)
 
@@ -63,9 +63,9 @@ class ReplyHandler:
     def _take_share(self, attachment: Attachment, share: float) -> None:
         check_share(share)
         if share != attachment.share:
-            attachment.rate_limiter.consume(SHARE_COST * min(len(self._bindings.running), attachment.slots.size), 0)
+            attachment.rate_limiter.consume(SHARE_COST * min(len(self._router.running), attachment.slots.size), 0)
             attachment.share = share
-            self._bindings.rebalance()
+            self._router.rebalance()
 
     def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
         slot.caught_up = True
@@ -101,7 +101,7 @@ class ReplyHandler:
 
     def _look_back(self, slot: Slot, reply: TreeReply) -> None:
         """Learn from a tree that is of no use any more what it would have brought; a malformed one teaches nothing."""
-        running = None if slot.key is None else self._bindings.running.get(slot.key)
+        running = None if slot.key is None else self._router.running.get(slot.key)
         length = reply.stamp.base_length
         if running is None or not reply.tree or isinstance(reply.tree, DeviceTree):
             return

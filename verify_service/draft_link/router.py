@@ -1,4 +1,4 @@
-"""Which attachment drafts for which request, and what each is fed. The draft link's lock guards all of it."""
+"""Routes requests to attachments and feeds their slots. The draft link's lock guards all of it."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ class RoutedRequest:
     tokens: list[int]
     max_nodes: int = 1
     max_depth: int = 0
-    draw: float = 0.0
-    place: SlotRef | None = None
-    successor: SlotRef | None = None
-    """Where the request goes once that drafter has caught up; fed beside `place` until then."""
-    declined: int = 0
-    """Epoch of an attachment that would not take the request over."""
+    routing_hash: float = 0.0
+    current_slot: SlotRef | None = None
+    next_slot: SlotRef | None = None
+    """Slot of another drafter that takes the request over once it has caught up; fed beside `current_slot`."""
+    nacked_epoch: int = 0
+    """Epoch of an attachment that has nacked the request instead of taking it over."""
 
     @property
-    def places(self) -> list[SlotRef]:
-        """All that is fed."""
-        return [place for place in (self.place, self.successor) if place is not None]
+    def slots(self) -> list[SlotRef]:
+        """All slots that are fed."""
+        return [ref for ref in (self.current_slot, self.next_slot) if ref is not None]
 
 
 class DraftRouter:
     """All requests that began, all attachments, and the slots in between."""
 
-    __slots__ = ("_asks", "_clock", "_hanging", "_turn", "attachments", "gaps", "haste", "running")
+    __slots__ = ("_asks", "_clock", "_turn", "_unresponsive", "attachments", "gaps", "haste", "running")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,8 +64,8 @@ class DraftRouter:
         self.attachments: dict[int, Attachment] = {}
         self.gaps = 0
         self._turn = 0
-        self._hanging: set[Attachment] = set()
-        """Those that hang, as last seen, and such of which it is not known whether they do."""
+        self._unresponsive: set[Attachment] = set()
+        """Unresponsive attachments as last seen, with silent ones that have no requests."""
         self._asks = True
         """Whether any request asked for a tree after the last step."""
 
@@ -86,27 +86,27 @@ class DraftRouter:
     @property
     def catching_up(self) -> list[Attachment]:
         """Attachments that are about to take requests over, once for each request."""
-        return [running.successor.attachment for running in self.running.values() if running.successor is not None]
+        return [running.next_slot.attachment for running in self.running.values() if running.next_slot is not None]
 
-    def place(self, key: RequestKey) -> SlotRef | None:
-        """Where a request's trees come from, None while it has no drafter or asks for no tree."""
+    def current_slot(self, key: RequestKey) -> SlotRef | None:
+        """Slot that a request's trees come from; None while it has no drafter or asks for no tree."""
         running = self.running.get(key)
-        if running is None or running.place is None or running.place.slot.max_nodes <= 1:
+        if running is None or running.current_slot is None or running.current_slot.slot.max_nodes <= 1:
             return None
-        return running.place
+        return running.current_slot
 
-    def places(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
-        """Those of all these requests that have a drafter."""
-        found = (self.running[key].place for key in keys if key in self.running)
-        return [place for place in found if place is not None]
+    def current_slots(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
+        """Slots of those among these requests that have a drafter."""
+        found = (self.running[key].current_slot for key in keys if key in self.running)
+        return [ref for ref in found if ref is not None]
 
     def cache_taken(self, commits: Sequence[Committed]) -> list[SlotRef]:
         """Slots whose speculation cache was taken for a step in flight."""
-        return [place for place in self.places(each.key for each in commits) if place.slot.cache_taken]
+        return [ref for ref in self.current_slots(each.key for each in commits) if ref.slot.cache_taken]
 
     def begin(self, opening: Opening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
-        running = RoutedRequest(opening, list(opening.token_ids), draw=routing_hash(opening))
+        running = RoutedRequest(opening, list(opening.token_ids), routing_hash=routing_hash(opening))
         self.running[opening.key] = running
         self._bind(running, caught_up=True)
 
@@ -123,9 +123,9 @@ class DraftRouter:
         for key, first, count in wanted:
             running = self.running.get(key)
             spans = [
-                place.attachment.ring.reserve(place.slot, first, count, hidden_size)
-                for place in ([] if running is None else running.places)
-                if place.attachment.ring and place.slot.boundaries and set(place.slot.boundaries) <= set(captured)
+                ref.attachment.ring.reserve(ref.slot, first, count, hidden_size)
+                for ref in ([] if running is None else running.slots)
+                if ref.attachment.ring and ref.slot.boundaries and set(ref.slot.boundaries) <= set(captured)
             ]
             routes.append(tuple(span for span in spans if span is not None))
         return routes
@@ -135,9 +135,9 @@ class DraftRouter:
         self._make_room()
         for key, features in self._in_turn(chunks):
             running = self.running.get(key)
-            for place in [] if running is None else running.places:
+            for ref in [] if running is None else running.slots:
                 if running is not None:
-                    self._feed_states(running, place, features, catch_up=self._asks or place.slot.ever_requested)
+                    self._feed_states(running, ref, features, catch_up=self._asks or ref.slot.ever_requested)
 
     def commit(self, commits: Sequence[Committed]) -> set[RequestKey]:
         """Feed what was added: one message an attachment, and more of them for states that do not fit it.
@@ -152,15 +152,15 @@ class DraftRouter:
             if running is None:
                 continue
             running.tokens.extend(committed.token_ids)
-            for place in running.places:
-                place.slot.end_step(committed.token_ids)
-            self._hand_over(running)
+            for ref in running.slots:
+                ref.slot.end_step(committed.token_ids)
+            self._switch_drafter(running)
             running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
-            if running.place is None:
+            if running.current_slot is None:
                 self._bind(running, caught_up=False)
             else:
-                for place in running.places:
-                    self._feed(running, place, committed, batches)
+                for ref in running.slots:
+                    self._feed(running, ref, committed, batches)
         for batch in batches.values():
             if not batch.put():
                 for slot in batch.slots:
@@ -169,103 +169,107 @@ class DraftRouter:
         self._make_room()
         for committed in self._in_turn(commits):
             if committed.features is not None and (running := self.running.get(committed.key)) is not None:
-                for place in running.places:
-                    self._feed_states(running, place, committed.features, catch_up=place.slot.ever_requested)
-        places = [(key, running.place) for key, *_ in commits if (running := self.running.get(key)) is not None]
-        return {key for key, place in places if place is not None and place.slot.lacks_states}
+                for ref in running.slots:
+                    self._feed_states(running, ref, committed.features, catch_up=ref.slot.ever_requested)
+        refs = [(key, running.current_slot) for key, *_ in commits if (running := self.running.get(key)) is not None]
+        return {key for key, ref in refs if ref is not None and ref.slot.lacks_states}
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
         running = self.running.pop(key, None)
-        for place in [] if running is None else running.places:
-            self._release(place, reason)
+        for ref in [] if running is None else running.slots:
+            self._release(ref, reason)
 
     def reopen(self, slot: Slot) -> None:
         """Open a slot's request again, under a new generation."""
         running = None if slot.key is None else self.running.get(slot.key)
-        for place in [] if running is None else running.places:
-            if running is not None and place.slot is slot:
-                self._open(running, place, caught_up=False)
+        for ref in [] if running is None else running.slots:
+            if running is not None and ref.slot is slot:
+                self._open(running, ref, caught_up=False)
 
     def rebalance(self) -> None:
         """Attachments or their shares have changed: see that every request has, or gets, the drafter that is due."""
         for running in self.running.values():
-            if running.place is None:
+            if running.current_slot is None:
                 self._bind(running, caught_up=False)
             else:
-                self._prepare(running, running.place)
+                self._start_switch(running, running.current_slot)
 
-    def heed_hangs(self, now: float) -> None:
-        """Requests of drafters that hang go to others that offer their proposer, and back once these are heard again.
+    def fail_over(self, now: float) -> None:
+        """Move requests of unresponsive drafters to others with the same proposer, and back after a message of theirs.
 
-        Who stands by, and has said nothing lately, may hang as well. Each of them all is told of one request to catch
-        up with, whose tree is what it is heard by.
+        A drafter without requests that was silent lately may be unresponsive too. Each of them is sent one request to
+        catch up with as a heartbeat: its tree would be the message.
         """
-        hanging = {each for each in self.live if each.circuit_breaker.is_unresponsive(now)}
-        if hanging:
-            drafting = {running.place.attachment for running in self.running.values() if running.place is not None}
-            hanging |= {each for each in self.live if each.circuit_breaker.is_silent(now) and each not in drafting}
-        if hanging != self._hanging:
-            self._hanging = hanging
+        unresponsive = {each for each in self.live if each.circuit_breaker.is_unresponsive(now)}
+        if unresponsive:
+            drafting = {
+                running.current_slot.attachment for running in self.running.values() if running.current_slot is not None
+            }
+            unresponsive |= {each for each in self.live if each.circuit_breaker.is_silent(now) and each not in drafting}
+        if unresponsive != self._unresponsive:
+            self._unresponsive = unresponsive
             self.rebalance()
-        for attachment in hanging:
+        for attachment in unresponsive:
             if not attachment.slots.busy:
-                self._keep_one(attachment)
+                self._send_heartbeat(attachment)
 
-    def _keep_one(self, attachment: Attachment) -> None:
+    def _send_heartbeat(self, attachment: Attachment) -> None:
         for running in self.running.values():
             offers = attachment.index_of(running.opening.proposer) is not None
-            if offers and running.place is not None and running.successor is None:
-                running.successor = self._take(attachment)
-                if running.successor is not None:
-                    self._open(running, running.successor, caught_up=False)
+            if offers and running.current_slot is not None and running.next_slot is None:
+                running.next_slot = self._take(attachment)
+                if running.next_slot is not None:
+                    self._open(running, running.next_slot, caught_up=False)
                 return
 
     def forget(self, attachment: Attachment) -> None:
         """An attachment is over: its requests go to another one that offers their proposer, or go on plainly."""
         self.attachments.pop(attachment.epoch, None)
-        self._hanging.discard(attachment)
+        self._unresponsive.discard(attachment)
         for slot in attachment.slots.taken():
             running = None if slot.key is None else self.running.get(slot.key)
             if running is not None:
-                kept = [place for place in running.places if place.slot is not slot]
-                running.place, running.successor = kept[0] if kept else None, None
+                kept = [ref for ref in running.slots if ref.slot is not slot]
+                running.current_slot, running.next_slot = kept[0] if kept else None, None
             slot.close()
         self.rebalance()
 
     def _bind(self, running: RoutedRequest, *, caught_up: bool) -> None:
-        """Give a request that has no drafter the one that is due."""
-        running.place = self._take(self._due(running))
-        if running.place is not None:
-            self._open(running, running.place, caught_up=caught_up)
+        """Open a slot with the drafter that is due, for a request without one."""
+        running.current_slot = self._take(self._due(running))
+        if running.current_slot is not None:
+            self._open(running, running.current_slot, caught_up=caught_up)
 
-    def _prepare(self, running: RoutedRequest, place: SlotRef) -> None:
-        """Have the drafter that is due catch up, if that is another one than the request has."""
-        due, successor = self._due(running), running.successor
-        if successor is not None and successor.attachment is not due:
-            self._release(successor, None)
-            running.successor = None
-        if due is place.attachment or running.successor is not None or (due and due.epoch == running.declined):
+    def _start_switch(self, running: RoutedRequest, ref: SlotRef) -> None:
+        """Open the next slot with the drafter that is due, if the request has another one."""
+        due, next_slot = self._due(running), running.next_slot
+        if next_slot is not None and next_slot.attachment is not due:
+            self._release(next_slot, None)
+            running.next_slot = None
+        if due is ref.attachment or running.next_slot is not None or (due and due.epoch == running.nacked_epoch):
             return
-        running.successor = self._take(due)
-        if running.successor is not None:
-            self._open(running, running.successor, caught_up=False)
+        running.next_slot = self._take(due)
+        if running.next_slot is not None:
+            self._open(running, running.next_slot, caught_up=False)
 
-    def _hand_over(self, running: RoutedRequest) -> None:
-        """At a step boundary: let the successor take over if it has caught up."""
-        successor = running.successor
-        if successor is None or running.place is None or successor.attachment in self._hanging:
+    def _switch_drafter(self, running: RoutedRequest) -> None:
+        """Make the next slot the current one if its drafter has caught up; called at a step boundary."""
+        next_slot = running.next_slot
+        if next_slot is None or running.current_slot is None or next_slot.attachment in self._unresponsive:
             return
-        if successor.slot.nacked:
-            self._release(successor, None)
-            running.successor, running.declined = None, successor.attachment.epoch
-        elif successor.slot.can_take_over:
-            self._release(running.place, None)
-            running.place, running.successor = successor, None
+        if next_slot.slot.nacked:
+            self._release(next_slot, None)
+            running.next_slot, running.nacked_epoch = None, next_slot.attachment.epoch
+        elif next_slot.slot.can_take_over:
+            self._release(running.current_slot, None)
+            running.current_slot, running.next_slot = next_slot, None
 
     def _due(self, running: RoutedRequest) -> Attachment | None:
         offering = self._offering(running.opening.proposer)
-        return pick_by_weight([each for each in offering if each not in self._hanging] or offering, running.draw)
+        return pick_by_weight(
+            [each for each in offering if each not in self._unresponsive] or offering, running.routing_hash
+        )
 
     def _offering(self, proposer: str) -> list[Attachment]:
         """Live attachments that offer a proposer, the newest first."""
@@ -277,37 +281,37 @@ class DraftRouter:
         slot = None if attachment is None else attachment.slots.take()
         return None if attachment is None or slot is None else SlotRef(attachment, slot)
 
-    def _open(self, running: RoutedRequest, place: SlotRef, *, caught_up: bool) -> None:
+    def _open(self, running: RoutedRequest, ref: SlotRef, *, caught_up: bool) -> None:
         """Open a request's slot, but in the middle only if it is its turn; one that wants states waits for a step's."""
-        index, offer = self._offer(running, place)
-        place.slot.open(
+        index, offer = self._offer(running, ref)
+        ref.slot.open(
             running.opening.key,
-            place.attachment.stats[index],
+            ref.attachment.stats[index],
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
-            max_ahead=0 if offer.lockstep else place.attachment.slots.max_ahead,
-            waits=offer.lockstep or place.attachment.slots.waits,
+            max_ahead=0 if offer.lockstep else ref.attachment.slots.max_ahead,
+            waits=offer.lockstep or ref.attachment.slots.waits,
             needs_states=offer.needs_states,
         )
-        self._stand(running, place)
-        if caught_up or (not offer.feature_boundaries and self._opens(running, place)):
-            self._announce(running, place, running.opening.cached_length)
+        self._stand(running, ref)
+        if caught_up or (not offer.feature_boundaries and self._opens(running, ref)):
+            self._announce(running, ref, running.opening.cached_length)
         else:
-            place.slot.open_deferred = True
+            ref.slot.open_deferred = True
 
     @staticmethod
-    def _opens(running: RoutedRequest, place: SlotRef) -> bool:
-        return place.attachment.rate_limiter.try_reopen(len(running.tokens))
+    def _opens(running: RoutedRequest, ref: SlotRef) -> bool:
+        return ref.attachment.rate_limiter.try_reopen(len(running.tokens))
 
-    def _announce(self, running: RoutedRequest, place: SlotRef, computed: int) -> None:
+    def _announce(self, running: RoutedRequest, ref: SlotRef, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
-        opening, attachment, slot = running.opening, place.attachment, place.slot
+        opening, attachment, slot = running.opening, ref.attachment, ref.slot
         slot.open_deferred = False
         slot.states_sent_until = reachable(opening.history, computed) if slot.boundaries else opening.cached_length
-        self._stand(running, place)
+        self._stand(running, ref)
         record = Open(
             stamp=slot.stamp,
-            proposer=self._offer(running, place)[0],
+            proposer=self._offer(running, ref)[0],
             token_ids=tuple(running.tokens),
             prompt_length=opening.prompt_length,
             sampling=opening.sampling,
@@ -326,12 +330,12 @@ class DraftRouter:
         attachment.send(1)
 
     def _feed(
-        self, running: RoutedRequest, place: SlotRef, committed: Committed, batches: dict[int, CommitBatch]
+        self, running: RoutedRequest, ref: SlotRef, committed: Committed, batches: dict[int, CommitBatch]
     ) -> None:
-        attachment, slot = place.attachment, place.slot
+        attachment, slot = ref.attachment, ref.slot
         slot.ever_requested |= committed.catch_up
         begun = slot.cache_taken
-        self._stand(running, place)
+        self._stand(running, ref)
         if begun:
             slot.begin_step(committed.tree)
         attachment.rate_limiter.refill_tokens()
@@ -339,13 +343,13 @@ class DraftRouter:
             batches.setdefault(attachment.epoch, CommitBatch(attachment)).add(slot, committed)
             slot.ask(self._clock())
         elif slot.open_deferred:
-            if not slot.boundaries and self._opens(running, place):
-                self._announce(running, place, running.opening.cached_length)
+            if not slot.boundaries and self._opens(running, ref):
+                self._announce(running, ref, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
 
     def _in_turn(self, told: Sequence[T]) -> Iterator[T]:
-        """All of it, from another place on each time: the room for states does not always go to the same requests."""
+        """All of it, from another start each time: the room for states does not always go to the same requests."""
         self._turn += 1
         start = self._turn % len(told) if told else 0
         yield from told[start:]
@@ -355,36 +359,32 @@ class DraftRouter:
         for attachment in self.attachments.values():
             attachment.state_room = step_bytes(len(self.running))
 
-    def _feed_states(
-        self, running: RoutedRequest, place: SlotRef, features: HiddenStateRows, *, catch_up: bool
-    ) -> None:
+    def _feed_states(self, running: RoutedRequest, ref: SlotRef, features: HiddenStateRows, *, catch_up: bool) -> None:
         """Bring a slot up to date with a step's states, and open it first if it waited for them.
 
         One for which no tree was asked yet need not catch up with older ones.
         """
-        slot = place.slot
+        slot = ref.slot
         if not slot.boundaries or not features.has(slot.boundaries):
             return
-        if slot.open_deferred and self._opens(running, place):
-            self._announce(running, place, features.first)
-        if slot.in_sync and not send_states(
-            place.attachment, slot, running.opening.history, features, catch_up=catch_up
-        ):
-            self._gap(place.attachment, slot)
-            place.attachment.send(1)
+        if slot.open_deferred and self._opens(running, ref):
+            self._announce(running, ref, features.first)
+        if slot.in_sync and not send_states(ref.attachment, slot, running.opening.history, features, catch_up=catch_up):
+            self._gap(ref.attachment, slot)
+            ref.attachment.send(1)
 
     @staticmethod
-    def _offer(running: RoutedRequest, place: SlotRef) -> tuple[int, Offer]:
-        """What the place's drafter offers for the request."""
-        index = place.attachment.index_of(running.opening.proposer) or 0
-        return index, place.attachment.request.offers[index]
+    def _offer(running: RoutedRequest, ref: SlotRef) -> tuple[int, Offer]:
+        """What the slot's drafter offers for the request."""
+        index = ref.attachment.index_of(running.opening.proposer) or 0
+        return index, ref.attachment.request.offers[index]
 
-    def _stand(self, running: RoutedRequest, place: SlotRef) -> None:
-        _, offer = self._offer(running, place)
-        place.slot.advance_to(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
+    def _stand(self, running: RoutedRequest, ref: SlotRef) -> None:
+        _, offer = self._offer(running, ref)
+        ref.slot.advance_to(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
 
-    def _release(self, place: SlotRef, reason: FinishReason | None) -> None:
-        attachment, slot = place.attachment, place.slot
+    def _release(self, ref: SlotRef, reason: FinishReason | None) -> None:
+        attachment, slot = ref.attachment, ref.slot
         attachment.outbox.forget_gap(slot.index)
         if slot.opened:
             attachment.outbox.put_always(Close(slot.stamp, reason))

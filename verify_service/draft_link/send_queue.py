@@ -14,7 +14,7 @@ RECORD_COST = 16
 def cost_of(record: Command) -> int:
     """Size of a record, counted in token ids."""
     cost = RECORD_COST + (0 if isinstance(record, Gap) else len(getattr(record, "token_ids", ())))
-    states = record.features if isinstance(record, Commit | Extend) else None
+    states = record.hidden_states if isinstance(record, Commit | Extend) else None
     return cost if states is None else cost + cost_of_states(states.nbytes)
 
 

@@ -230,7 +230,7 @@ class Slot:
         self.put_in_flight()
 
     def _path(self, parent: ParentNode) -> tuple[int, ...] | None:
-        """Return the tokens from the root to a node of the tree in flight; None where that is no outcome of it."""
+        """Return the tokens from the root to a node of the tree in flight; None for a parent that is no outcome."""
         if parent.node < 0:
             return ()
         if (

@@ -18,11 +18,11 @@ TURN_SECONDS = 0.0002
 """How long a step sleeps at one ring while trees may come from elsewhere too."""
 
 
-def breaker_of(
-    places: Sequence[SlotRef | None], deadline: DraftDeadline, now: float, haste: WaitUrgency = WaitUrgency.HURRIED
+def max_waits(
+    refs: Sequence[SlotRef | None], deadline: DraftDeadline, now: float, haste: WaitUrgency = WaitUrgency.HURRIED
 ) -> dict[int, float]:
     """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
-    by_proposer = {id(place.slot.stats): (place.attachment, place.slot.stats) for place in places if place is not None}
+    by_proposer = {id(ref.slot.stats): (ref.attachment, ref.slot.stats) for ref in refs if ref is not None}
     longest: dict[Attachment, float] = {}
     for attachment, stats in by_proposer.values():
         seconds = deadline.seconds_for(stats.mean_accepted, stats.answers.usual, haste)
@@ -34,25 +34,25 @@ def breaker_of(
     }
 
 
-def learn(places: Sequence[SlotRef | None], patient: set[int], now: float, waited: float = 0.0) -> None:
+def record_waits(refs: Sequence[SlotRef | None], waited_for: set[int], now: float, waited: float = 0.0) -> None:
     """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss.
 
     Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
     """
     complete: dict[int, bool] = {}
-    supplied: dict[int, bool] = {}
+    kept_up: dict[int, bool] = {}
     attachments: dict[int, Attachment] = {}
-    for place in places:
-        if place is not None and not place.attachment.ended:
-            epoch, slot = place.attachment.epoch, place.slot
-            attachments[epoch] = place.attachment
+    for ref in refs:
+        if ref is not None and not ref.attachment.ended:
+            epoch, slot = ref.attachment.epoch, ref.slot
+            attachments[epoch] = ref.attachment
             complete[epoch] = complete.get(epoch, True) and not slot.awaited
-            supplied[epoch] = supplied.get(epoch, False) or slot.kept_up or slot.waits
+            kept_up[epoch] = kept_up.get(epoch, False) or slot.kept_up or slot.waits
             slot.count_hits()
     for epoch, attachment in attachments.items():
-        if complete[epoch] and supplied[epoch]:
+        if complete[epoch] and kept_up[epoch]:
             attachment.circuit_breaker.on_success()
-        elif epoch in patient:
+        elif epoch in waited_for:
             attachment.circuit_breaker.on_timeout(now, waited)
             _tell_of_late_trees(attachment)
         else:
@@ -77,9 +77,11 @@ def all_unresponsive(attachments: Sequence[Attachment], behind: Sequence[Attachm
 
     One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.
     """
-    told = [each for each in attachments if each.slots.busy and not _unheard(each, behind, now)] or attachments
+    told = [
+        each for each in attachments if each.slots.busy and not _silent_and_catching_up(each, behind, now)
+    ] or attachments
     return bool(told) and all(attachment.circuit_breaker.is_unresponsive(now) for attachment in told)
 
 
-def _unheard(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
+def _silent_and_catching_up(attachment: Attachment, behind: Sequence[Attachment], now: float) -> bool:
     return attachment.circuit_breaker.is_silent(now) and behind.count(attachment) == attachment.slots.taken_count

@@ -127,9 +127,9 @@ class HiddenStateCapture:
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
-                chunks.append(StateChunk(key, features.of(features.first, root)))
+                chunks.append(StateChunk(key, features.slice(features.first, root)))
             if key in roots:
-                decided[key] = features.of(root, features.end)
+                decided[key] = features.slice(root, features.end)
         if chunks and self._taker is not None:
             self._taker.extend(chunks)
         return decided

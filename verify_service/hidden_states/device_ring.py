@@ -1,4 +1,4 @@
-"""A ring in the GPU's memory through which one drafter gets hidden states: who wrote where, and what may be reused."""
+"""A ring in GPU memory through which one drafter reads hidden states: reservations of steps, and their release."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ class SlotKey(Protocol):
 
 @dataclass(slots=True, eq=False)
 class RingReservation:
-    """Bytes of a ring up to `end`: in use while `queued` records name them, and until `message`, which had the last."""
+    """Bytes of a ring that end at `end`: in use while `queued` records name them, then until `message` is released."""
 
     end: int
     queued: int = 0
     message: int = 0
 
-    def written(self, message: int) -> None:
-        """One of the records has gone out in the message of this number."""
+    def on_sent(self, message: int) -> None:
+        """Note that one of the records was sent in the message of this number."""
         self.queued -= 1
         self.message = message
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RingSlice:
-    """Room for the states of positions of one slot's request, from `first` on, which a step fills.
+    """Reserved rows for the hidden states of `count` positions of a slot's request from `first` on; a step fills them.
 
-    Lives as long as the step that may write there, and the rows that it has computed.
+    A step that may write there, and the rows that it has computed, keep the object alive: while it lives its bytes are
+    not reused.
     """
 
     slot: SlotKey
@@ -59,64 +60,73 @@ class RingSlice:
     first: int
     count: int
     position: int
-    """Bytes that the ring had room for before"""
+    """Bytes from the attachment's beginning to the first row."""
     row_bytes: int
     target: torch.Tensor
-    """bfloat16 [any], all of the ring's data"""
-    place: int
-    """of the first number in `target`"""
-    room: RingReservation
+    """bfloat16 [capacity // 2], all of the ring's data."""
+    offset: int
+    """Index in `target` of the first row's first number."""
+    reservation: RingReservation
 
     def serves(self, slot: SlotKey) -> bool:
-        """Whether it was made for what a slot holds."""
+        """Whether it was reserved for the request that a slot holds now, at the same boundaries."""
         return self.slot is slot and self.generation == slot.generation and self.boundaries == slot.boundaries
 
     def rows(self, first: int, end: int) -> DeviceRows:
-        """What the drafter is told of the positions `first` to `end` - 1."""
+        """Return the rows of positions `first` to `end` - 1, as a record names them."""
         assert self.first <= first <= end <= self.first + self.count
-        return DeviceRows(self.position + (first - self.first) * self.row_bytes, end - first, self.row_bytes, self.room)
+        return DeviceRows(
+            self.position + (first - self.first) * self.row_bytes, end - first, self.row_bytes, self.reservation
+        )
 
 
 class DeviceRing:
-    """One attachment's ring. All positions count bytes from the attachment's beginning. The link's lock guards it.
+    """One attachment's ring in device memory; the link's lock guards it.
 
-    Nothing that the drafter does to the memory matters here: it is written by steps alone and never read.
+    Positions count bytes from the attachment's beginning; byte p lies at p % capacity of the ring's data.
+    `reserve` appends a reservation, `_oldest` drops those at the front that are not in use any more:
+
+        |-- reused --|-- released --|-- sent, not released --|-- queued --|-- steps write --|-- free --|
+        0          _tail                                                                 _written    _tail + capacity
+
+    A reservation is never split: one that would cross the end of the ring's data begins at its start.
+    This process writes the memory and never reads it, so that nothing a drafter writes there matters.
     """
 
     def __init__(self, block: DeviceBlock, nonce: bytes) -> None:
         """`block` is empty and nobody else uses it."""
         self.block = block
         self.nonce = nonce
-        self.over = False
-        """Whether the attachment has ended: nothing is reserved any more."""
+        self.closed = False
+        """Whether the attachment has ended, so that nothing is reserved any more."""
         self._target = block.numbers()
         self._capacity = block.size - DATA_OFFSET
         self._written = self._released = self._tail = 0
-        self._rooms: deque[tuple[RingReservation, weakref.ref[RingSlice]]] = deque()
+        self._reservations: deque[tuple[RingReservation, weakref.ref[RingSlice]]] = deque()
 
     @property
-    def quiet(self) -> bool:
+    def has_no_writers(self) -> bool:
         """Whether no step may still write here."""
-        return all(span() is None for _, span in self._rooms)
+        return all(ring_slice() is None for _, ring_slice in self._reservations)
 
     @property
     def released(self) -> int:
-        """How many messages the drafter has copied the states of."""
+        """Messages whose hidden states the drafter has copied."""
         return self._released
 
     @property
     def written(self) -> int:
-        """Bytes that steps had room for so far."""
+        """Bytes that were reserved so far, with what was skipped at the end of the ring's data."""
         return self._written
 
     def release(self, messages: int, written: int) -> None:
-        """The drafter claims to need nothing that so many messages name, of those `written`. RingError if it cannot."""
+        """Note that the drafter has copied the rows of `messages` of `written` messages. RingError if it cannot."""
         if not self._released <= messages <= written:
             raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
         self._released = messages
 
     def reserve(self, slot: SlotKey, first: int, count: int, hidden_size: int) -> RingSlice | None:
-        """Room for states of a slot's positions; None while the drafter has not released enough."""
+        """Reserve rows for `count` positions from `first` on; None while the drafter has not released enough."""
         row_bytes = 2 * len(slot.boundaries) * hidden_size
         size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
         start = self._written
@@ -125,30 +135,30 @@ class DeviceRing:
         if start + size - self._oldest() > self._capacity:
             return None
         self._written = start + size
-        room = RingReservation(self._written)
-        place = start % self._capacity // 2
-        span = RingSlice(
-            slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, place, room
+        reservation = RingReservation(self._written)
+        offset = start % self._capacity // 2
+        ring_slice = RingSlice(
+            slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, offset, reservation
         )
-        self._rooms.append((room, weakref.ref(span)))
-        return span
+        self._reservations.append((reservation, weakref.ref(ring_slice)))
+        return ring_slice
 
     def _oldest(self) -> int:
-        """The position from which on the ring is in use."""
-        while self._rooms:
-            room, span = self._rooms[0]
-            if span() is not None or room.queued or room.message > self._released:
+        """Drop reservations that are not in use any more, and return the position that the ring is in use from."""
+        while self._reservations:
+            reservation, ring_slice = self._reservations[0]
+            if ring_slice() is not None or reservation.queued or reservation.message > self._released:
                 return self._tail
-            self._tail = room.end
-            self._rooms.popleft()
+            self._tail = reservation.end
+            self._reservations.popleft()
         self._tail = self._written
         return self._tail
 
 
 class DeviceRows(NamedTuple):
-    """Rows of states in an attachment's device ring, `position` bytes after its beginning, and the room they are in."""
+    """Rows of hidden states, `position` bytes from the attachment's beginning, and the reservation that holds them."""
 
     position: int
     rows: int
     row_bytes: int
-    room: RingReservation
+    reservation: RingReservation

@@ -38,7 +38,7 @@ class _Kept:
     @property
     def idle(self) -> bool:
         """Whether its attachment is over, and no step may still write to it."""
-        return self.ring.over and self.ring.quiet
+        return self.ring.closed and self.ring.has_no_writers
 
 
 class DeviceRingPool:
@@ -89,7 +89,7 @@ class DeviceRingPool:
             free.block.close()
         block = self._memory.allocate(size)
         nobodys = DeviceRing(block, b"")
-        nobodys.over = True
+        nobodys.closed = True
         self._kept.append(_Kept(block, process, nobodys))
         return self._kept[-1]
 

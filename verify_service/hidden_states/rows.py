@@ -16,46 +16,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRows:
-    """Some rows of a step's, which may be on their way to the host until `load` returns all of them."""
+    """Some rows of a step's states, which may be in flight to the host until `load` returns all of them."""
 
     load: Callable[[], Bits]
-    places: range | list[int]
+    row_indices: range | list[int]
     width: int
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.row_indices)
 
-    def of(self, first: int, end: int) -> PendingRows:
-        """Those of some of its rows."""
-        return PendingRows(self.load, self.places[first:end], self.width)
+    def slice(self, first: int, end: int) -> PendingRows:
+        """Return the rows `first` to `end` - 1 of these."""
+        return PendingRows(self.load, self.row_indices[first:end], self.width)
 
     def bits(self) -> Bits:
-        """The rows themselves; waits for them."""
-        rows, places = self.load(), self.places
-        return rows[places.start : places.stop] if isinstance(places, range) else rows[places]
+        """Return the rows; wait for them."""
+        rows, indices = self.load(), self.row_indices
+        return rows[indices.start : indices.stop] if isinstance(indices, range) else rows[indices]
 
 
 class HiddenStateRows:
     """States of the positions from `first` on, one a row; that of position p predicted token p + 1.
 
-    `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in their
-    order. The memory may be a step's, which later steps use again: whoever keeps rows takes a copy by `at`. `spans` say
-    where the device's memory has them, from where some drafters take them; `copied` waits until it does.
+    `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in order.
+    The memory may be a step's, which later steps reuse: copy rows that are kept with `select`.
+    `ring_slices` are the same rows in device rings, for drafters that read them there; `copied` waits until they are.
     """
 
-    __slots__ = ("_copied", "_count", "_rows", "boundaries", "first", "spans")
+    __slots__ = ("_copied", "_count", "_rows", "boundaries", "first", "ring_slices")
 
     def __init__(
         self,
         boundaries: tuple[int, ...],
         first: int,
         rows: Bits | PendingRows,
-        spans: tuple[RingSlice, ...] = (),
+        ring_slices: tuple[RingSlice, ...] = (),
         copied: Callable[[], None] | None = None,
     ) -> None:
         self.boundaries = boundaries
         self.first = first
-        self.spans = spans
+        self.ring_slices = ring_slices
         self._copied = copied
         self._rows = rows
         self._count = len(rows)
@@ -65,7 +65,7 @@ class HiddenStateRows:
 
     @property
     def rows(self) -> Bits:
-        """All of them; waits where they are on their way."""
+        """All rows; waits while they are in flight."""
         if isinstance(self._rows, PendingRows):
             self._rows = self._rows.bits()
         return self._rows
@@ -73,7 +73,7 @@ class HiddenStateRows:
     def located(self) -> tuple[Bits, range | list[int]]:
         """An array of rows, perhaps a step's with those of others, and which of its rows these are; waits as `rows`."""
         if isinstance(self._rows, PendingRows):
-            return self._rows.load(), self._rows.places
+            return self._rows.load(), self._rows.row_indices
         return self._rows, range(self._count)
 
     @property
@@ -87,19 +87,19 @@ class HiddenStateRows:
         """The position behind the last one."""
         return self.first + self._count
 
-    def of(self, first: int, end: int) -> HiddenStateRows:
-        """Those of some of its positions."""
+    def slice(self, first: int, end: int) -> HiddenStateRows:
+        """Return the rows of positions `first` to `end` - 1, without a copy."""
         assert self.first <= first <= end <= self.end
         low, high = first - self.first, end - self.first
-        rows = self._rows.of(low, high) if isinstance(self._rows, PendingRows) else self._rows[low:high]
-        return HiddenStateRows(self.boundaries, first, rows, self.spans, self._copied)
+        rows = self._rows.slice(low, high) if isinstance(self._rows, PendingRows) else self._rows[low:high]
+        return HiddenStateRows(self.boundaries, first, rows, self.ring_slices, self._copied)
 
     def has(self, boundaries: Sequence[int]) -> bool:
         """Whether all these boundaries were captured."""
         return all(boundary in self.boundaries for boundary in boundaries)
 
-    def at(self, boundaries: Sequence[int]) -> Bits:
-        """The states at some of its boundaries, in the order given: contiguous [positions, columns], a copy."""
+    def select(self, boundaries: Sequence[int]) -> Bits:
+        """Return a contiguous copy [positions, columns] of the states at these boundaries, in the order given."""
         rows = self.rows
         if tuple(boundaries) == self.boundaries:
             return rows.copy()
@@ -107,16 +107,13 @@ class HiddenStateRows:
         by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
-    def span_of(self, slot: SlotKey) -> RingSlice | None:
-        """Where the drafter that has a slot may take them from the device's memory; None if it has to be sent them.
-
-        Waits until they are there.
-        """
-        for span in self.spans:
-            if span.serves(slot):
+    def ring_slice_for(self, slot: SlotKey) -> RingSlice | None:
+        """Return the ring slice reserved for `slot`, once the rows are there; None if they have to be sent."""
+        for ring_slice in self.ring_slices:
+            if ring_slice.serves(slot):
                 if self._copied is not None:
                     self._copied()
-                return span
+                return ring_slice
         return None
 
 

@@ -22,7 +22,7 @@ class _Copies:
 
     source: Bits
     rows: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
 
 
 class HiddenStateStore:
@@ -89,11 +89,11 @@ class HiddenStateStore:
             if not copies or copies[-1].source is not source:
                 copies.append(_Copies(source))
             copies[-1].rows += rows
-            self._make_room(pages, features.first, features.end, copies[-1].places)
+            self._make_room(pages, features.first, features.end, copies[-1].targets)
         for copy in copies:
-            copy_rows(copy.source, np.array(copy.rows, np.int64), self._rows, np.array(copy.places, np.int64))
+            copy_rows(copy.source, np.array(copy.rows, np.int64), self._rows, np.array(copy.targets, np.int64))
 
-    def _make_room(self, pages: Sequence[int], first: int, end: int, places: list[int]) -> None:
+    def _make_room(self, pages: Sequence[int], first: int, end: int, targets: list[int]) -> None:
         """Add where the rows of these positions go, which count as written."""
         size = self._page_size
         while first < end:
@@ -101,7 +101,7 @@ class HiddenStateStore:
             high = min(size, low + end - first)
             block = self._block(pages[number])
             start = block * size
-            places += range(start + low, start + high)
+            targets += range(start + low, start + high)
             self._written[start + low : start + high] = True
             if high == size and self._written[start : start + size].all():
                 self._full.add(block)

@@ -229,7 +229,7 @@ class GpuModelRunner:
                 routed[0][1].target,
                 boundaries,
                 self._rows.committed(
-                    items, deciding, [(item, span.count, span.place, span.row_bytes // 2) for item, span in routed]
+                    items, deciding, [(item, span.count, span.offset, span.row_bytes // 2) for item, span in routed]
                 ),
             )
             for (_, boundaries), routed in rings.items()

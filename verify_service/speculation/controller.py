@@ -368,7 +368,7 @@ class SpeculationController:
             if state.untold:
                 tokens, states, state.untold = tuple(state.tokens[-len(tokens) - state.untold :]), None, 0
             if states is not None:
-                states = states.of(states.first, states.first + len(tokens))
+                states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
             catch_up = self._wishes.wants_states(state, running)
             commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up, haste))

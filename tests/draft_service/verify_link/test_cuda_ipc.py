@@ -109,7 +109,7 @@ class Steps:
         for span in spans:
             width = span.row_bytes // 2
             side_by_side = np.concatenate([values[boundary] for boundary in span.boundaries], axis=1)
-            target = span.target[span.place : span.place + len(rows) * width]
+            target = span.target[span.offset : span.offset + len(rows) * width]
             target.copy_(torch.from_numpy(side_by_side).flatten().to(torch.bfloat16))
         self.routed += len(spans)
         host = torch.from_numpy(np.concatenate([*values.values()], axis=1)).to(torch.bfloat16)

@@ -72,7 +72,7 @@ class DraftExchange(Target):
             await asyncio.sleep(4 * _OPEN_SECONDS)
 
         self._loop.run_until_complete(rest())
-        if len(all_tasks(self._loop)) or self._link.state().attachments or self._link._bindings.attachments:
+        if len(all_tasks(self._loop)) or self._link.state().attachments or self._link._router.attachments:
             raise BrokenError(f"left: {all_tasks(self._loop)} {self._link.state()}")
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class DraftExchange(Target):
 
     async def _calls(self, parts: list[bytes]) -> None:
         peer, epoch, transport, reason, request = [*parts, b"", b"", b"", b"", b""][:5]
-        while len(self._link._bindings.attachments) > MAX_ATTACHMENTS // 2:  # noqa: ASYNC110 - which expire
+        while len(self._link._router.attachments) > MAX_ATTACHMENTS // 2:  # noqa: ASYNC110 - which expire
             await asyncio.sleep(_OPEN_SECONDS)
         context = CallContext(peer=peer.decode("utf-8", "replace"))
         granted = ""

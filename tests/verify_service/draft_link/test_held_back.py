@@ -8,7 +8,7 @@ from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, NoDrafts, Opening
 from verify_service.core.request import RequestKey, SamplingParams
-from verify_service.draft_link.held_back import MOST_TOKENS, TOLD_SECONDS, PausingLink
+from verify_service.draft_link.held_back import HEARTBEAT_SECONDS, MAX_TOKENS, PausingLink
 
 ONE, TWO, THREE = RequestKey(1, 1), RequestKey(1, 2), RequestKey(1, 3)
 TREE = TokenTree((7,), (-1,))
@@ -80,7 +80,7 @@ def test_while_drafters_hang_nothing_need_be_told_but_once_in_a_while(link, held
         assert not held.listens()
         assert held.collect([ONE, TWO]) == [None, None]
         assert not held.expects([ONE])
-    now[0] += TOLD_SECONDS
+    now[0] += HEARTBEAT_SECONDS
     assert held.listens()
     held.commit([committed(ONE, 7, 10, 11, 12, 13), committed(TWO, 15, 6)])
     assert link.told == [[(ONE, (10, 11, 12, 13), 7, 2), (TWO, (6,), 15, 2)]], "trees show that one goes on"
@@ -103,6 +103,6 @@ def test_no_more_is_told_at_once_than_one_message_takes(link, held):
     link.is_deaf = True
     assert not held.listens()
     link.is_deaf = False
-    half = MOST_TOKENS // 2
+    half = MAX_TOKENS // 2
     held.commit([committed(key, 3 + half, *range(half)) for key in (ONE, TWO, THREE)])
     assert [[key for key, *_ in told] for told in link.told] == [[ONE, TWO], [THREE]]

@@ -53,7 +53,7 @@ class Received:
     rows: dict[int, Bits] = field(default_factory=dict)
 
     def take(self, features: HiddenStateRows) -> None:
-        for offset, row in enumerate(features.at(WANTED)):
+        for offset, row in enumerate(features.select(WANTED)):
             self.rows[features.first + offset] = row
 
 
@@ -123,13 +123,13 @@ class RingTaker(Taker):
 
     def compare(self, key: RequestKey, features: HiddenStateRows) -> None:
         slot = self.slots[key]
-        span = features.span_of(slot)
+        span = features.ring_slice_for(slot)
         assert span is not None
         position, rows, row_bytes, _ = span.rows(features.first, features.end)
-        place = span.place + (position - span.position) // 2
+        place = span.offset + (position - span.position) // 2
         found = span.target[place : place + rows * row_bytes // 2].view(rows, -1).view(torch.uint16).numpy()
-        assert np.array_equal(found, features.at(slot.boundaries))
-        span.room.message = self.found + 1
+        assert np.array_equal(found, features.select(slot.boundaries))
+        span.reservation.message = self.found + 1
         self.ring.release(self.found, self.found)
         self.found += rows
 

@@ -32,13 +32,13 @@ def test_a_ring_serves_its_own_process_again_and_another_once_that_has_gone() ->
         first = rings.take(other.pid, 2)
         assert rings.take(other.pid, 2).block is not first.block, "the first is in use"
         first.block.write_nonce(b"a request's states")
-        first.over = True
+        first.closed = True
         assert rings.take(os.getpid(), 2).block is not first.block, "its process lives"
         again = rings.take(other.pid, 2)
         assert again.block is first.block
         assert not again.block.numbers().any()
         assert again.block.read_nonce(16) == again.nonce != first.nonce
-        again.over = True
+        again.closed = True
         other.kill()
     assert rings.take(os.getpid(), 2).block is first.block
     assert len(memory.blocks) == 3
@@ -49,7 +49,7 @@ def test_a_ring_that_a_step_may_still_write_serves_nobody() -> None:
     rings = rings_of(memory)
     ring = rings.take(os.getpid(), 2)
     span = ring.reserve(Slot(1, 0, boundaries=(1,)), 0, 3, HIDDEN)
-    ring.over = True
+    ring.closed = True
     assert rings.take(os.getpid(), 2).block is not ring.block
     del span
     gc.collect()
@@ -63,7 +63,7 @@ def test_rings_are_bounded_while_their_processes_live(monkeypatch: pytest.Monkey
     rings = rings_of(memory)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         rings.take(os.getpid(), 2)
-        rings.take(other.pid, 2).over = True
+        rings.take(other.pid, 2).closed = True
         with pytest.raises(ResourceExhaustedError, match="2 rings are mapped by processes that live"):
             rings.take(os.getpid(), 1)
         other.kill()
@@ -107,7 +107,7 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
         span = ring.reserve(slot, 0, rows, HIDDEN)
         if span is None:
             return None
-        span.room.message = message
+        span.reservation.message = message
         return span.position
 
     assert [reserve(20) for _ in range(5)] == [0, 1024, 2048, 3072, 4096], "640 bytes each, none across the end"
@@ -120,7 +120,7 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
     assert held is not None and held.position == 6400
     ring.release(6, written=9)
     assert [reserve(8, 8) for _ in range(4)] == [6656, 6912, 7168, None], "a step may still write to that which is held"
-    held.room.queued = 1
+    held.reservation.queued = 1
     del held
     ring.release(9, written=9)
     assert reserve(8) is None, "a record that names it waits"

@@ -127,6 +127,6 @@ def test_another_layout_begins_empty_and_none_takes_no_memory() -> None:
 def test_boundaries_are_picked_in_any_order() -> None:
     rows = states(2, 6)
     assert rows.has([3]) and rows.has([3, 1]) and not rows.has([2])
-    assert np.array_equal(rows.at([3, 1]), np.concatenate([rows.rows[:, HIDDEN:], rows.rows[:, :HIDDEN]], axis=1))
-    assert rows.at([3]).flags.c_contiguous
-    assert same(rows.of(3, 5), states(3, 5))
+    assert np.array_equal(rows.select([3, 1]), np.concatenate([rows.rows[:, HIDDEN:], rows.rows[:, :HIDDEN]], axis=1))
+    assert rows.select([3]).flags.c_contiguous
+    assert same(rows.slice(3, 5), states(3, 5))

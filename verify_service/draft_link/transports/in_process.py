@@ -37,7 +37,7 @@ from verify_service.draft_link.codec import (
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.records import AttachReply, Command, Commit, Extend, Reply, Stamp, TreeReply
 from verify_service.draft_link.send_queue import SendQueue
-from verify_service.draft_link.transports.shm import rooms_of
+from verify_service.draft_link.transports.shm import reservations_of
 from verify_service.hidden_states.device_ring import DeviceRing
 from verify_service.hidden_states.device_ring_pool import ring_here
 
@@ -144,8 +144,8 @@ class InProcessTransport:
             self._asked |= any(isinstance(record, Commit) and record.max_nodes > 1 for record in records)
             self._host.put([_value(record) for record in records])
             self._sent += 1
-            for room in [] if self._ring is None else rooms_of(records):
-                room.written(self._sent)
+            for reservation in [] if self._ring is None else reservations_of(records):
+                reservation.on_sent(self._sent)
 
     def yield_gil(self) -> None:
         asked, self._asked, position = self._asked, False, self.position
@@ -181,7 +181,7 @@ class InProcessTransport:
 
     def close(self) -> None:
         if self._ring is not None:
-            self._ring.over = True
+            self._ring.closed = True
         self._host.detach()
         self._alarm.notify(yield_gil=True)
 
@@ -211,6 +211,8 @@ def _value(record: Command) -> CommitValue | ExtendValue | bytes:
     if isinstance(record, Commit | Extend):
         rows = None if record.device_rows is None else record.device_rows[:3]
         if isinstance(record, Extend):
-            return ExtendValue(record.stamp, record.first_position, record.features, rows)
-        return CommitValue(record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.features, rows)
+            return ExtendValue(record.stamp, record.first_position, record.hidden_states, rows)
+        return CommitValue(
+            record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.hidden_states, rows
+        )
     return encode_commands([record])

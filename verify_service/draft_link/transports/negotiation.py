@@ -63,8 +63,8 @@ class NegotiatedTransports:
         block = self.ring.block
         return DeviceRingAddress(block.handle, block.size, block.gpu_uuid)
 
-    def agreed(self, version: int, attachment: Attachment, deadline: float) -> AttachReply:
-        """What the drafter is answered; steps wait for its trees so many seconds at most."""
+    def attach_response(self, version: int, attachment: Attachment, deadline: float) -> AttachReply:
+        """Return the response to Attach; steps wait at most `deadline` seconds for the drafter's trees."""
         return AttachReply(
             version,
             attachment.epoch,
@@ -100,11 +100,11 @@ class NegotiatedTransports:
     def close(self) -> None:
         """Nothing will be opened any more."""
         if self.ring is not None:
-            self.ring.over = True
+            self.ring.closed = True
 
 
 class TransportNegotiator:
-    """Finds the means of each attachment. For any thread; may wait for the device."""
+    """Negotiates the transports of each attachment. For any thread; may wait for the device."""
 
     def __init__(self, facts: LinkFacts, config: LinkConfig, rings: DeviceRingPool | None) -> None:
         """`rings` are those of the model's GPU; None where there are none."""
@@ -113,37 +113,37 @@ class TransportNegotiator:
         self._rings = rings
         self._trees = TreeReader()
 
-    def means(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
-        """What can be had of `transports`, which both ends speak, best first.
+    def negotiate(self, request: AttachRequest, transports: Sequence[str]) -> NegotiatedTransports:
+        """Set up those of `transports`, which both ends speak, that can be had, best first.
 
         FailedPreconditionError or ResourceExhaustedError where that is nothing.
         """
         boundaries = max(len(offer.feature_boundaries) for offer in request.offers)
-        means, reasons = NegotiatedTransports((), self._trees, spin=self._config.spin), dict[str, str]()
+        negotiated, reasons = NegotiatedTransports((), self._trees, spin=self._config.spin), dict[str, str]()
         if GRPC in transports and self._config.spin >= LONG_SPIN and len(os.sched_getaffinity(0)) >= AWAKE_CPUS:
-            means.alarm = HybridEvent()
+            negotiated.alarm = HybridEvent()
         names = [name for name in transports if name != CUDA_IPC or boundaries]
         if not names:
             raise FailedPreconditionError("transport cuda_ipc is for states, of which none are wanted here")
         if set(names) & {SHM, CUDA_IPC}:
             try:
                 states = MESSAGE_BYTES if boundaries else 0
-                means.rings = SharedRings(self._config.num_slots, self._facts.max_context, states)
+                negotiated.rings = SharedRings(self._config.num_slots, self._facts.max_context, states)
             except SegmentError as error:
                 reasons |= dict.fromkeys((SHM, CUDA_IPC), str(error))
         if CUDA_IPC in names and CUDA_IPC not in reasons:
             try:
-                means.ring = self._ring(request, boundaries)
+                negotiated.ring = self._ring(request, boundaries)
             except SlipstreamError as error:
                 reasons[CUDA_IPC] = error.message
-        means.transports = tuple(name for name in names if name not in reasons)
-        if not means.transports:
+        negotiated.transports = tuple(name for name in names if name not in reasons)
+        if not negotiated.transports:
             raise ResourceExhaustedError("; ".join(f"{name}: {reasons[name]}" for name in names))
-        better = names[: names.index(means.transports[0])]
-        means.reason = "; ".join(f"{name}: {reasons[name]}" for name in better)
-        if means.reason:
-            _log.warning("a better transport is not to be had for %r: %s", request.name[:80], means.reason)
-        return means
+        better = names[: names.index(negotiated.transports[0])]
+        negotiated.reason = "; ".join(f"{name}: {reasons[name]}" for name in better)
+        if negotiated.reason:
+            _log.warning("a better transport is not to be had for %r: %s", request.name[:80], negotiated.reason)
+        return negotiated
 
     def _ring(self, request: AttachRequest, boundaries: int) -> DeviceRing:
         if self._rings is None:

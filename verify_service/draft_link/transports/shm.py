@@ -70,8 +70,8 @@ class ShmTransport:
         "_limit",
         "_num_slots",
         "_over",
+        "_reservations",
         "_ring",
-        "_rooms",
         "_spin",
         "_trees",
         "_unsent",
@@ -109,8 +109,8 @@ class ShmTransport:
         self._waited = threading.Lock()
         """held by whoever waits, and by whoever lets the rings go: to unmap them is not a step's work"""
         self._unsent = b""
-        self._rooms: list[RingReservation] = []
-        """those that the message not yet sent names"""
+        self._reservations: list[RingReservation] = []
+        """Those that the message not yet sent names."""
         self._fault: RingError | ResourceExhaustedError | None = None
         expected = rings.nonce if ring is None else rings.nonce + ring.nonce
         try:
@@ -134,7 +134,7 @@ class ShmTransport:
                     if not records:
                         return
                     self._unsent = encode_commands(records)
-                    self._rooms = [] if self._ring is None else rooms_of(records)
+                    self._reservations = [] if self._ring is None else reservations_of(records)
                 if not outgoing.write(self._unsent):
                     if len(self._unsent) > outgoing.limit:
                         self._fault = ResourceExhaustedError(
@@ -142,8 +142,8 @@ class ShmTransport:
                         )
                     return
                 self._unsent = b""
-                for room in self._rooms:
-                    room.written(outgoing.messages)
+                for reservation in self._reservations:
+                    reservation.on_sent(outgoing.messages)
         except RingError as error:
             self._fault = error
 
@@ -183,7 +183,7 @@ class ShmTransport:
     def close(self) -> None:
         self._over, self._fault = True, None
         if self._ring is not None:
-            self._ring.over = True
+            self._ring.closed = True
         if self._ends is not None:
             self._ends[1].ring()
         self._wake()
@@ -194,9 +194,9 @@ class ShmTransport:
         del ends
 
 
-def rooms_of(records: Sequence[Command]) -> list[RingReservation]:
-    """Where on the device the states are that records name, once for each of them."""
-    return [each.device_rows.room for each in records if isinstance(each, Commit | Extend) and each.device_rows]
+def reservations_of(records: Sequence[Command]) -> list[RingReservation]:
+    """Return the device-ring reservations that records name, once for each record."""
+    return [each.device_rows.reservation for each in records if isinstance(each, Commit | Extend) and each.device_rows]
 
 
 def _address(segment: Segment) -> RingAddress:
