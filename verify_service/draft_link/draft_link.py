@@ -194,11 +194,11 @@ class DraftLink:
                 self._deadline.step_begins(self._clock(), plain=False)
 
     def listens(self) -> bool:
-        """Always: what need not be told to drafters that hang, others hold back."""
+        """Always True: `PausingLink` drops commits while every drafter is unresponsive."""
         return True
 
     def deaf(self) -> bool:
-        """Whether every drafter that is attached hangs, so that it takes in nothing."""
+        """Whether every attached drafter is unresponsive, so that commits are dropped."""
         with self._changed:
             live, now = self._router.live, self._clock()
             return any(each.circuit_breaker.is_unresponsive(now) for each in live) and all_unresponsive(

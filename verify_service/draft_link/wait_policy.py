@@ -73,7 +73,7 @@ def _tell_of_late_trees(attachment: Attachment) -> None:
 
 
 def all_unresponsive(attachments: Sequence[Attachment], behind: Sequence[Attachment], now: float) -> bool:
-    """Whether all attachments hang that have requests, or all there are where none has any.
+    """Whether all attachments with requests are unresponsive; where none has any, whether all attachments are.
 
     One that has nothing but requests to take over, of which `behind` has it once for each, counts while it is heard.
     """

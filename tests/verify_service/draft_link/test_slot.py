@@ -128,7 +128,7 @@ def test_a_plain_step_leads_to_what_supposed_no_node() -> None:
     assert slot.tree == TokenTree.chain([20, 21, 22])
 
 
-def handed_over() -> Slot:
+def cache_taken() -> Slot:
     """Its step's ends are 10 -> 11 with 6, and 5 without any node; one that cannot come, and two of other lengths."""
     slot = ahead_slot(max_ahead=5)
     wrong = [ahead(slot, 3, 6, 70, 2), ahead(slot, 4, 6, 70, 1), ahead(slot, 2, 6, 70, 9)]
@@ -143,7 +143,7 @@ def handed_over() -> Slot:
 
 
 def test_what_comes_after_the_trees_ahead_were_handed_over_is_late() -> None:
-    slot = handed_over()
+    slot = cache_taken()
     late = ahead(slot, 1, 7, 70, -1)
     assert not slot.may_cache(late)
     assert slot.too_late(late)
@@ -154,7 +154,7 @@ def test_what_comes_after_the_trees_ahead_were_handed_over_is_late() -> None:
 
 
 def test_the_step_under_way_has_what_it_was_given_of_the_trees_handed_over() -> None:
-    slot = handed_over()
+    slot = cache_taken()
     slot.end_step((10, 11, 6))
     slot.advance_to(8, 6, 8, 4, OFFER)
     slot.begin_step(TokenTree.chain([30]))
@@ -169,7 +169,7 @@ def test_the_step_under_way_has_what_it_was_given_of_the_trees_handed_over() -> 
 def test_a_step_without_a_tree_or_with_one_that_was_not_handed_over_is_plain(
     tokens: tuple[int, ...], tree: TokenTree | None
 ) -> None:
-    slot = handed_over()
+    slot = cache_taken()
     slot.end_step(tokens)
     slot.advance_to(5 + len(tokens), tokens[-1], 8, 4, OFFER)
     slot.begin_step(tree)
