@@ -104,11 +104,11 @@ class LocalLoop:
         config: EngineConfig,
         trees: DraftSource | None,
         taker: HiddenStateTaker | None = None,
-        foresight: OutcomeTreeSource | None = None,
-        follower: OnDeviceDrafter | None = None,
+        outcome_source: OutcomeTreeSource | None = None,
+        on_device_drafter: OnDeviceDrafter | None = None,
     ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoDrafts(), self._take, taker, foresight, follower)
+        self.loop = VerifyLoop(model, config, trees or NoDrafts(), self._take, taker, outcome_source, on_device_drafter)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -211,14 +211,14 @@ def local_loop(
     config: EngineConfig,
     trees: DraftSource | None = None,
     taker: HiddenStateTaker | None = None,
-    foresight: OutcomeTreeSource | None = None,
-    follower: OnDeviceDrafter | None = None,
+    outcome_source: OutcomeTreeSource | None = None,
+    on_device_drafter: OnDeviceDrafter | None = None,
 ) -> Iterator[LocalLoop]:
     """A started loop over a loaded model, stopped at the end; hidden states go to `taker`.
 
-    `foresight` and `follower` are what `trees` has for steps that are not decided yet.
+    `outcome_source` and `on_device_drafter` are what `trees` has for steps that are not decided yet.
     """
-    local = LocalLoop(model, config, trees, taker, foresight, follower)
+    local = LocalLoop(model, config, trees, taker, outcome_source, on_device_drafter)
     local.loop.start()
     try:
         yield local

@@ -51,9 +51,9 @@ class ChosenLink(DraftLink):
     unread = 0
     """Steps that were launched with trees that only the device knew."""
 
-    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+    def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
         self.unread += 1
-        super().waited(keys, seconds)
+        super().observe_wait(keys, seconds)
 
     def default(self) -> str | None:
         return self.chosen
@@ -103,7 +103,7 @@ def speculative_loop(
         device = str(model.kv.keys.device)
         beside = drafters.place == IN_PROCESS
         stack.enter_context(_beside(link, drafters, device, rows) if beside else _behind(link, drafters))
-        local = stack.enter_context(local_loop(model, config, link, link, follower=link))
+        local = stack.enter_context(local_loop(model, config, link, link, on_device_drafter=link))
         if not local.loop.wait_idle(_START_SECONDS):
             raise RuntimeError("the graphs of passes that keep states were not captured in time")
         yield SpeculativeLoop(local, link)

@@ -45,7 +45,7 @@ class LocalTrees:
     def begin(self, opening: Opening) -> None:
         self._requests[opening.key] = _Request(opening, list(opening.token_ids))
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -98,7 +98,7 @@ class TreesByName:
         source = self._chosen[opening.key] = self._sources[opening.proposer]
         source.begin(opening)
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:

@@ -87,7 +87,7 @@ def numbers(first: int, rows: int) -> torch.Tensor:
 
 def stepped(link: DraftLink, first: int, rows: int) -> HiddenStateRows:
     """What a step that computes these positions captures; on the host are other numbers than on the device."""
-    (spans,) = link.route([StateSpan(KEY, first, rows)], (1,))
+    (spans,) = link.reserve_ring([StateSpan(KEY, first, rows)], (1,))
     copied = partial(fill, spans, first, rows)
     return HiddenStateRows((1,), first, np.zeros((rows, HIDDEN), np.uint16), spans, copied)
 
@@ -99,7 +99,7 @@ def fill(spans: Sequence[RingSlice], first: int, rows: int) -> None:
 
 def decode(link: DraftLink, steps: int) -> int:
     """A prompt of three tokens, then steps; returns how many positions have states."""
-    link.extend([StateChunk(KEY, stepped(link, 0, 2))])
+    link.send_states([StateChunk(KEY, stepped(link, 0, 2))])
     end, length = 2, 3
     for _ in range(steps):
         states = stepped(link, end, ROWS)

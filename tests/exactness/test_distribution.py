@@ -46,7 +46,7 @@ class LikelyTrees:
     def begin(self, opening):
         self.outputs[opening.key] = ()
 
-    def listens(self):
+    def accepts_commits(self):
         return True
 
     def commit(self, commits):

@@ -41,8 +41,8 @@ class Listener(Fixed):
 def decoding(config: EngineConfig, memory: KVCacheManager, trees: Fixed, max_tokens: int = 100) -> RequestState:
     params = SamplingParams(seed=1, max_tokens=max_tokens)
     state = admitted(config, range(10, 17), sampling=params, trees=trees)
-    state.line = 0
+    state.req_index = 0
     memory.begin(state)
-    state.computed = len(state.tokens) - 1
-    state.wants_tree = True
+    state.num_computed_tokens = len(state.tokens) - 1
+    state.awaiting_tree = True
     return state

@@ -65,15 +65,15 @@ class ForeseeingTrees(OracleTrees):
     def propose(self, key: RequestKey, nodes: int, depth: int) -> TokenTree | None:
         return super().propose(key, min(nodes, 6), min(depth, 2))
 
-    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
         assert all(key in self.tokens for key in keys)
         return True
 
-    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
         assert seconds >= 0
         return self.random.random() < self.ready
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         self.ahead += 1
         self.handed_over.update(keys)
         return [self._prepare(key) for key in keys]

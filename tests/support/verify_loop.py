@@ -83,13 +83,15 @@ class LoopRunner:
         config: EngineConfig,
         trees: DraftSource | None = None,
         taker: HiddenStateTaker | None = None,
-        foresight: OutcomeTreeSource | None = None,
-        follower: OnDeviceDrafter | None = None,
+        outcome_source: OutcomeTreeSource | None = None,
+        on_device_drafter: OnDeviceDrafter | None = None,
     ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(self.model, config, trees or NoDrafts(), self._take, taker, foresight, follower)
+        self.loop = VerifyLoop(
+            self.model, config, trees or NoDrafts(), self._take, taker, outcome_source, on_device_drafter
+        )
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -125,10 +127,10 @@ def running_loop(
     config: EngineConfig,
     trees: DraftSource | None = None,
     taker: HiddenStateTaker | None = None,
-    foresight: OutcomeTreeSource | None = None,
+    outcome_source: OutcomeTreeSource | None = None,
 ) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
-    runner = LoopRunner(target, config, trees, taker, foresight)
+    runner = LoopRunner(target, config, trees, taker, outcome_source)
     runner.loop.start()
     try:
         yield runner
@@ -162,7 +164,7 @@ class ScriptedTrees:
         self.openings.append(opening)
         self.tokens[opening.key] = list(opening.token_ids)
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -293,5 +295,5 @@ def admitted(
             weight=weight,
         )
     )
-    state.ticket = request_id
+    state.arrival_number = request_id
     return state

@@ -148,7 +148,7 @@ class Rounds:
 
     def _begin(self, tokens: int) -> None:
         state = admitted(self._config, _PROMPT, request_id=self._begun, trees=self.head)
-        state.limit, state.line = len(_PROMPT) + max(1, tokens), 0
+        state.max_length, state.req_index = len(_PROMPT) + max(1, tokens), 0
         self._begun += 1
         self._memory.begin(state)
         self.head.lacking[state.key] = self._lacking
@@ -158,33 +158,33 @@ class Rounds:
     def _step(self) -> tuple[int, int]:
         """One pass; returns the nodes it had and the tokens it brought."""
         for state in self._states:
-            state.computed = len(state.tokens) - 1
+            state.num_computed_tokens = len(state.tokens) - 1
         items = [ScheduledRequest(state, 1) for state in self._states]
-        if any(state.wants_tree for state in self._states):
+        if any(state.awaiting_tree for state in self._states):
             self.drafting.attach_trees(items)
             self._clock.now += _host_seconds(len(items)) / 2
-            self.drafting.idled(self._clock.now - self._decided_at)
+            self.drafting.observe_idle(self._clock.now - self._decided_at)
         nodes = sum(item.num_rows - 1 for item in items)
         seconds = self._costs.seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
         # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
         self._clock.now = self._decided_at = self._clock.now + seconds
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
-        self.drafting.learn(decisions, len(items), nodes, seconds)
+        self.drafting.observe_step(decisions, len(items), nodes, seconds)
         going_on, output = [], 0
         for item, walk, _ in decisions:
             state = item.state
-            tokens = walk.tokens[: state.limit - len(state.tokens)]
+            tokens = walk.tokens[: state.max_length - len(state.tokens)]
             state.tokens.extend(tokens)
             output += len(tokens)
-            if len(state.tokens) < state.limit:
+            if len(state.tokens) < state.max_length:
                 going_on.append((state, tokens))
             else:
-                state.gone = True
+                state.finished = True
                 self._memory.end(state, keep=False)
                 self._states.remove(state)
                 self._begin(self._tokens)
-        self.drafting.report(going_on, len(self._states))
+        self.drafting.send_commits(going_on, len(self._states))
         return nodes, output
 
     def _walk(self, item: ScheduledRequest) -> AcceptedPath:

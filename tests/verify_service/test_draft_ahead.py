@@ -254,18 +254,18 @@ def test_the_fan_out_is_bounded_and_stated() -> None:
 def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right() -> None:
     async def scenario() -> None:
         async with drafted() as (link, drafter):
-            assert link.foresees([KEY])
+            assert link.drafts_ahead_only([KEY])
             await drafter.send(tree_reply(stamp(drafter), [20, 21], [-1, 0], tree_id=1))
             await settled(link, lambda: slot_of(link).tree is not None)
             assert await collect(link) == TokenTree.chain([20, 21])
-            assert not await asyncio.to_thread(link.await_prepared, [KEY], 0.01)
+            assert not await asyncio.to_thread(link.wait_for_outcomes, [KEY], 0.01)
             await drafter.send(
                 ahead(drafter, 3, 50, (1, 1), [51], 2),
                 ahead(drafter, 2, 50, (1, 0), [52], 3),
                 ahead(drafter, 1, 50, (0, -1), [53], 4),
             )
-            assert await asyncio.to_thread(link.await_prepared, [KEY], 60.0), "at once: no more are kept"
-            (prepared,) = link.take_prepared([KEY])
+            assert await asyncio.to_thread(link.wait_for_outcomes, [KEY], 60.0), "at once: no more are kept"
+            (prepared,) = link.take_outcome_trees([KEY])
             assert [(each.path, each.token) for each in prepared] == [((20, 21), 50), ((20,), 50), ((), 50)]
             await drafter.send(ahead(drafter, 2, 51, (1, 0), [54], 5))
             await settled(link, lambda: stats(link).ahead_late == 1)
@@ -285,10 +285,10 @@ def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right
 def test_who_is_waited_for_is_not_begun_without() -> None:
     async def scenario() -> None:
         async with drafted(draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT) as (link, _):
-            assert not link.foresees([KEY])
+            assert not link.drafts_ahead_only([KEY])
             assert [each.mode for each in link.state().drafters] == [Mode.AHEAD_OR_WAIT]
         async with drafted(lockstep=True) as (link, _):
-            assert not link.foresees([KEY])
+            assert not link.drafts_ahead_only([KEY])
             assert [each.mode for each in link.state().drafters] == [Mode.LOCKSTEP]
 
     run(scenario)
@@ -299,11 +299,11 @@ def test_steps_that_begin_without_any_tree_end_the_patience_with_a_drafter() -> 
         async with drafted() as (link, _):
             for length in range(5, 8):
                 assert link.expects([KEY])
-                assert link.take_prepared([KEY]) == [[]]
+                assert link.take_outcome_trees([KEY]) == [[]]
                 link.commit([Committed(KEY, (40,), length, 8, 4)])
             assert not link.expects([KEY])
-            assert link.foresees([KEY])
-            assert await asyncio.to_thread(link.await_prepared, [KEY], 60.0), "nobody is left to wait for"
-            assert link.take_prepared([KEY]) == [()]
+            assert link.drafts_ahead_only([KEY])
+            assert await asyncio.to_thread(link.wait_for_outcomes, [KEY], 60.0), "nobody is left to wait for"
+            assert link.take_outcome_trees([KEY]) == [()]
 
     run(scenario)

@@ -140,12 +140,12 @@ def test_one_that_says_nothing_is_asked_for_a_while_and_hangs_after_a_second(clo
         steps.step()
     while clock[0] < until:
         steps.step()
-    assert not steps.link.expects(KEYS) and not steps.link.deaf()
+    assert not steps.link.expects(KEYS) and not steps.link.paused()
     clock[0] += SILENCE
-    assert steps.link.deaf()
+    assert steps.link.paused()
     drafter.lives = True
     steps.step()
-    assert not steps.link.deaf() and steps.link.expects(KEYS)
+    assert not steps.link.paused() and steps.link.expects(KEYS)
     assert steps.step() == (len(KEYS), 0.0)
 
 
@@ -162,7 +162,7 @@ def test_requests_of_one_that_hangs_go_to_another_until_it_is_heard(clock: list[
         steps.step()
     assert [steps.step() for _ in range(20)] == [(len(KEYS), 0.0)] * 20
     assert steps.requests() == [len(KEYS), 1], "one is kept to hear it by"
-    assert not steps.link.deaf()
+    assert not steps.link.paused()
     steps.link.end(KEYS[0], FinishReason.STOP)
     steps.keys = KEYS[1:]
     steps.step()
@@ -184,10 +184,10 @@ def test_where_those_who_stand_by_hang_too_requests_stay_and_nobody_is_told(cloc
     assert steps.requests() == [1, len(KEYS)]
     assert [state.catching_up for state in steps.link.state().drafters] == [1, 0]
     assert steps.link.state().waits == 1
-    assert steps.link.deaf()
+    assert steps.link.paused()
     both[0].lives = True
     assert [steps.step() for _ in range(5)][3:] == [(len(KEYS), 0.0)] * 2
-    assert steps.requests() == [len(KEYS), 1] and not steps.link.deaf()
+    assert steps.requests() == [len(KEYS), 1] and not steps.link.paused()
 
 
 def test_requests_of_one_that_hangs_stay_where_nobody_else_offers_their_proposer(clock: list[float]) -> None:
@@ -209,7 +209,7 @@ def test_one_miss_before_nobody_asks_anything_is_no_hang(clock: list[float]) -> 
     drafter.lives = False
     steps.step()
     clock[0] += 10 * SILENCE
-    assert not steps.link.deaf()
+    assert not steps.link.paused()
 
 
 def test_memory_is_not_let_go_as_an_attachment_ends(clock: list[float]) -> None:

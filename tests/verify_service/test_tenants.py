@@ -40,13 +40,13 @@ class Bench:
         self.scheduler.charge(plan.rows)
         self.preempted += len(plan.preempted)
         assert len({item.state for item in plan.rows}) == len(plan.rows)
-        assert all(item.state.line >= 0 and item.count > 0 for item in plan.rows)
-        assert all(state.line >= 0 for state in plan.started)
+        assert all(item.state.req_index >= 0 and item.count > 0 for item in plan.rows)
+        assert all(state.req_index >= 0 for state in plan.started)
         assert sum(item.count for item in plan.rows if item.count > 1) <= self.config.prefill_chunk
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
             assert len(item.state.pages) * self.config.page_size >= item.base
-            item.state.computed = item.state.settled = item.base
+            item.state.num_computed_tokens = item.state.num_written_tokens = item.base
         for item in deciding:
             item.state.tokens.append(7)
             item.state.prefilled = True

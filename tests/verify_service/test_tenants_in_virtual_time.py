@@ -91,21 +91,21 @@ class Server:
             assert plan.rows
             self.attach_trees(plan.rows)
             self.scheduler.charge(plan.rows)
-            self.now += 1e-3 * (self.base + sum(item.count + item.room - 1 for item in plan.rows))
+            self.now += 1e-3 * (self.base + sum(item.count + item.max_rows - 1 for item in plan.rows))
             for item in plan.rows:
-                item.state.computed = item.state.settled = item.base
+                item.state.num_computed_tokens = item.state.num_written_tokens = item.base
             for state in [item.state for item in plan.rows if item.decides]:
                 self.commit(state)
 
     def attach_trees(self, items: list[ScheduledRequest]) -> None:
         """Wait for the trees of these rows' requests, and verify what they may have of them."""
-        awaiting = [item for item in items if item.state.wants_tree]
+        awaiting = [item for item in items if item.state.awaiting_tree]
         if not awaiting:
             return
         wait = max(0.0, max(self.ready[item.state] for item in awaiting) - self.now)
         self.now += wait
         observe_wait(self.passes, wait, items, {item.state.tenant for item in awaiting})
-        drafts = [(item, chain((item.state.most_rows or 64) - 1)) for item in awaiting]
+        drafts = [(item, chain((item.state.max_tree_rows or 64) - 1)) for item in awaiting]
         for item, tree in cut_trees(self.passes, drafts, items, self.config.step_nodes):
             item.tree = tree
 
@@ -118,8 +118,8 @@ class Server:
             self.first[state] = self.now
             clients.first.append(self.now - begun)
         if clients.drafted is not None:
-            nodes = (state.most_rows or 64) - 1
-            state.wants_tree, self.ready[state] = True, self.now + clients.drafted * nodes / 63
+            nodes = (state.max_tree_rows or 64) - 1
+            state.awaiting_tree, self.ready[state] = True, self.now + clients.drafted * nodes / 63
         if len(state.tokens) - state.prompt_length >= OUTPUT:
             clients.per_token.append((self.now - self.first[state]) / (OUTPUT - 1))
             self.scheduler.remove(state, keep=True)

@@ -79,11 +79,11 @@ class Acceptance:
 
     tried: float = 0.0
     matched: float = 0.0
-    last: int = 0
+    last_accept_length: int = 0
     """Levels matched the last time."""
 
     def observe(self, tried: int, matched: int) -> None:
-        self.last = matched
+        self.last_accept_length = matched
         self.tried += tried - _FADE * self.tried
         self.matched += matched - _FADE * self.matched
 

@@ -106,10 +106,10 @@ class DraftSource(Protocol):
         """A request with a proposer starts. Called once a request; preemption is not seen here."""
         ...
 
-    def listens(self) -> bool:
-        """Whether anybody takes in what is committed now.
+    def accepts_commits(self) -> bool:
+        """Return whether any drafter takes in commits now.
 
-        Where nobody does the commit may be left out; a request's next one then adds all that was not told of it.
+        Otherwise the loop may leave the commit out; a request's next commit then holds all its unsent tokens.
         """
         ...
 
@@ -138,7 +138,7 @@ class DraftSource(Protocol):
 
 
 class OutcomeTree(NamedTuple):
-    """A tree for one way in which the step under way may end: these drafted tokens accepted, and then `token`."""
+    """A tree for one verification outcome of the step under way: accepted drafted tokens `path`, then `token`."""
 
     path: tuple[int, ...]
     token: int
@@ -146,21 +146,21 @@ class OutcomeTree(NamedTuple):
 
 
 class OutcomeTreeSource(Protocol):
-    """A tree source whose trees may be there before the step is decided that leads to them.
+    """A tree source that drafts for verification outcomes before they are decided (arXiv 2603.03251).
 
     Nothing raises; used by the loop's thread, between the launch of a step and its `commit`.
     """
 
-    def foresees(self, keys: Sequence[RequestKey]) -> bool:
-        """Whether none of these requests would be waited for, if it asked for a tree next."""
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
+        """Return whether all drafters of these requests draft ahead alone, so that no step waits for them."""
         ...
 
-    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        """Wait up to so long until all trees are there that may be; whether most of those that draft have any."""
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait at most `seconds` for all outcome trees; return whether most drafted requests have any."""
         ...
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        """What there is for each of these requests, whose next step begins with it; what comes later is late.
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+        """Return the outcome trees of each request, with which its next step begins; later ones are dropped.
 
         Trees keep within the budget of the last `Committed`; there are 16 at most.
         """
@@ -168,22 +168,22 @@ class OutcomeTreeSource(Protocol):
 
 
 class HiddenStateTaker(Protocol):
-    """Whoever wants hidden states. Nothing raises or waits; used by the loop's thread."""
+    """A consumer of hidden states. No method raises or waits; used by the loop's thread."""
 
-    def deaf(self) -> bool:
-        """Whether nobody takes them in now."""
+    def paused(self) -> bool:
+        """Return whether no drafter takes hidden states in now."""
         ...
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
         ...
 
-    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
-        """Where a step that captures these boundaries puts states of each of `wanted` on the device, if anywhere."""
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+        """Reserve ring slots on the device for the states of each of `wanted` that a step captures; () for none."""
         ...
 
-    def extend(self, chunks: Sequence[StateChunk]) -> None:
-        """States that one step computed beside those in `Committed`; called before that step's `commit`."""
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
+        """Send states that one step computed beside those in `Committed`. Call before that step's `commit`."""
         ...
 
 
@@ -199,7 +199,7 @@ class NoDrafts:
     def begin(self, opening: Opening) -> None:
         return None
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -229,16 +229,16 @@ class EnqueuedRequest(NamedTuple):
 
 
 class OnDeviceDrafter(Protocol):
-    """A tree source that can have trees begun before a step is decided. Used by the loop's thread; nothing waits."""
+    """A tree source that drafts on the device behind a step under way. Used by the loop's thread; no method waits."""
 
-    def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
-        """To be called right after the launch."""
+    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
+        """Enqueue drafting behind a step. Call right after the step's launch."""
         ...
 
-    def take_unread(self, unread: bool) -> None:
-        """Whether trees may be `DeviceTree`s from now on, which are not waited for."""
+    def allow_device_trees(self, allowed: bool) -> None:
+        """Set whether `collect` may return `DeviceTree`s, whose nodes only the device knows."""
         ...
 
-    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
-        """A step has waited so long for such trees of these requests, after its launch, and has them."""
+    def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        """Take in the seconds that a step waited, after its launch, for device trees of these requests."""
         ...

@@ -14,59 +14,69 @@ _NOTHING = range(0)
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """Mutable state of one admitted request.
+    """Mutable state of one admitted request, owned by the loop's thread.
 
-    `tokens` is prompt and output; `pending` counts tokens that steps under way decide, whose values are not known yet.
-    `spread` is how many more than these they decide at most. `untold` of the last tokens its drafter has not been told,
-    which was asked for a tree of `asked_rows` last. `pages`, the first of which belong to `lease` and the others to the
-    request, hold the KV of `settled` tokens, and once all steps under way are decided that of `computed`. `computed`
-    stays below `length`: the last token's KV is written by the step that uses it. `sampling.seed` is set. `limit` is
-    the number of tokens at which the output ends for length. `line` is the row of the page table and of the sampling
-    table while the request runs, else -1. `adaptive` leaves the size of trees to the node budget. While a request
-    `rests` its drafter is told nothing of it. One whose drafter is `behind` gets no tree before that has caught up.
-    `gone` says that the loop has let go of it. `tenant` is whose share of the service the request counts to, "" where
-    requests of all tenants are served in order of arrival. `most_rows` bounds the next tree, root included, where the
-    last one was cut for another tenant's share; else 0. `scored` of the prompt's tokens after the first have had their
-    logprobs decided, where these were asked for.
+        tokens  |---- prompt ----|---- output ----|- placeholders -|-- drafts in flight --|
+                0          prompt_length    len(tokens)          length   length + max_inflight_drafts
+        KV      |-- num_written_tokens --|-- under way --| num_computed_tokens < length
+        pages   |-- prefix_lease --|-- own pages --------------------------------->|
+
+    num_output_placeholders: tokens that steps under way decide, whose values are unknown.
+    max_inflight_drafts: drafted tokens that steps under way may accept besides.
+    num_computed_tokens: tokens whose KV is written once all steps under way are decided.
+    num_written_tokens: tokens whose KV decided steps have written.
+    num_scored_tokens: prompt tokens after the first with decided logprobs, where these were requested.
+    num_unsent_tokens: last tokens that the drafter was not sent.
+    req_index: row of the page table and of the sampling table while the request runs, else -1.
+    max_length: number of tokens, prompt included, at which the output ends for length.
+    adaptive: the goodput optimizer sizes the trees.
+    requested_rows: rows of the tree requested last.
+    max_tree_rows: bound on the next tree's rows, root included, after a cut for another tenant's share; else 0.
+    drafting_paused: the drafter is sent nothing of this request.
+    drafter_catching_up: the drafter lacks older tokens or states, and is asked for no tree until it has them.
+    tenant: whose share of the service the request counts to; "" where all tenants are served in order of arrival.
+    finished: the loop has let go of the request.
+
+    `sampling.seed` is set. The last token's KV is written by the step that uses the token.
     """
 
     request: GenerationRequest
-    ticket: int
+    arrival_number: int
     sampling: SamplingParams
     seed: int
-    stop_ids: frozenset[int]
-    limit: int
+    stop_token_ids: frozenset[int]
+    max_length: int
     proposer: str
     max_nodes: int
     max_depth: int
     adaptive: bool
     tokens: list[int]
-    computed: int = 0
-    settled: int = 0
-    pending: int = 0
-    spread: int = 0
-    line: int = -1
+    num_computed_tokens: int = 0
+    num_written_tokens: int = 0
+    num_output_placeholders: int = 0
+    max_inflight_drafts: int = 0
+    req_index: int = -1
     pages: list[int] = field(default_factory=list)
-    lease: PrefixHandle | None = None
-    begun: bool = False
+    prefix_lease: PrefixHandle | None = None
+    started: bool = False
     prefilled: bool = False
-    wants_tree: bool = False
-    asked_rows: int = 0
-    untold: int = 0
-    rests: bool = False
-    behind: bool = False
+    awaiting_tree: bool = False
+    requested_rows: int = 0
+    num_unsent_tokens: int = 0
+    drafting_paused: bool = False
+    drafter_catching_up: bool = False
     acceptance: Acceptance = field(default_factory=Acceptance)
-    seed_told: bool = False
+    seed_sent: bool = False
     cached_tokens: int = 0
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
-    gone: bool = False
+    finished: bool = False
     tenant: str = ""
-    most_rows: int = 0
-    scored: int = 0
+    max_tree_rows: int = 0
+    num_scored_tokens: int = 0
 
     @property
     def key(self) -> RequestKey:
@@ -83,18 +93,18 @@ class RequestState:
     @property
     def length(self) -> int:
         """Tokens so far, and one for each step under way that decides."""
-        return len(self.tokens) + self.pending
+        return len(self.tokens) + self.num_output_placeholders
 
     @property
-    def remaining(self) -> int:
+    def num_unscheduled_tokens(self) -> int:
         """Tokens whose KV no step has been given to write; 1 while decoding."""
-        return self.length - self.computed
+        return self.length - self.num_computed_tokens
 
     @property
-    def reusable(self) -> int:
+    def num_reusable_tokens(self) -> int:
         """Tokens, from the first on, whose KV may be another's: those whose logits nobody wants."""
-        if self.sampling.prompt_logprobs is not None and self.scored < self.prompt_length - 1:
-            return self.scored
+        if self.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.prompt_length - 1:
+            return self.num_scored_tokens
         return len(self.tokens) - 1
 
     @property
@@ -106,16 +116,16 @@ class RequestState:
         """Of these positions those whose logits tell logprobs that are still wanted."""
         if self.sampling.prompt_logprobs is None:
             return _NOTHING
-        return range(max(first, self.scored), min(end, self.prompt_length - 1))
+        return range(max(first, self.num_scored_tokens), min(end, self.prompt_length - 1))
 
     @property
     def depth_left(self) -> int:
         """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
-        return min(self.max_depth, self.limit - self.length - 1)
+        return min(self.max_depth, self.max_length - self.length - 1)
 
     @property
-    def over(self) -> FinishReason | None:
+    def finish_reason(self) -> FinishReason | None:
         """Why no further token is due, judged by the last output token; None while one is."""
-        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stop_ids:
+        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_length else None

@@ -21,30 +21,35 @@ class OutcomeCandidate(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """`count` tokens of a request from `first` on, its first token whose KV was not written when this was planned.
+    """Rows of one request in a step: `count` tokens from `first` on, and the drafted nodes below the last of them.
 
-    The step `decides` where the rows reach the request's last token, whose value may be known to the engine alone;
-    then drafted nodes, if there are any, hang below it in `tree`. Where the engine may not even know how many tokens
-    the step before decides, there are `choices`, perhaps none: it takes the tree of the first that fits, or the root
-    alone. Until that step is decided, the rows are `unsettled`, and `first` is the least that it can be. The logits at
-    positions `scored` tell logprobs of the prompt's next tokens, which the request wants.
+        tokens  |-- first --|-- count --| base
+        nodes                           |-- tree, or the one of `outcome_trees` that fits --|
+
+    first: first token whose KV was not written when this was planned; the least that it can be while `unresolved`.
+    decides: the rows reach the request's last token, whose value may be known to the engine alone.
+    tree: drafted nodes below that token.
+    outcome_trees: candidates for a step whose number of tokens is not decided; perhaps none.
+    unresolved: the step before is not decided, so that the tree is not known. The engine takes the first that fits, or
+        the root alone.
+    scored: positions whose logits tell logprobs of the prompt's next tokens, which the request wants.
     """
 
     state: RequestState
     count: int
     tree: TokenTree | None = None
-    choices: tuple[OutcomeCandidate, ...] | None = None
-    unsettled: bool = False
-    laid: tuple[int, int] | None = None
-    """Nodes and levels that the step has room for, where it was launched with a tree that only the device knew."""
-    worth: int | None = None
-    """Nodes of such a tree that were worth their rows, where that is not all of them."""
+    outcome_trees: tuple[OutcomeCandidate, ...] | None = None
+    unresolved: bool = False
+    reserved: tuple[int, int] | None = None
+    """Nodes and levels reserved in a step that was launched with a tree only the device knew; else None."""
+    profitable_nodes: int | None = None
+    """Nodes of a device tree that were worth their rows; None for all of them."""
     first: int = field(init=False)
     decides: bool = field(init=False)
     scored: range = field(init=False)
 
     def __post_init__(self) -> None:
-        self.first = self.state.computed
+        self.first = self.state.num_computed_tokens
         self.decides = self.first + self.count == self.state.length
         self.scored = self.state.unscored(self.first, self.first + self.count)
 
@@ -60,13 +65,13 @@ class ScheduledRequest:
 
     @property
     def depth(self) -> int:
-        """Nodes that may be accepted."""
+        """Most nodes that may be accepted of `tree`."""
         return self._most[1]
 
     @property
-    def reach(self) -> int:
-        """Nodes that may be accepted, whatever is chosen."""
-        return max((each.tree.depth for each in self.choices or ()), default=0) if self.unsettled else self.depth
+    def max_accepted(self) -> int:
+        """Most nodes that may be accepted, whichever of `outcome_trees` fits."""
+        return max((each.tree.depth for each in self.outcome_trees or ()), default=0) if self.unresolved else self.depth
 
     @property
     def num_rows(self) -> int:
@@ -74,23 +79,25 @@ class ScheduledRequest:
         return 1 + self._most[0]
 
     @property
-    def room(self) -> int:
-        """Rows that the pass has for them."""
-        if self.choices is None:
+    def max_rows(self) -> int:
+        """Rows that the pass reserves: the root and the largest of `outcome_trees`."""
+        if self.outcome_trees is None:
             return self.num_rows
-        return 1 + max((len(each.tree) for each in self.choices), default=0)
+        return 1 + max((len(each.tree) for each in self.outcome_trees), default=0)
 
     @property
     def _most(self) -> tuple[int, int]:
-        return self.laid or most_rows(self.tree)
+        return self.reserved or most_rows(self.tree)
 
-    def settle(self, before: AcceptedPath) -> None:
-        """The step before has decided this, by which the engine chose."""
+    def resolve(self, before: AcceptedPath) -> None:
+        """Take the tree of `outcome_trees` that fits the accepted path of the step before."""
         node = before.nodes[-1] if before.nodes else -1
-        fitting = (each.tree for each in self.choices or () if (each.node, each.token) == (node, before.tokens[-1]))
+        fitting = (
+            each.tree for each in self.outcome_trees or () if (each.node, each.token) == (node, before.tokens[-1])
+        )
         self.first += len(before.nodes)
         self.tree = next(fitting, None)
-        self.unsettled = False
+        self.unresolved = False
 
 
 @dataclass(slots=True)

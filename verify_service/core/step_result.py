@@ -21,7 +21,7 @@ class VerifyResult(NamedTuple):
     """
 
     item: ScheduledRequest
-    walk: AcceptedPath
+    path: AcceptedPath
     first_row: int
 
 

@@ -54,11 +54,11 @@ class StepTimeModel:
         in_table = self._up_to(requests, nodes)
         return float(self._corrected(in_table[nodes], in_table[0]))
 
-    def each(self, requests: int, nodes: Floats) -> Floats:
+    def predict(self, requests: int, nodes: Floats) -> Floats:
         """Of passes with so many nodes each, on average perhaps."""
         return self._corrected(self._in_table(requests, nodes), self._up_to(requests, 0)[0])
 
-    def up_from(self, requests: int, nodes: int, count: int) -> Floats:
+    def predict_range(self, requests: int, nodes: int, count: int) -> Floats:
         """Of `count` passes, the first with so many nodes and each of the others with one more than the one before."""
         in_table = self._up_to(requests, nodes + count)
         return self._corrected(in_table[nodes : nodes + count], in_table[0])

@@ -96,12 +96,12 @@ class DraftLink:
         with self._changed:
             return tuple(sorted(self._router.wanted_boundaries()))
 
-    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         """Where a step puts states on the device for those drafters that take them from there."""
         with self._changed:
             return self._router.route(wanted, captured, self.facts.hidden_size)
 
-    def extend(self, chunks: Sequence[StateChunk]) -> None:
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
         """Tell whoever wants states of those that a step computed of tokens it did not decide."""
         with self._changed:
             self._router.extend(chunks)
@@ -153,12 +153,12 @@ class DraftLink:
         with self._changed:
             return bool(self._drafted(keys))
 
-    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
         """Whether all drafters of these requests that count draft ahead alone."""
         with self._changed:
             return not any(ref.slot.waits for ref in self._drafted(keys))
 
-    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
         """Wait until all trees ahead that are kept are there, or so long; whether half of the requests have any."""
         with self._changed:
             refs = self._drafted(keys)
@@ -168,24 +168,24 @@ class DraftLink:
                 self._wait(open_, left)
             return 2 * sum(bool(ref.slot.speculation_cache) for ref in refs) >= len(refs)
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """The trees ahead of each request, whose next step begins."""
         with self._changed:
             refs = {ref.slot.key: ref for ref in self._drafted(keys)}
             return [refs[key].slot.take_outcome_trees() if key in refs else () for key in keys]
 
-    def follow(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
+    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Have proposers of this process draft behind a step under way."""
         with self._changed:
             return follow(rows, self._drafted(row.key for row in rows), outcome)
 
-    def take_unread(self, unread: bool) -> None:
+    def allow_device_trees(self, allowed: bool) -> None:
         """Whether proposers of this process may hand trees over whose nodes only the device knows."""
         with self._changed:
             for attachment in self._router.live:
-                attachment.unread = unread and attachment.follow is not None
+                attachment.unread = allowed and attachment.follow is not None
 
-    def waited(self, keys: Sequence[RequestKey], seconds: float) -> None:
+    def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
         """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
         with self._changed:
             refs = [ref for key in keys if (ref := self._router.current_slot(key))]
@@ -193,11 +193,11 @@ class DraftLink:
                 self._count_wait(refs, seconds)
                 self._deadline.step_begins(self._clock(), plain=False)
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         """Always True: `PausingLink` drops commits while every drafter is unresponsive."""
         return True
 
-    def deaf(self) -> bool:
+    def paused(self) -> bool:
         """Whether every attached drafter is unresponsive, so that commits are dropped."""
         with self._changed:
             live, now = self._router.live, self._clock()

@@ -20,13 +20,13 @@ MAX_TOKENS = 4096
 class Link(DraftSource, OutcomeTreeSource, Protocol):
     """Where drafters are attached."""
 
-    def deaf(self) -> bool:
+    def paused(self) -> bool:
         """Whether every drafter that has requests is unresponsive."""
         ...
 
 
 class PausingLink:
-    """The link as the verify loop sees it. Implements TreeSource and ForesightSource.
+    """The link as the verify loop sees it. Implements DraftSource and OutcomeTreeSource.
 
     While every drafter is unresponsive, drop commits; once per `HEARTBEAT_SECONDS` send one that asks for a tree, so
     that a drafter which goes on sends a message. Take no trees meanwhile: the link is paused, and its drafters lack the
@@ -50,8 +50,8 @@ class PausingLink:
     def begin(self, opening: Opening) -> None:
         self._link.begin(opening)
 
-    def listens(self) -> bool:
-        if not self._link.deaf():
+    def accepts_commits(self) -> bool:
+        if not self._link.paused():
             return True
         now = self._clock()
         if self._paused and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
@@ -63,7 +63,7 @@ class PausingLink:
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         if self._paused:
-            self._paused = self._link.deaf()
+            self._paused = self._link.paused()
             if self._paused:
                 commits = [each._replace(max_nodes=2, max_depth=1) for each in commits]
         return {key for part in _parts(commits) for key in self._link.commit(part)}
@@ -75,15 +75,15 @@ class PausingLink:
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return not self._paused and self._link.expects(keys)
 
-    def foresees(self, keys: Sequence[RequestKey]) -> bool:
-        return self._paused or self._link.foresees(keys)
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
+        return self._paused or self._link.drafts_ahead_only(keys)
 
-    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        return self._paused or self._link.await_prepared(keys, seconds)
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        return self._paused or self._link.wait_for_outcomes(keys, seconds)
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """Nothing while paused."""
-        return [()] * len(keys) if self._paused else self._link.take_prepared(keys)
+        return [()] * len(keys) if self._paused else self._link.take_outcome_trees(keys)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         self._link.end(key, reason)

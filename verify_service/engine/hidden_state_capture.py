@@ -55,7 +55,7 @@ class HiddenStateCapture:
         if self._taker is None:
             return
         boundaries = self._settled(self._taker)
-        captured = boundaries if self._always or not self._taker.deaf() else ()
+        captured = boundaries if self._always or not self._taker.paused() else ()
         if (boundaries, captured) != (self._boundaries, self._captured):
             kept, self._boundaries, self._captured = self._boundaries, boundaries, captured
             try:
@@ -95,7 +95,7 @@ class HiddenStateCapture:
         try:
             held = [item for item in self._held if only is None or item.state is only]
             rows = [(item, self._held.pop(item)) for item in held]
-            self._store.write([(item.state.pages, features) for item, features in rows if not item.state.gone])
+            self._store.write([(item.state.pages, features) for item, features in rows if not item.state.finished])
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are not kept")
 
@@ -123,7 +123,7 @@ class HiddenStateCapture:
         decided: dict[RequestKey, HiddenStateRows] = {}
         for item, features in captured:
             key = item.state.key
-            if not item.state.proposer or item.state.rests:
+            if not item.state.proposer or item.state.drafting_paused:
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
@@ -131,16 +131,16 @@ class HiddenStateCapture:
             if key in roots:
                 decided[key] = features.slice(root, features.end)
         if chunks and self._taker is not None:
-            self._taker.extend(chunks)
+            self._taker.send_states(chunks)
         return decided
 
     def _routes(
         self, taker: HiddenStateTaker, items: Sequence[ScheduledRequest]
     ) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
-        drafted = [item for item in items if item.state.proposer and not item.state.rests]
+        drafted = [item for item in items if item.state.proposer and not item.state.drafting_paused]
         wanted = [StateSpan(item.state.key, item.first, item.count + item.depth) for item in drafted]
         try:
-            routes = taker.route(wanted, self._boundaries)
+            routes = taker.reserve_ring(wanted, self._boundaries)
         except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
             _log.exception("the taker of states failed to say where they go")
             return {}
@@ -173,8 +173,8 @@ class _History:
         self._state = state
 
     def reach(self, end: int) -> int:
-        kept = min(end, self._state.settled)
+        kept = min(end, self._state.num_written_tokens)
         return self._store.reach(self._state.pages, kept) if kept == end else end
 
     def read(self, first: int, end: int) -> HiddenStateRows | None:
-        return self._store.read(self._state.pages, first, min(end, self._state.settled))
+        return self._store.read(self._state.pages, first, min(end, self._state.num_written_tokens))

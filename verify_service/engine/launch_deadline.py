@@ -37,7 +37,7 @@ class LaunchDeadline:
         """So long it took from when trees had to be there, or were, until the step was launched with them."""
         self._whole.append(seconds)
 
-    def latest(self, begun: float) -> float | None:
+    def latest_start(self, begun: float) -> float | None:
         """When to begin with a launch so that it is through before a step ends that began then; None: not known yet.
 
         By the quicker ones of the last steps: too early costs a tree that comes late, too late costs every request.

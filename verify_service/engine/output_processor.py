@@ -43,7 +43,7 @@ class OutputProcessor:
 
     def __init__(self, engine: ModelRunner[Any], drafting: SpeculationController) -> None:
         self._engine = engine
-        self._drafting = drafting
+        self._speculation = drafting
         self._decided: list[_Decided] = []
         self._outputs: list[StepOutput] = []
         self.verify_steps = 0
@@ -55,17 +55,17 @@ class OutputProcessor:
         """Whether there is anything left to do."""
         return bool(self._decided or self._outputs)
 
-    def begin(self, step: Step, live: Sequence[ScheduledRequest], seconds: float, now: float) -> None:
+    def add_step(self, step: Step, live: Sequence[ScheduledRequest], seconds: float, now: float) -> None:
         """A step is decided, which took the engine so many seconds; `now` is time.monotonic().
 
         `live` are its items whose requests are not over. Their prompts' tokens count as scored as far as they are.
         """
         scored = [item for item in live if item.scored]
         for item in scored:
-            item.state.scored = item.scored.stop
+            item.state.num_scored_tokens = item.scored.stop
         self._decided.append(_Decided(step, seconds, now, scored))
 
-    def add(self, decision: VerifyResult, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+    def add_result(self, decision: VerifyResult, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """A decision of that step has made `tokens` output, which ends there for `reason`, if it does."""
         self._decided[-1].entries.append((decision, tokens, reason))
 
@@ -73,7 +73,7 @@ class OutputProcessor:
         """An output that follows those written so far."""
         self._outputs.append(output)
 
-    def write(self) -> list[RequestState]:
+    def process(self) -> list[RequestState]:
         """Work off what was decided. Returns the requests whose outputs failed; their last outputs say so."""
         failed: list[RequestState] = []
         decided, self._decided = self._decided, []
@@ -104,7 +104,7 @@ class OutputProcessor:
             error = InternalError("the verify step of this request failed")
             self._outputs.append(end_output(state, FinishReason.ERROR, decided.now, error))
 
-    def take(self) -> list[StepOutput]:
+    def drain(self) -> list[StepOutput]:
         """The outputs written since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -113,10 +113,10 @@ class OutputProcessor:
         """Have drafting take a step in, which changes no token whatever comes of it."""
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
-        nodes = sum(item.room - 1 for item in items)
-        decisions = [decision for decision, _, _ in decided.entries if decision.walk.tokens[-1] != NO_TOKEN]
+        nodes = sum(item.max_rows - 1 for item in items)
+        decisions = [decision for decision, _, _ in decided.entries if decision.path.tokens[-1] != NO_TOKEN]
         try:
-            self._drafting.learn(decisions, len(items) if decoding else 0, nodes, decided.seconds)
+            self._speculation.observe_step(decisions, len(items) if decoding else 0, nodes, decided.seconds)
         except Exception:  # noqa: BLE001 - it may cost speed and nothing else
             _log.exception("nothing is learnt from a step")
 
@@ -138,7 +138,7 @@ class OutputProcessor:
         self.committed_tokens += count
         if tree is None:
             return PLAIN_STEP
-        accepted = decision.walk.nodes[:count]
+        accepted = decision.path.nodes[:count]
         step = SpeculationStep(len(tree), len(accepted), state.proposer, accepted_by_source(tree, accepted))
         state.drafted_tokens += step.drafted
         state.accepted_tokens += step.accepted

@@ -20,11 +20,11 @@ def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishR
     """
     if state.only_scores:
         return 0, FinishReason.LENGTH
-    room = state.limit - len(state.tokens)
-    if len(tokens) < room and state.stop_ids.isdisjoint(tokens):
+    room = state.max_length - len(state.tokens)
+    if len(tokens) < room and state.stop_token_ids.isdisjoint(tokens):
         return len(tokens), None
     for index, token in enumerate(tokens[:room]):
-        if token in state.stop_ids:
+        if token in state.stop_token_ids:
             return index + 1, FinishReason.STOP
     return room, FinishReason.LENGTH
 
@@ -41,9 +41,9 @@ def step_output(
 
     Seed and usage go with the first one too: a client that cuts the output itself sees no last one.
     """
-    first = not state.seed_told
+    first = not state.seed_sent
     seed = state.seed if first else None
-    state.seed_told = True
+    state.seed_sent = True
     if reason is None:
         return StepOutput(state.key, tokens, logprobs, step, usage=usage_of(state) if first else None, seed=seed)
     return StepOutput(
@@ -60,7 +60,7 @@ def end_output(
     state: RequestState, reason: FinishReason, now: float, error: SlipstreamError | None = None
 ) -> StepOutput:
     """The last output of a request that ends without a further token."""
-    seed = None if state.seed_told else state.seed
+    seed = None if state.seed_sent else state.seed
     return StepOutput(
         state.key,
         finish_reason=reason,

@@ -27,7 +27,7 @@ class Step:
     @property
     def drafted(self) -> bool:
         """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
-        return any(item.tree is not None or item.laid is not None for item in self.items)
+        return any(item.tree is not None or item.reserved is not None for item in self.items)
 
 
 class StepQueue:
@@ -35,7 +35,7 @@ class StepQueue:
 
     def __init__(self, engine: ModelRunner[Any], drafting: SpeculationController) -> None:
         self._engine = engine
-        self._drafting = drafting
+        self._speculation = drafting
         self._steps: deque[Step] = deque()
         self._decided_at = 0.0
         self._times = LaunchDeadline()
@@ -45,33 +45,33 @@ class StepQueue:
         return bool(self._steps)
 
     @property
-    def open(self) -> bool:
+    def can_launch(self) -> bool:
         """Whether a step may be launched now.
 
         Beyond steps under way one may, to the engine's lookahead, as long as only the values of tokens are unknown,
         not their number, and no request is about to get a tree that it would then miss.
         """
         return len(self._steps) <= self._engine.lookahead and not any(
-            step.drafted or self._drafting.expects_trees(step.items) for step in self._steps
+            step.drafted or self._speculation.expects_trees(step.items) for step in self._steps
         )
 
     @property
-    def open_to_choices(self) -> bool:
+    def can_launch_ahead(self) -> bool:
         """Whether a step may be launched whose trees the engine chooses, by how the one step under way ends.
 
-        Where the pipeline is not `open`, as it has trees or expects some, and nobody is to be waited for.
+        Where `can_launch` is False, as steps have trees or expect some, and no drafter is waited for.
         """
         steps = self._steps
-        return len(steps) == 1 and self._engine.chooses and self._drafting.needs_no_wait(steps[0].items)
+        return len(steps) == 1 and self._engine.chooses and self._speculation.can_launch_ahead(steps[0].items)
 
     @property
     def under_way(self) -> Mapping[RequestState, ScheduledRequest]:
         """Rows of requests in the newest step under way."""
         return {item.state: item for item in self._steps[-1].items} if self._steps else {}
 
-    def spare_seconds(self) -> float | None:
+    def launch_slack(self) -> float | None:
         """How long the launch of the next step may wait for the sake of its trees; None where that is not known."""
-        latest = self._times.latest(max(self._steps[0].launched_at, self._decided_at))
+        latest = self._times.latest_start(max(self._steps[0].launched_at, self._decided_at))
         return None if latest is None else latest - time.perf_counter()
 
     def launch(
@@ -93,24 +93,24 @@ class StepQueue:
         else:
             self._times.observe_whole_launch(time.perf_counter() - prepared_from)
         for item in items:
-            item.state.computed = item.base
-            item.state.pending += item.decides
-            item.state.spread += item.reach
-        if self._drafting.read(items, meanwhile):
+            item.state.num_computed_tokens = item.base
+            item.state.num_output_placeholders += item.decides
+            item.state.max_inflight_drafts += item.max_accepted
+        if self._speculation.read(items, meanwhile):
             begun = time.perf_counter()
         self._steps.append(Step(items, launched, begun))
         if self._engine.lookahead and len(self._steps) == 1:
-            self._drafting.idled(time.perf_counter() - self._decided_at)
-        if self._drafting.follows and (outcome := self._engine.outcome(launched)) is not None:
-            for read in self._drafting.follow(launched.deciding, outcome):
+            self._speculation.observe_idle(time.perf_counter() - self._decided_at)
+        if self._speculation.drafts_on_device and (outcome := self._engine.outcome(launched)) is not None:
+            for read in self._speculation.enqueue_drafts(launched.deciding, outcome):
                 self._engine.start_after(read)
 
     def next(self) -> Step:
         """Take out the oldest step; its requests count on it no longer."""
         step = self._steps.popleft()
         for item in step.items:
-            item.state.pending -= item.decides
-            item.state.spread -= item.reach
+            item.state.num_output_placeholders -= item.decides
+            item.state.max_inflight_drafts -= item.max_accepted
         return step
 
     def decide(self, step: Step) -> tuple[list[VerifyResult], float]:
@@ -124,14 +124,14 @@ class StepQueue:
         seconds = self._decided_at - begun
         if all(item.count == 1 for item in step.items):
             self._times.observe_step(seconds)
-        self._settle(decisions)
+        self._resolve(decisions)
         return decisions, seconds
 
-    def _settle(self, decisions: Sequence[VerifyResult]) -> None:
-        unsettled = {item.state: item for step in self._steps for item in step.items if item.unsettled}
-        for decision in decisions if unsettled else ():
-            item = unsettled.get(decision.item.state)
+    def _resolve(self, decisions: Sequence[VerifyResult]) -> None:
+        unresolved = {item.state: item for step in self._steps for item in step.items if item.unresolved}
+        for decision in decisions if unresolved else ():
+            item = unresolved.get(decision.item.state)
             if item is not None:
-                item.state.spread -= item.reach
-                item.settle(decision.walk)
-                item.state.spread += item.reach
+                item.state.max_inflight_drafts -= item.max_accepted
+                item.resolve(decision.path)
+                item.state.max_inflight_drafts += item.max_accepted

@@ -61,28 +61,28 @@ class VerifyLoop:
         trees: DraftSource,
         sink: Sink,
         taker: HiddenStateTaker | None = None,
-        foresight: OutcomeTreeSource | None = None,
-        follower: OnDeviceDrafter | None = None,
+        outcome_source: OutcomeTreeSource | None = None,
+        on_device_drafter: OnDeviceDrafter | None = None,
         tell_started: Callable[[list[RequestKey]], None] = lambda keys: None,
     ) -> None:
-        """`foresight` and `follower` are what `trees` has for steps that are not decided yet, if anything.
+        """`outcome_source` and `on_device_drafter` are the parts of `trees` for undecided steps, if it has any.
 
         `tell_started` is called on the loop's thread with requests of which a step computes the first rows, before it.
         """
         max_context = config.max_context or model.config.max_context
         self._sink = sink
         self._tell_started = tell_started
-        self._inbox = CommandQueue()
+        self._commands = CommandQueue()
         self._memory = KVCacheManager(config, max_context, model.config.hidden_size)
         self._engine = new_model_runner(model, config, self._memory.page_table)
         self._engine.warm_up()
         costs = StepTimeModel(self._engine.pass_costs())
         self._passes = PassShare(costs, config.prefill_chunk)
         self._scheduler = Scheduler(config, self._memory, self._passes)
-        self._drafting = SpeculationController(
-            trees, self._memory, config, GoodputOptimizer(costs), foresight, follower, self._passes
+        self._speculation = SpeculationController(
+            trees, self._memory, config, GoodputOptimizer(costs), outcome_source, on_device_drafter, self._passes
         )
-        self._pipeline = StepQueue(self._engine, self._drafting)
+        self._step_queue = StepQueue(self._engine, self._speculation)
         self._features = HiddenStateCapture(self._engine, self._memory.features, taker, config.feature_boundaries)
         self._admission = Admission(
             config,
@@ -92,7 +92,7 @@ class VerifyLoop:
             eos_token_ids=tuple(model.config.eos_token_ids),
         )
         self._states: dict[RequestKey, RequestState] = {}
-        self._epilogue = OutputProcessor(self._engine, self._drafting)
+        self._output_processor = OutputProcessor(self._engine, self._speculation)
         self._counters = LoopCounters()
         self._draining = False
         self._state = self._snapshot()
@@ -104,27 +104,27 @@ class VerifyLoop:
 
     def submit(self, request: GenerationRequest) -> None:
         """Hand over a request. Never raises; a refusal comes as an output with an error."""
-        self._inbox.put(request)
+        self._commands.put(request)
 
     def cancel(self, key: RequestKey) -> None:
         """End a request, if it still runs, and free its pages before the next step."""
-        self._inbox.put(CancelRequest(key))
+        self._commands.put(CancelRequest(key))
 
     def cancel_session(self, session_id: int) -> None:
         """End all requests of a session."""
-        self._inbox.put(CancelSession(session_id))
+        self._commands.put(CancelSession(session_id))
 
     def drain(self) -> None:
         """Refuse requests from now on with UnavailableError; those that run or queue finish."""
-        self._inbox.put(Drain())
+        self._commands.put(Drain())
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until no request runs or queues; returns whether that came true."""
-        return self._inbox.wait_idle(timeout)
+        return self._commands.wait_idle(timeout)
 
     def stop(self) -> None:
         """End the thread after the step in progress; requests left over get UnavailableError."""
-        self._inbox.put(Stop())
+        self._commands.put(Stop())
         self._thread.join()
 
     def state(self) -> LoopState:
@@ -138,8 +138,8 @@ class VerifyLoop:
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
-        idle = not (self._states or self._pipeline or self._epilogue)
-        for command in self._inbox.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS):
+        idle = not (self._states or self._step_queue or self._output_processor)
+        for command in self._commands.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS):
             match command:
                 case GenerationRequest():
                     self._enter(command)
@@ -176,29 +176,29 @@ class VerifyLoop:
         Clients are told while the engine works, or a drafter: of a step's tokens after the next launch, or at once
         where another step is under way.
         """
-        while self._pipeline.open and self._launch():
+        while self._step_queue.can_launch and self._launch():
             self._deliver()
         self._deliver()
-        if self._pipeline.open_to_choices and self._scheduler.only_decodes:
+        if self._step_queue.can_launch_ahead and self._scheduler.only_decodes:
             self._launch_ahead()
-        if self._pipeline:
-            self._settle(self._pipeline.next())
-            if self._pipeline:
+        if self._step_queue:
+            self._settle(self._step_queue.next())
+            if self._step_queue:
                 self._deliver()
 
     def _launch(self) -> bool:
         """Schedule, draft, and start to verify. False where no step can be started now."""
         items: list[ScheduledRequest] | None = None
         try:
-            if self._drafting.leaves_time(self._scheduler.running):
+            if self._speculation.expects_wait(self._scheduler.running):
                 self._deliver()
             items = self._schedule()
             if items:
                 self._features.prepare()
-                self._drafting.attach_trees(items)
+                self._speculation.attach_trees(items)
                 self._features.direct(items)
                 self._scheduler.charge(items)
-                self._pipeline.launch(items, meanwhile=self._deliver)
+                self._step_queue.launch(items, meanwhile=self._deliver)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
@@ -210,58 +210,58 @@ class VerifyLoop:
 
         As late as that keeps the engine supplied. What comes of it is known once the one under way is decided.
         """
-        under_way = self._pipeline.under_way
+        under_way = self._step_queue.under_way
         items: list[ScheduledRequest] | None = None
         try:
             self._features.prepare()
-            spare, asked = self._pipeline.spare_seconds(), time.perf_counter()
-            may_begin = self._drafting.await_prepared(under_way.values(), spare)
+            spare, asked = self._step_queue.launch_slack(), time.perf_counter()
+            may_begin = self._speculation.wait_for_outcomes(under_way.values(), spare)
             begun = min(time.perf_counter(), asked + max(0.0, spare or 0.0))
-            if not (may_begin and self._pipeline.open_to_choices):
+            if not (may_begin and self._step_queue.can_launch_ahead):
                 return
             items = self._schedule()
             if items:
-                self._drafting.attach_choices(items, under_way)
+                self._speculation.attach_outcome_trees(items, under_way)
                 self._scheduler.charge(items)
-                self._pipeline.launch(items, begun)
+                self._step_queue.launch(items, begun)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Rows of the next step; none where the steps under way must be decided first."""
-        plan = self._scheduler.schedule(may_preempt=not self._pipeline)
+        plan = self._scheduler.schedule(may_preempt=not self._step_queue)
         if plan is None:
             return []
         now = time.monotonic()
         self._counters.preemptions += len(plan.preempted)
-        self._drafting.leave_out(plan.left_out)
-        if started := [state.key for state in plan.started if not state.begun]:
+        self._speculation.leave_out(plan.left_out)
+        if started := [state.key for state in plan.started if not state.started]:
             self._tell_started(started)
         for state in plan.started:
-            self._counters.prefix_hit_tokens += state.computed
+            self._counters.prefix_hit_tokens += state.num_computed_tokens
             self._engine.begin(state)
-            if state.begun:
+            if state.started:
                 continue
-            state.begun = True
+            state.started = True
             state.scheduled_at = now
-            state.cached_tokens = min(state.computed, state.prompt_length)
+            state.cached_tokens = min(state.num_computed_tokens, state.prompt_length)
             if state.proposer:
-                self._drafting.begin(state, self._features.history(state))
+                self._speculation.begin(state, self._features.history(state))
         return plan.rows
 
     def _settle(self, step: Step) -> None:
         """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
         try:
-            decisions, seconds = self._pipeline.decide(step)
-            live: Sequence[ScheduledRequest] = [item for item in step.items if not item.state.gone]
+            decisions, seconds = self._step_queue.decide(step)
+            live: Sequence[ScheduledRequest] = [item for item in step.items if not item.state.finished]
             if live:
                 if len(live) < len(step.items):
-                    decisions = [decision for decision in decisions if not decision.item.state.gone]
+                    decisions = [decision for decision in decisions if not decision.item.state.finished]
                 self._commit(step, live, decisions, seconds)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
-            self._fail([item.state.key for item in step.items if not item.state.gone])
+            self._fail([item.state.key for item in step.items if not item.state.finished])
 
     def _commit(
         self, step: Step, live: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult], seconds: float
@@ -270,9 +270,9 @@ class VerifyLoop:
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
-        self._epilogue.begin(step, live, seconds, now)
+        self._output_processor.add_step(step, live, seconds, now)
         for item in live:
-            item.state.settled = item.base
+            item.state.num_written_tokens = item.base
             self._counters.prompt_tokens += item.prompt_rows
         features = self._features.take(step, live, [decision.item for decision in decisions])
         undecided: list[RequestState] = []
@@ -283,7 +283,7 @@ class VerifyLoop:
             tokens = self._commit_one(decided, now) if decided is not None else ()
             if tokens and decided is decision:
                 progressed.append((decision.item.state, tokens))
-        self._drafting.report(progressed, self._scheduler.num_running, features, self._pipeline.under_way)
+        self._speculation.send_commits(progressed, self._scheduler.num_running, features, self._step_queue.under_way)
         self._features.keep()
         for state in undecided:
             error = undecided_error(len(state.tokens))
@@ -293,17 +293,17 @@ class VerifyLoop:
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
         state = decision.item.state
-        count, reason = cut_output(state, decision.walk.tokens)
-        tokens = decision.walk.tokens[:count]
+        count, reason = cut_output(state, decision.path.tokens)
+        tokens = decision.path.tokens[:count]
         state.tokens.extend(tokens)
-        state.settled = len(state.tokens) - 1
-        state.computed = state.length - 1
+        state.num_written_tokens = len(state.tokens) - 1
+        state.num_computed_tokens = state.length - 1
         if not state.prefilled:
             state.prefilled = True
-            self._memory.share(state)
+            self._memory.cache_full_pages(state)
         if tokens and not state.first_token_at:
             state.first_token_at = now
-        self._epilogue.add(decision, tokens, reason)
+        self._output_processor.add_result(decision, tokens, reason)
         if reason is not None:
             self._features.keep(state)
             self._let_go(state, reason, keep=True)
@@ -321,12 +321,12 @@ class VerifyLoop:
                     f"request_id {request.key.request_id} is in use in this session", field="request_id"
                 )
             state = self._admission.admit(request)
-            displaced = self._scheduler.places.displace(state) if state.over is None else None
+            displaced = self._scheduler.places.displace(state) if state.finish_reason is None else None
         except SlipstreamError as error:
-            self._epilogue.append(refusal(request, error))
+            self._output_processor.append(refusal(request, error))
             return
-        if state.over is not None:
-            self._epilogue.append(end_output(state, state.over, time.monotonic()))
+        if state.finish_reason is not None:
+            self._output_processor.append(end_output(state, state.finish_reason, time.monotonic()))
             return
         if displaced is not None:
             self._leave([displaced.key], FinishReason.ERROR, self._scheduler.places.refusal())
@@ -347,7 +347,7 @@ class VerifyLoop:
         for key in keys:
             state = self._states.get(key)
             if state is not None:
-                self._epilogue.append(end_output(state, reason, now, error))
+                self._output_processor.append(end_output(state, reason, now, error))
                 self._let_go(state, reason, keep=keep)
 
     def _fail(self, keys: Iterable[RequestKey]) -> None:
@@ -357,28 +357,28 @@ class VerifyLoop:
 
     def _drop_steps(self) -> None:
         """Wait until the engine rests; what it still decided is for nobody."""
-        while self._pipeline:
+        while self._step_queue:
             with contextlib.suppress(Exception):
-                self._pipeline.decide(self._pipeline.next())
+                self._step_queue.decide(self._step_queue.next())
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
-        state.gone = True
+        state.finished = True
         self._scheduler.remove(state, keep=keep)
         del self._states[state.key]
-        if state.begun and state.proposer:
-            self._drafting.end(state.key, reason)
+        if state.started and state.proposer:
+            self._speculation.end(state.key, reason)
 
     def _write_outputs(self) -> None:
         """Turn what was decided into outputs; requests for which that fails are over."""
-        for state in self._epilogue.write():
-            if not state.gone:
+        for state in self._output_processor.process():
+            if not state.finished:
                 self._let_go(state, FinishReason.ERROR, keep=False)
 
     def _deliver(self) -> None:
         """Write outputs and show the new state, then hand the outputs to the sink."""
         self._write_outputs()
         self._state = self._snapshot()
-        outputs = self._epilogue.take()
+        outputs = self._output_processor.drain()
         if outputs:
             try:
                 self._sink(outputs)
@@ -386,5 +386,5 @@ class VerifyLoop:
                 _log.exception("the sink failed to take %d outputs", len(outputs))
 
     def _snapshot(self) -> LoopState:
-        parts = self._counters, self._scheduler, self._memory, self._epilogue, self._passes
+        parts = self._counters, self._scheduler, self._memory, self._output_processor, self._passes
         return snapshot(*parts, draining=self._draining)

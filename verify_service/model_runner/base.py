@@ -39,12 +39,12 @@ class ModelRunner(Protocol[L]):
     def chooses(self) -> bool:
         """Whether a step may be launched beyond one that has trees, and is not decided.
 
-        Then its items have `choices`, and all of them decide.
+        Then its items have `outcome_trees`, and all of them decide.
         """
         ...
 
     def begin(self, state: RequestState) -> None:
-        """A request takes line `state.line`, from the next step launched on."""
+        """A request takes row `state.req_index` of the tables, from the next step launched on."""
         ...
 
     @property

@@ -136,7 +136,7 @@ class CpuModelRunner:
         top = decision.item.state.sampling.logprobs
         if top is None:
             return ()
-        chosen = np.array(decision.walk.tokens[:count], dtype=np.int32)
+        chosen = np.array(decision.path.tokens[:count], dtype=np.int32)
         rows = launched.logits[chosen_rows(decision, count)]
         return logprob_entries(chosen, *logprobs(rows, chosen, top))
 
@@ -175,7 +175,7 @@ class CpuModelRunner:
     ) -> CapturedStates | None:
         if capture is None:
             return None
-        places = places_of(items, {decision.item: decision.walk.nodes for decision in decisions})
+        places = places_of(items, {decision.item: decision.path.nodes for decision in decisions})
         return CapturedStates(self._boundaries, lambda: capture.rows, capture.rows.shape[1], places)
 
     def _decide(self, rows: CpuBatch, sampled: list[int]) -> list[VerifyResult]:
@@ -196,12 +196,12 @@ class CpuModelRunner:
         targets: list[int] = []
         size = self._page_size
         for decision, first_slot in zip(decisions, node_slots, strict=True):
-            if decision.walk.nodes:
+            if decision.path.nodes:
                 state, base = decision.item.state, decision.item.base
-                sources.extend(first_slot + node for node in decision.walk.nodes)
+                sources.extend(first_slot + node for node in decision.path.nodes)
                 targets.extend(
                     state.pages[position // size] * size + position % size
-                    for position in range(base, base + len(decision.walk.nodes))
+                    for position in range(base, base + len(decision.path.nodes))
                 )
         if sources:
             self._cache.copy_slots(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))

@@ -52,7 +52,7 @@ class GpuBatchBuilder:
         return self._laid_out(spans, len(decodes), before), spans.deciding
 
     @staticmethod
-    def places(
+    def state_rows(
         items: Sequence[ScheduledRequest], accepted: Mapping[ScheduledRequest, tuple[int, ...]]
     ) -> dict[ScheduledRequest, range | list[int]]:
         """The rows of `build`'s plan that hold each item's tokens, and behind them its accepted nodes."""
@@ -72,7 +72,7 @@ class GpuBatchBuilder:
 
     def scored(self, items: Sequence[ScheduledRequest], scored: Sequence[ScheduledRequest]) -> IntArray:
         """`PassPlan.scored` of those of a plan's items that have scored positions, one item after the other."""
-        places = self.places(items, {})
+        places = self.state_rows(items, {})
         tables = []
         for item in scored:
             rows = places[item][item.scored.start - item.first : item.scored.stop - item.first]
@@ -83,7 +83,7 @@ class GpuBatchBuilder:
         return np.concatenate(tables)
 
     @staticmethod
-    def packed_places(
+    def packed_state_rows(
         items: Sequence[ScheduledRequest], accepted: Mapping[ScheduledRequest, tuple[int, ...]]
     ) -> dict[ScheduledRequest, range | list[int]]:
         """The same where the rows of each item's tokens are followed by room for all nodes that it could accept."""
@@ -95,7 +95,7 @@ class GpuBatchBuilder:
         return places
 
     @staticmethod
-    def committed(
+    def committed_rows(
         items: Sequence[ScheduledRequest],
         deciding: Sequence[ScheduledRequest],
         spans: Sequence[tuple[ScheduledRequest, int, int, int]],
@@ -182,16 +182,16 @@ class _Spans:
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]
         self.token_ids += tokens or (_UNKNOWN,)
-        if item.choices is not None or isinstance(tree, DeviceTree):
+        if item.outcome_trees is not None or isinstance(tree, DeviceTree):
             self.chooses = True
-            nodes = item.room - 1
+            nodes = item.max_rows - 1
             self.token_ids += (0,) * nodes
             self.parents += range(-1, nodes - 1)
         elif tree is not None:
             nodes = len(tree.token_ids)
             self.token_ids += tree.token_ids
             self.parents += tree.parents
-        self.items += (state.line, first, count, nodes, decides)
+        self.items += (state.req_index, first, count, nodes, decides)
         if decides:
             self.deciding.append(item)
             self.logits += 1 + nodes

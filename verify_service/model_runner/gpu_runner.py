@@ -100,7 +100,7 @@ class GpuModelRunner:
         penalised = bool(line[FLAGS] & HAS_PENALTIES)
         ends = {*params.stop_token_ids, *self._model.config.eos_token_ids} if params.min_tokens else None
         self._model.set_line(
-            state.line,
+            state.req_index,
             line,
             prompt_ids=state.tokens[: state.prompt_length] if penalised else None,
             output_ids=state.tokens[state.prompt_length :] if penalised else None,
@@ -132,8 +132,8 @@ class GpuModelRunner:
         if shape is None:
             return None
         ticket = launched.ticket
-        accepted = {decision.item: decision.walk.nodes for decision in launched.decisions}
-        places_of = self._rows.packed_places if launched.packed else self._rows.places
+        accepted = {decision.item: decision.path.nodes for decision in launched.decisions}
+        places_of = self._rows.packed_state_rows if launched.packed else self._rows.state_rows
         places = places_of(launched.items, accepted)
         load, copied = partial(_rows_of, ticket), ticket.wait_for_copies
         return CapturedStates(launched.boundaries, load, shape[1], places, launched.routes, copied)
@@ -228,7 +228,7 @@ class GpuModelRunner:
             HiddenStateCopy(
                 routed[0][1].target,
                 boundaries,
-                self._rows.committed(
+                self._rows.committed_rows(
                     items, deciding, [(item, span.count, span.offset, span.row_bytes // 2) for item, span in routed]
                 ),
             )
@@ -236,7 +236,9 @@ class GpuModelRunner:
         ]
         if not packed:
             return HiddenStateCopies(copies)
-        everything = self._rows.committed(items, deciding, [(item, item.count + item.depth, 0, 0) for item in items])
+        everything = self._rows.committed_rows(
+            items, deciding, [(item, item.count + item.depth, 0, 0) for item in items]
+        )
         return HiddenStateCopies(copies, everything[:, :3])
 
     def _take_logprobs(self, launched: GpuStepHandle) -> None:
@@ -246,14 +248,14 @@ class GpuModelRunner:
             for decision in launched.decisions
             if (top := decision.item.state.sampling.logprobs) is not None
         ]
-        rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.walk.tokens))]
-        tokens = [token for decision, _ in wanted for token in decision.walk.tokens]
+        rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.path.tokens))]
+        tokens = [token for decision, _ in wanted for token in decision.path.tokens]
         chosen = np.array(tokens, dtype=np.int32).clip(min=0)  # nobody asks for the logprob of NO_TOKEN
         most = max(top for _, top in wanted)
         values, ranks, ids, logs = self._model.logprobs(launched.ticket, np.array(rows, dtype=np.int32), chosen, most)
         end = 0
         for decision, top in wanted:
-            start, end = end, end + len(decision.walk.tokens)
+            start, end = end, end + len(decision.path.tokens)
             launched.logprobs[decision.first_row] = logprob_entries(
                 chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
             )

@@ -12,7 +12,7 @@ from verify_service.core.step_result import VerifyResult
 def chosen_rows(decision: VerifyResult, count: int) -> list[int]:
     """Logit rows at which the first `count` tokens of a decision were sampled."""
     first = decision.first_row
-    return [first, *(first + 1 + node for node in decision.walk.nodes)][:count]
+    return [first, *(first + 1 + node for node in decision.path.nodes)][:count]
 
 
 def logprob_entries(

@@ -28,7 +28,7 @@ def outcome_tree_table(
     depths: list[int] = []
     row = 0
     for index, item in enumerate(items):
-        rows = item.room
+        rows = item.max_rows
         drafted = item.tree
         if isinstance(drafted, DeviceTree):
             choices += (index, before[item.state], item.base - 1, row, rows, len(entries) // 4, 1, 0)
@@ -37,9 +37,9 @@ def outcome_tree_table(
             token_ids += room
             parents += room
             depths += room
-        elif item.choices is not None:
-            choices += (index, before[item.state], item.first, row, rows, len(entries) // 4, len(item.choices), 0)
-            for node, token, tree in item.choices:
+        elif item.outcome_trees is not None:
+            choices += (index, before[item.state], item.first, row, rows, len(entries) // 4, len(item.outcome_trees), 0)
+            for node, token, tree in item.outcome_trees:
                 entries += (node, token, len(token_ids), len(tree.token_ids))
                 token_ids += tree.token_ids
                 parents += tree.parents

@@ -57,11 +57,11 @@ class Admission:
         self._tickets += 1
         return RequestState(
             request=request,
-            ticket=self._tickets,
+            arrival_number=self._tickets,
             sampling=replace(params, seed=seed),
             seed=seed,
-            stop_ids=stop_ids,
-            limit=limit,
+            stop_token_ids=stop_ids,
+            max_length=limit,
             proposer=proposer,
             max_nodes=max_nodes,
             max_depth=max_depth,

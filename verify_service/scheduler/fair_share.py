@@ -150,7 +150,7 @@ def displaceable(tenants: Iterable[Tenant], newcomer: str, places: int, weight: 
         if not gives_way(tenant.places - 1, tenant.weight, places + 1, weight):
             return None
         for state in reversed(tenant.waiting):
-            if not (state.begun or state.request.output_token_ids):
+            if not (state.started or state.request.output_token_ids):
                 return state
     return None
 

@@ -16,8 +16,8 @@ class KVCacheManager:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
     `features` lie beside the pages, and are dropped with them.
-    Line `state.line` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache, or
-    by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
+    Row `state.req_index` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache,
+    or by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
     writes it after the step has read it.
     """
 
@@ -62,7 +62,7 @@ class KVCacheManager:
         """Whether `running`, once its prompt is computed, will spare `waiting` a page that the cache lacks now."""
         if not self._caching or running.namespace != waiting.namespace:
             return False
-        tokens, size = waiting.tokens[: waiting.reusable], self._page_size
+        tokens, size = waiting.tokens[: waiting.num_reusable_tokens], self._page_size
         if running.tokens[:size] != tokens[:size]:
             return False
         matched = self._cache.match(waiting.namespace, tokens)
@@ -70,16 +70,16 @@ class KVCacheManager:
         return length <= len(tokens) and running.tokens[:length] == tokens[:length]
 
     def begin(self, state: RequestState) -> None:
-        """Give a request that `fits` and took line `state.line` its cached prefix, and pages for all its tokens.
+        """Give a request that `fits` and took row `state.req_index` its cached prefix, and pages for all its tokens.
 
         What is not `reusable` is never taken from the cache, so that its logits exist.
         """
         state.prefilled = False
         if self._caching:
-            state.lease = self._cache.acquire(state.namespace, state.tokens[: state.reusable])
-            state.pages = list(state.lease.pages)
-            state.computed = state.settled = len(state.pages) * self._page_size
-            self.page_table.write(state.line, 0, state.pages)
+            state.prefix_lease = self._cache.acquire(state.namespace, state.tokens[: state.num_reusable_tokens])
+            state.pages = list(state.prefix_lease.pages)
+            state.num_computed_tokens = state.num_written_tokens = len(state.pages) * self._page_size
+            self.page_table.write(state.req_index, 0, state.pages)
         grown = self.grow(state, len(state.tokens))
         assert grown
 
@@ -95,7 +95,7 @@ class KVCacheManager:
                 return False
             self._cache.evict(short)
         pages = self._pool.allocate(missing)
-        self.page_table.write(state.line, held, pages)
+        self.page_table.write(state.req_index, held, pages)
         state.pages.extend(pages)
         return True
 
@@ -112,34 +112,34 @@ class KVCacheManager:
         """Take back pages held beyond a request's last token, left over from rejected trees; returns how many."""
         reclaimed = 0
         for state in states:
-            needed = -(-(state.length + state.spread) // self._page_size)
+            needed = -(-(state.length + state.max_inflight_drafts) // self._page_size)
             while len(state.pages) > needed:
                 self._pool.release(state.pages.pop())
                 reclaimed += 1
         return reclaimed
 
-    def share(self, state: RequestState) -> None:
-        """Put the full pages settled so far into the prefix cache; the request goes on using them."""
-        if state.lease is None:
+    def cache_full_pages(self, state: RequestState) -> None:
+        """Put the full pages written so far into the prefix cache; the request goes on using them."""
+        if state.prefix_lease is None:
             return
-        full = state.settled // self._page_size
-        if full > len(state.lease.pages):
-            state.lease = self._cache.extend(
-                state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.lease
+        full = state.num_written_tokens // self._page_size
+        if full > len(state.prefix_lease.pages):
+            state.prefix_lease = self._cache.extend(
+                state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.prefix_lease
             )
-            state.pages[:full] = state.lease.pages
-            self.page_table.write(state.line, 0, state.lease.pages)
+            state.pages[:full] = state.prefix_lease.pages
+            self.page_table.write(state.req_index, 0, state.prefix_lease.pages)
 
     def end(self, state: RequestState, *, keep: bool) -> None:
         """Take all pages from a request. Full pages stay in the prefix cache if `keep` is set."""
         if keep:
-            self.share(state)
+            self.cache_full_pages(state)
         shared = 0
-        if state.lease is not None:
-            shared = len(state.lease.pages)
-            self._cache.release(state.lease)
+        if state.prefix_lease is not None:
+            shared = len(state.prefix_lease.pages)
+            self._cache.release(state.prefix_lease)
         for page in state.pages[shared:]:
             self._pool.release(page)
-        state.lease = None
+        state.prefix_lease = None
         state.pages = []
-        state.computed = state.settled = 0
+        state.num_computed_tokens = state.num_written_tokens = 0

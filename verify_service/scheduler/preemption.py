@@ -29,7 +29,7 @@ class Preemption:
         pages = self._pages(running)
         return max(
             running[1:] or running,
-            key=lambda state: (pages[state.tenant] / self._tenants.of(state).weight, state.ticket),
+            key=lambda state: (pages[state.tenant] / self._tenants.of(state).weight, state.arrival_number),
         )
 
     def givers_of_a_line(self, running: Sequence[RequestState], tenant: Tenant) -> list[RequestState]:

@@ -55,7 +55,7 @@ class PromptChunks:
         return rows
 
     def _missing(self, state: RequestState) -> int:
-        return state.remaining - self.counts.get(state, 0)
+        return state.num_unscheduled_tokens - self.counts.get(state, 0)
 
 
 def shares_of_chunk(demands: Sequence[Demand], rows: int, limits: Mapping[str, int]) -> list[int]:

@@ -75,7 +75,9 @@ class Scheduler:
         if self._turns is not ALL:
             return False
         heads = (tenant.waiting[0] for tenant in self._tenants if tenant.waiting) if self._lines else ()
-        return not any(map(self._may_start, heads)) and all(state.remaining <= 1 for state in self._running)
+        return not any(map(self._may_start, heads)) and all(
+            state.num_unscheduled_tokens <= 1 for state in self._running
+        )
 
     def add(self, state: RequestState) -> None:
         """Queue a request behind all others of its tenant."""
@@ -83,7 +85,7 @@ class Scheduler:
 
     def remove(self, state: RequestState, *, keep: bool) -> None:
         """Let go of a request, whether it waits or runs; its full pages stay in the prefix cache if `keep` is set."""
-        waiting = state.line < 0
+        waiting = state.req_index < 0
         if not waiting:
             self._stop(state, keep=keep)
             self.places.freed()
@@ -93,7 +95,7 @@ class Scheduler:
         """A step is launched with these rows and their trees, which count to the tenants' shares."""
         if len(self._tenants) > 1:
             for item in rows:
-                self._tenants.charge(self._tenants.of(item.state), item.count + item.room - 1)
+                self._tenants.charge(self._tenants.of(item.state), item.count + item.max_rows - 1)
 
     def schedule(self, *, may_preempt: bool = True) -> SchedulerOutput | None:
         """Plan a step, beside those under way. None where that takes a preemption and `may_preempt` forbids it.
@@ -135,10 +137,10 @@ class Scheduler:
         demands = {tenant.name: Demand(tenant) for tenant in self._tenants}
         most = self._config.prefill_chunk
         for state in self._running:
-            demand, remaining = demands[state.tenant], state.remaining
+            demand, remaining = demands[state.tenant], state.num_unscheduled_tokens
             if remaining > 1:
                 demand.prompt_rows = min(most, demand.prompt_rows + remaining)
-            elif remaining == 1 and state.length < state.limit:
+            elif remaining == 1 and state.length < state.max_length:
                 demand.decoding.append(state)
         for demand in demands.values():
             for state in islice(demand.tenant.waiting, len(self._lines)):
@@ -151,21 +153,23 @@ class Scheduler:
         """Plan the rows of all that decode; False where one finds no page and nobody may make way."""
         for state in self.running:
             length = state.length
-            if length - state.computed != 1 or length >= state.limit:  # or decided to the end by steps under way
+            if (
+                length - state.num_computed_tokens != 1 or length >= state.max_length
+            ):  # or decided to the end by steps under way
                 continue
             if state in plan.left_out:
                 continue
-            while state.line >= 0 and not self._hold_last(state):
+            while state.req_index >= 0 and not self._hold_last(state):
                 if not may_preempt:
                     return False
                 self._preempt(self._preemption.heaviest(self._running), plan)
-            if state.line >= 0:
+            if state.req_index >= 0:
                 plan.rows.append(ScheduledRequest(state, 1))
         return True
 
     def _hold_last(self, state: RequestState) -> bool:
         """Hold a page for the last token; False where no page can be had but a request's own."""
-        memory, length = self._memory, state.length + state.spread
+        memory, length = self._memory, state.length + state.max_inflight_drafts
         return memory.grow(state, length) or (memory.reclaim(self._running) > 0 and memory.grow(state, length))
 
     def _make_way(self, plan: SchedulerOutput, *, may_preempt: bool) -> bool:
@@ -206,7 +210,7 @@ class Scheduler:
 
     def _schedule_prompts(self, plan: SchedulerOutput) -> None:
         """Share the chunk among tenants, then each one's part among its prompts; what one leaves goes to the others."""
-        prompts = [state for state in self._running if state.remaining > 1]
+        prompts = [state for state in self._running if state.num_unscheduled_tokens > 1]
         if not (prompts or self.num_waiting):
             return
         chunks = PromptChunks(self._config.prefill_chunk)
@@ -251,8 +255,8 @@ class Scheduler:
 
     def _start(self, tenant: Tenant, plan: SchedulerOutput) -> RequestState:
         state = self._tenants.start(tenant)
-        state.line = self._lines.pop()
-        insort(self._running, state, key=lambda running: running.ticket)
+        state.req_index = self._lines.pop()
+        insort(self._running, state, key=lambda running: running.arrival_number)
         self._memory.begin(state)
         plan.started.append(state)
         self._next = None
@@ -267,5 +271,5 @@ class Scheduler:
     def _stop(self, state: RequestState, *, keep: bool) -> None:
         self._memory.end(state, keep=keep)
         self._running.remove(state)
-        self._lines.append(state.line)
-        state.line = -1
+        self._lines.append(state.req_index)
+        state.req_index = -1

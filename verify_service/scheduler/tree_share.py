@@ -25,7 +25,7 @@ def several_tenants(items: Sequence[ScheduledRequest]) -> bool:
 def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRequest], asking: set[str]) -> None:
     """A step of these items waited for trees that tenants `asking` want; it counts where others are in it."""
     if any(item.state.tenant not in asking for item in items):
-        passes.waited(seconds)
+        passes.observe_wait(seconds)
 
 
 def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledRequest], room: int) -> Drafts:
@@ -40,7 +40,7 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledReques
     allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
     fitting: list[tuple[ScheduledRequest, TokenTree]] = []
     for (item, tree), nodes, most in zip(drafts, sizes, allowed, strict=True):
-        item.state.most_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
+        item.state.max_tree_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
         passes.cut_nodes += max(0, nodes - most)
         part = tree if most >= nodes else truncated(tree, max_nodes=1 + most, max_depth=most)
         if part is not None:
@@ -65,7 +65,7 @@ def allowed_nodes(
     present: dict[str, Load] = {}
     for item in items:
         load = present.get(item.state.tenant) or Load(item.state.request.weight, 0, 0)
-        rows = item.count - 1 + item.room - 1
+        rows = item.count - 1 + item.max_rows - 1
         present[item.state.tenant] = Load(load.weight, load.requests + 1, load.rows + rows)
     wanted = dict.fromkeys(present, 0)
     for item, size in zip(drafting, sizes, strict=True):

@@ -51,7 +51,7 @@ class _FixedTree:
     def begin(self, opening: Opening) -> None:
         return None
 
-    def listens(self) -> bool:
+    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:

@@ -43,7 +43,7 @@ class ProposedTree:
     """A tree, whose it is, and how many tokens the request's tree before it was right for."""
 
     kind: Kind
-    streak: int
+    last_accept_length: int
     tree: TokenTree
 
 
@@ -93,7 +93,7 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self._tables: dict[Kind, _Table] = {}
 
-    def paths(self, trees: Sequence[ProposedTree]) -> Floats:
+    def path_probs(self, trees: Sequence[ProposedTree]) -> Floats:
         """Chance of each node of all trees, one after the other, that it is output; never above its parent's."""
         chances: list[float] = []
         for drafted in trees:
@@ -108,7 +108,7 @@ class AcceptanceModel:
     def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         tree = drafted.tree
-        table, streak = self._table(drafted.kind), min(drafted.streak, _STREAKS - 1)
+        table, streak = self._table(drafted.kind), min(drafted.last_accept_length, _STREAKS - 1)
         right = {-1, *matched}
         ranks = dict.fromkeys(right, 0)
         for node, parent in enumerate(tree.parents):
@@ -121,7 +121,10 @@ class AcceptanceModel:
     def _of(self, drafted: ProposedTree) -> list[float]:
         """`paths` of one tree. Plain numbers: a tree has too few for arrays to pay."""
         tree = drafted.tree
-        estimates, first = self._table(drafted.kind).estimates, min(drafted.streak, _STREAKS - 1) * _DEPTHS * _CLAIMS
+        estimates, first = (
+            self._table(drafted.kind).estimates,
+            min(drafted.last_accept_length, _STREAKS - 1) * _DEPTHS * _CLAIMS,
+        )
         count, parents, logs = len(tree), tree.parents, tree.log_probs
         # Behind the last node comes the root, as index -1.
         chances = [1.0] * (count + 1)

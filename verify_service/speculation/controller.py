@@ -1,4 +1,4 @@
-"""How drafted trees enter a step, and how drafters learn what became of them."""
+"""Attaches drafted trees to steps, and sends drafters what the steps committed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NOTICEABLE = 2e-4
 
 
 class SpeculationController:
-    """Asks a tree source for trees within budget and memory. Whatever the source does, the step goes on."""
+    """Requests trees within the optimizer's depths and the KV pages. A failing source costs speed, never a step."""
 
     def __init__(
         self,
@@ -54,33 +54,33 @@ class SpeculationController:
         memory: KVCacheManager,
         config: EngineConfig,
         budget: GoodputOptimizer,
-        foresight: OutcomeTreeSource | None = None,
-        follower: OnDeviceDrafter | None = None,
+        outcome_source: OutcomeTreeSource | None = None,
+        on_device_drafter: OnDeviceDrafter | None = None,
         passes: PassShare | None = None,
     ) -> None:
-        """`foresight` is what the source knows of steps to come; `follower` has trees begun behind steps.
+        """outcome_source: drafts for verification outcomes ahead. on_device_drafter: drafts behind steps under way.
 
         `passes` bounds what trees of one tenant add to passes of others.
         """
-        self._passes = passes or PassShare(budget.costs, config.prefill_chunk)
+        self._passes = passes or PassShare(budget.step_time, config.prefill_chunk)
         self._trees = trees
-        self._foresight = foresight
-        self._follower = follower
-        self._budget = budget
-        self._choice = NodeSelector(budget.costs)
+        self._outcome_source = outcome_source
+        self._on_device_drafter = on_device_drafter
+        self._optimizer = budget
+        self._node_selector = NodeSelector(budget.step_time)
         self._memory = memory
         self._step_nodes = config.step_nodes
-        self._waits = DraftLatency(budget)
-        self._slow = True
-        self._wishes = TreeSizer(budget, config.step_nodes)
-        self._foreseen: set[RequestKey] = set()
-        self._heard = True
-        """Whether the source took in the last step's tokens."""
+        self._draft_latency = DraftLatency(budget)
+        self._waited = True
+        self._tree_sizer = TreeSizer(budget, config.step_nodes)
+        self._outcome_keys: set[RequestKey] = set()
+        self._accepts_commits = True
+        """Whether the source took in the last step's commits."""
 
     def begin(self, state: RequestState, history: HiddenStateHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
         request = state.request
-        self._wishes.begin(state)
+        self._tree_sizer.begin(state)
         try:
             self._trees.begin(
                 Opening(
@@ -92,7 +92,7 @@ class SpeculationController:
                     choice_index=request.choice_index,
                     tenant=request.tenant,
                     adapter_id=request.adapter_id,
-                    cached_length=state.computed,
+                    cached_length=state.num_computed_tokens,
                     history=history,
                 )
             )
@@ -101,7 +101,7 @@ class SpeculationController:
             state.proposer = ""
 
     def expects_trees(self, items: Iterable[ScheduledRequest]) -> bool:
-        """Whether a request will ask for a tree, and may get it, once the step of these rows is decided."""
+        """Return whether a request will ask for a tree, and may get one, once the step of these rows is decided."""
         asking = self._asking(items)
         if not asking:
             return False
@@ -111,132 +111,134 @@ class SpeculationController:
             _log.exception("the tree source failed to say what it expects")
             return False
 
-    def needs_no_wait(self, items: Iterable[ScheduledRequest]) -> bool:
-        """Whether the step after that of these rows may begin with what is prepared for it, if anything is."""
+    def can_launch_ahead(self, items: Iterable[ScheduledRequest]) -> bool:
+        """Return whether the step after that of these rows may launch ahead, with outcome trees or without any."""
         asking = self._asking(items)
-        if not asking or self._foresight is None:
+        if not asking or self._outcome_source is None:
             return not asking
         try:
-            return self._foresight.foresees(asking)
+            return self._outcome_source.drafts_ahead_only(asking)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to say whom it waits for")
             return False
 
-    def await_prepared(self, items: Iterable[ScheduledRequest], seconds: float | None) -> bool:
-        """Wait up to so long for trees for the ends of the step of these rows; whether the next may begin with them.
+    def wait_for_outcomes(self, items: Iterable[ScheduledRequest], seconds: float | None) -> bool:
+        """Wait at most `seconds` for outcome trees of the step of these rows; return whether the next may begin.
 
-        Without a limit it may only where nobody asks for any.
+        With None for `seconds` it may begin only where no request asks for a tree.
         """
         asking = self._asking(items)
-        if not asking or self._foresight is None or seconds is None:
+        if not asking or self._outcome_source is None or seconds is None:
             return not asking
         try:
-            return self._foresight.await_prepared(asking, max(0.0, seconds))
+            return self._outcome_source.wait_for_outcomes(asking, max(0.0, seconds))
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to wait for trees")
             return False
 
-    def attach_choices(
+    def attach_outcome_trees(
         self, items: Sequence[ScheduledRequest], before: Mapping[RequestState, ScheduledRequest]
     ) -> None:
-        """Give each item, of whose request the rows of `before` are under way, what is prepared for their end.
+        """Give each item, whose request has its rows of `before` under way, its outcome trees.
 
-        Cut to what fits each end, and to `step_nodes` over all items, whatever each of them chooses.
+        Cut to what fits each outcome, and to `step_nodes` over all items, whichever outcome each has.
         """
         following = [item for item in items if item.state in before]
         asking = self._asking(before[item.state] for item in following)
-        self._foreseen = set(asking)
-        prepared = dict(zip(asking, self._take_prepared(asking), strict=True))
+        self._outcome_keys = set(asking)
+        prepared = dict(zip(asking, self._take_outcome_trees(asking), strict=True))
         room = self._step_nodes
         largest = [max((len(each.tree) for each in prepared.get(item.state.key, ())), default=0) for item in following]
         allowed = allowed_nodes(self._passes, following, largest, items, room)
         for index, item in enumerate(following):
-            item.unsettled = True
+            item.unresolved = True
             most = room if allowed is None else min(room, allowed[index])
-            item.choices = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), most)
-            room -= item.room - 1
+            item.outcome_trees = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), most)
+            room -= item.max_rows - 1
 
     def _asking(self, items: Iterable[ScheduledRequest]) -> list[RequestKey]:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
-        if self._wishes.crowded or not self._heard:
+        if self._tree_sizer.over_subscribed or not self._accepts_commits:
             return []
         return [
             item.state.key
             for item in items
             if item.decides
-            and not item.state.gone
+            and not item.state.finished
             and item.state.proposer
             and item.state.depth_left > 0
-            and not item.state.behind
-            and (self._wishes.pays or not item.state.adaptive)
+            and not item.state.drafter_catching_up
+            and (self._tree_sizer.is_profitable or not item.state.adaptive)
         ]
 
-    def _take_prepared(self, keys: list[RequestKey]) -> Sequence[Sequence[OutcomeTree]]:
-        if not keys or self._foresight is None:
+    def _take_outcome_trees(self, keys: list[RequestKey]) -> Sequence[Sequence[OutcomeTree]]:
+        if not keys or self._outcome_source is None:
             return [()] * len(keys)
         try:
-            return self._foresight.take_prepared(keys)
+            return self._outcome_source.take_outcome_trees(keys)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over what it prepared, the step decodes plainly")
             return [()] * len(keys)
 
     @property
-    def follows(self) -> bool:
-        """Whether anybody may draft behind a step under way."""
-        return self._follower is not None
+    def drafts_on_device(self) -> bool:
+        """Whether a drafter may draft on the device behind a step under way."""
+        return self._on_device_drafter is not None
 
-    def follow(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
-        """Have the next trees of a step's requests begun before it is decided; what must come before the next step."""
+    def enqueue_drafts(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
+        """Enqueue drafting of the next trees behind a step; return the events that the next step must wait for."""
         asking = set(self._asking(deciding))
         rows = [
             EnqueuedRequest(item.state.key, row, 1 + item.depth, outcome.routes[item])
             for row, item in enumerate(deciding)
-            if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unsettled
+            if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unresolved
         ]
-        if not rows or self._follower is None:
+        if not rows or self._on_device_drafter is None:
             return ()
         try:
-            return self._follower.follow(rows, outcome)
+            return self._on_device_drafter.enqueue_draft(rows, outcome)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("no tree was begun behind a step")
             return ()
 
-    def leaves_time(self, running: Iterable[RequestState]) -> bool:
-        """Whether trees will be waited for, judged by the last ones, so that other work may go before the next step."""
-        return self._slow and any(state.wants_tree for state in running)
+    def expects_wait(self, running: Iterable[RequestState]) -> bool:
+        """Return whether the next step will wait for trees, judged by the last, so that other work may go first."""
+        return self._waited and any(state.awaiting_tree for state in running)
 
     def attach_trees(self, items: Sequence[ScheduledRequest]) -> None:
         """Give each item whose request awaits a tree the one that arrived, cut to what fits.
 
         That is free pages, and `step_nodes` over all items: budgets handed out at different times may add up to more.
         """
-        self._waits.begin()
-        awaiting = [item for item in items if item.state.wants_tree and item.decides]
+        self._draft_latency.begin()
+        awaiting = [item for item in items if item.state.awaiting_tree and item.decides]
         if not awaiting:
             return
-        if self._follower is not None:
-            self._follower.take_unread(verifies_all_nodes(items))
+        if self._on_device_drafter is not None:
+            self._on_device_drafter.allow_device_trees(verifies_all_nodes(items))
         trees = self._collect([item.state.key for item in awaiting])
         arrived: list[tuple[ScheduledRequest, TokenTree]] = []
         levels = 1
         for item, tree in zip(awaiting, trees, strict=True):
-            item.state.wants_tree = False
+            item.state.awaiting_tree = False
             nodes, depth = most_rows(tree)
             if tree is not None and nodes:
                 arrived.append((item, tree))
                 levels = max(levels, depth)
         late = any(isinstance(tree, DeviceTree) for _, tree in arrived)
         asked, running = len(awaiting), len(items)
-        waited = self._waits.end(asked=asked, arrived=len(arrived), levels=levels, running=running, unread=late)
-        self._slow = waited > _NOTICEABLE
+        waited = self._draft_latency.end(
+            asked=asked, arrived=len(arrived), levels=levels, running=running, device_trees=late
+        )
+        self._waited = waited > _NOTICEABLE
         observe_wait(self._passes, waited, items, {item.state.tenant for item in awaiting})
-        self._choose(arrived, items, self._waits.price)
+        self._choose(arrived, items, self._draft_latency.seconds)
 
     def leave_out(self, states: Iterable[RequestState]) -> None:
         """These have no row in the next step. Trees of theirs that only a device knows do not outlast that step."""
-        if self._follower is not None:
+        if self._on_device_drafter is not None:
             for state in states:
-                state.wants_tree = False
+                state.awaiting_tree = False
 
     def read(self, items: Sequence[ScheduledRequest], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
@@ -252,26 +254,28 @@ class SpeculationController:
             _log.exception("what was to be done while a device drafts failed")
         begun = time.perf_counter()
         copy_to_host(late)
-        self._waits.read()
+        self._draft_latency.read()
         try:
-            if late and self._follower is not None:
-                self._follower.waited([item.state.key for item in late], time.perf_counter() - begun)
+            if late and self._on_device_drafter is not None:
+                self._on_device_drafter.observe_wait([item.state.key for item in late], time.perf_counter() - begun)
             self._weigh(late)
         except Exception:  # noqa: BLE001 - the step is under way already
             _log.exception("what the trees of a step are worth cannot be told")
         return bool(late)
 
-    def idled(self, seconds: float) -> None:
-        """The engine had nothing to do for so long before the step that was just launched."""
-        self._waits.idled(seconds)
+    def observe_idle(self, seconds: float) -> None:
+        """Take in the seconds that the engine idled before the step just launched."""
+        self._draft_latency.observe_idle(seconds)
 
     def _weigh(self, late: Sequence[ScheduledRequest]) -> None:
-        """Work out how much of trees that were taken whole, although a budget sizes them, was worth its rows."""
+        """Compute the profitable nodes of device trees, which were taken whole although the optimizer sizes them."""
         for item in late:
             if item.tree is not None and item.state.adaptive:
                 drafted = [_drafted(item.state, item.tree)]
-                (part,) = self._choice.choose(drafted, requests=1, rows=1, tokens=1, waited=self._waits.price)
-                item.worth = 0 if part is None else len(part)
+                (part,) = self._node_selector.choose(
+                    drafted, requests=1, rows=1, tokens=1, waited=self._draft_latency.seconds
+                )
+                item.profitable_nodes = 0 if part is None else len(part)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRequest, TokenTree]], items: Sequence[ScheduledRequest], waited: float
@@ -290,7 +294,7 @@ class SpeculationController:
         drafted = [_drafted(item.state, tree) for item, tree in free]
         rows = sum(item.count for item in items) + self._step_nodes - room
         tokens = sum(item.decides for item in items)
-        parts = self._choice.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
+        parts = self._node_selector.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
         chosen = [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
         for item, part in cut_trees(self._passes, chosen, items, room):
             item.tree = self._fitted(item, part, room)
@@ -305,72 +309,75 @@ class SpeculationController:
             return tree
         return truncated(tree, max_nodes=rows, max_depth=allowed)
 
-    def learn(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
-        """Take in a verify pass: what its trees were worth, and how long it took. With prompt rows it has 0 `requests`.
+    def observe_step(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
+        """Take in a verify pass: its accepted paths and its seconds. `requests` is 0 for a pass with prompt rows.
 
-        Also waits for trees that are over. What follows from all that is worked out here, too, and not when the next
-        trees are asked for or have come.
+        Also takes in finished waits for trees, and updates the estimates here, off the critical path of the next trees.
         """
-        self._waits.tell()
-        chosen = [decision.item for decision in decisions if decision.item.choices]
+        self._draft_latency.flush()
+        chosen = [decision.item for decision in decisions if decision.item.outcome_trees]
         if chosen:
             arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)
-            self._budget.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
+            self._optimizer.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
         for decision in decisions:
             tree = decision.item.tree
             if tree is not None:
-                state, right = decision.item.state, decision.walk.nodes
-                self._choice.observe(_drafted(state, tree), right)
-                self._budget.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
+                state, right = decision.item.state, decision.path.nodes
+                self._node_selector.observe(_drafted(state, tree), right)
+                self._optimizer.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
                 if state.adaptive:
-                    worth = len(tree) if decision.item.worth is None else decision.item.worth
-                    self._budget.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
+                    worth = len(tree) if decision.item.profitable_nodes is None else decision.item.profitable_nodes
+                    self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         if requests:
-            self._budget.costs.observe(requests, nodes, seconds)
-        self._budget.prepare()
-        self._choice.prepare()
+            self._optimizer.step_time.observe(requests, nodes, seconds)
+        self._optimizer.prepare()
+        self._node_selector.prepare()
 
-    def report(
+    def send_commits(
         self,
         progressed: Sequence[tuple[RequestState, tuple[int, ...]]],
         running: int,
         features: Mapping[RequestKey, HiddenStateRows] = MappingProxyType({}),
         under_way: Mapping[RequestState, ScheduledRequest] = MappingProxyType({}),
     ) -> None:
-        """Tell the source what a step added to requests that go on, and which trees they want next.
+        """Send the source what a step added to requests that go on, and which trees they want next.
 
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
         `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
         `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
-        A source that does not listen is told later, when it does, without the states; so it is of requests that rest.
+        A source that accepts no commits gets them later, without the states; so it does of paused requests.
         """
         drafted = [entry for entry in progressed if entry[0].proposer]
         if not drafted:
             return
-        if not self._listens():
+        if not self._source_accepts_commits():
             for state, tokens in drafted:
-                state.untold += len(tokens)
+                state.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
-        depths = self._wishes.depths([state for state, _ in drafted], running)
+        depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):
-            if state.rests:
-                state.untold += len(tokens)
-                state.wants_tree = False
+            if state.drafting_paused:
+                state.num_unsent_tokens += len(tokens)
+                state.awaiting_tree = False
                 continue
             item = under_way.get(state)
-            ahead = item is not None and item.choices is not None and state.key in self._foreseen
-            depth, key = 0 if state.pending and not ahead else depth, state.key
-            state.wants_tree = depth > 0 and not ahead
-            rows = self._wishes.rows(state, depth, running)
+            ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
+            depth, key = 0 if state.num_output_placeholders and not ahead else depth, state.key
+            state.awaiting_tree = depth > 0 and not ahead
+            rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
-            if state.untold:
-                tokens, states, state.untold = tuple(state.tokens[-len(tokens) - state.untold :]), None, 0
+            if state.num_unsent_tokens:
+                tokens, states, state.num_unsent_tokens = (
+                    tuple(state.tokens[-len(tokens) - state.num_unsent_tokens :]),
+                    None,
+                    0,
+                )
             if states is not None:
                 states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
-            catch_up = self._wishes.wants_states(state, running)
+            catch_up = self._tree_sizer.wants_states(state, running)
             commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up, haste))
         behind: Collection[RequestKey] = ()
         try:
@@ -378,16 +385,16 @@ class SpeculationController:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to take a step's tokens")
         for state, _ in drafted:
-            state.behind = state.rests or state.key in behind
+            state.drafter_catching_up = state.drafting_paused or state.key in behind
 
-    def _listens(self) -> bool:
-        """Whether the source takes in what a step added; while it does not, nothing is done for it."""
+    def _source_accepts_commits(self) -> bool:
+        """Return whether the source accepts commits now; while it does not, no work is done for it."""
         try:
-            self._heard = self._trees.listens()
+            self._accepts_commits = self._trees.accepts_commits()
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to say whether it listens")
-            self._heard = True
-        return self._heard
+            self._accepts_commits = True
+        return self._accepts_commits
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""
@@ -405,4 +412,4 @@ class SpeculationController:
 
 
 def _drafted(state: RequestState, tree: TokenTree) -> ProposedTree:
-    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last, tree)
+    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last_accept_length, tree)

@@ -1,4 +1,4 @@
-"""What steps wait for trees, from when they ask for them until the budget hears of it."""
+"""Seconds that steps wait for trees."""
 
 from __future__ import annotations
 
@@ -26,61 +26,61 @@ class _Wait(NamedTuple):
 
 
 class DraftLatency:
-    """One wait a step, which is not looked at while the device has nothing to do, but when the budget is told of it."""
+    """Measures the wait of each step for its trees; `flush` hands finished waits to the optimizer."""
 
     def __init__(self, budget: GoodputOptimizer) -> None:
-        self._budget = budget
+        self._optimizer = budget
         self._begun = 0.0
-        """When the newest wait began."""
+        """Start of the newest wait, time.perf_counter()."""
         self._beside = 0.0
-        """Seconds that an engine idles for the sake of trees, besides waiting for them."""
+        """Mean seconds that an engine idles for trees beyond the wait for them."""
         self._newest: _Wait | None = None
         self._over: list[_Wait] = []
-        """Those of steps before, of which the budget has not heard."""
+        """Finished waits that the optimizer has not observed."""
         self._goes_on = False
-        """Whether the newest wait is not over: the device has trees that the host does not know."""
+        """Whether the newest wait goes on: the device has trees that the host has not read."""
 
     def begin(self) -> None:
-        """A step is about to be launched, and may ask for trees. A wait that did not end was that of no step."""
+        """Begin the wait of the step about to be launched. A wait still going on was of no step."""
         if self._newest is not None and not self._goes_on:
             self._over.append(self._newest)
         self._newest, self._goes_on = None, False
         self._begun = time.perf_counter()
 
-    def end(self, *, asked: int, arrived: int, levels: int, running: int, unread: bool) -> float:
-        """They have come, as far as they do; `unread` says that the host waits for them later. Returns the seconds."""
+    def end(self, *, asked: int, arrived: int, levels: int, running: int, device_trees: bool) -> float:
+        """End the newest wait, unless the host waits for `device_trees` later. Return its seconds so far."""
         seconds = time.perf_counter() - self._begun
-        self._newest, self._goes_on = _Wait(seconds, asked, arrived, levels, running), unread
+        self._newest, self._goes_on = _Wait(seconds, asked, arrived, levels, running), device_trees
         return seconds
 
     def read(self) -> None:
-        """The host knows all trees of the step."""
+        """End a wait for device trees: the host has read them."""
         if self._goes_on and self._newest is not None:
             self._newest = self._newest._replace(seconds=time.perf_counter() - self._begun)
         self._goes_on = False
 
-    def idled(self, seconds: float) -> None:
-        """The engine had nothing to do for so long before a step that asked for trees was launched, or any other.
+    def observe_idle(self, seconds: float) -> None:
+        """Take in the seconds that the engine idled before the step just launched.
 
-        Where the step waited for trees all of that is their price: without them it would have been launched before.
+        All of them count as draft latency where the step waited for trees: without trees it had been launched earlier.
         """
-        seconds = min(seconds, _MOST_IDLE * self._budget.costs.seconds(1))
+        seconds = min(seconds, _MOST_IDLE * self._optimizer.step_time.seconds(1))
         if self._newest is not None and seconds > self._newest.seconds:
             self._beside += _FAST * (seconds - self._newest.seconds - self._beside)
             self._newest = self._newest._replace(seconds=seconds)
 
     @property
-    def price(self) -> float:
-        """Seconds that the trees of the newest step have cost before its pass, with what an engine idles for them."""
+    def seconds(self) -> float:
+        """Draft latency of the newest step before its pass, the engine's idle time for it included."""
         return self._beside + (0.0 if self._newest is None else self._newest.seconds)
 
-    def tell(self) -> None:
-        """Have the budget take in the waits that are over."""
+    def flush(self) -> None:
+        """Have the optimizer observe the finished waits."""
         if self._newest is not None and not self._goes_on:
             self._over.append(self._newest)
             self._newest = None
         over, self._over = self._over, []
         for wait in over:
-            self._budget.observe_wait(
+            self._optimizer.observe_wait(
                 wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels, running=wait.running
             )

@@ -32,14 +32,14 @@ _RECENT = 13
 """Waits of which the middle one counts."""
 _FIRST_USES = 2
 """Of a number of requests and levels, by which a drafter may compile or capture what it needs for them."""
-_TO_BEGIN, _TO_GO_ON = 1.1, 1.02
+_START_GAIN, _CONTINUE_GAIN = 1.1, 1.02
 """Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
 _GUESS = 0.06
 """Passes of one request that a level is waited for, before any wait was measured."""
 _AHEAD = 2
 """Levels' worth of time that a drafter takes besides those it drafts, with the way there and back."""
 _BATCHED = 8
-"""Requests for whose trees a level takes twice as long as for one alone, where only one of both was measured."""
+"""Batch size at which one draft level takes twice its batch-1 time; extrapolates unmeasured batch sizes."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
 
@@ -54,9 +54,9 @@ class DepthCandidate:
 
 @dataclass(slots=True)
 class _Memo:
-    """Who bid for levels, of how many requests and beside what nodes, by what facts, and what each was granted."""
+    """Memoised choice: its candidates, requests and other nodes, the estimates behind it, and the depths granted."""
 
-    bidders: Sequence[DepthCandidate] = ()
+    candidates: Sequence[DepthCandidate] = ()
     requests: int = 0
     nodes: int = 0
     facts: object = None
@@ -73,7 +73,7 @@ class GoodputOptimizer:
     """
 
     def __init__(self, costs: StepTimeModel) -> None:
-        self.costs = costs
+        self.step_time = costs
         self._overall = Acceptance(tried=20.0, matched=14.0)
         self._presence = 1.0
         self._nodes_per_level: dict[int, float] = {}
@@ -90,10 +90,10 @@ class GoodputOptimizer:
         self._remembered = 0
         """Steps since any trees paid, or what they cost was forgotten."""
         self._forget_after = FORGET_FIRST
-        self._bids = _Memo(), _Memo()
-        """What `levels` was asked last: of those that bid, and of all that would."""
-        self.pays = True
-        """Whether levels of all that bid, or would, were worth their cost when asked last; probes ask for others."""
+        self._memos = _Memo(), _Memo()
+        """Last inputs and results of `choose_depths`: of its candidates, and of these with `others`."""
+        self.is_profitable = True
+        """Whether the last depths, those of `others` included, raised goodput; probes grant depths regardless."""
 
     def nodes_per_level(self, requests: int, at_first: float = 1.0) -> float:
         """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
@@ -126,17 +126,24 @@ class GoodputOptimizer:
             self._waits[key] = deque([self._wait_per_level(asked, running)] * (_RECENT // 2), _RECENT)
         self._waits[key].append(seconds / ((_AHEAD + levels) * _load(asked)))
 
-    def levels(
-        self, bidders: Sequence[DepthCandidate], requests: int, others: Sequence[DepthCandidate] = (), *, nodes: int = 0
+    def choose_depths(
+        self,
+        candidates: Sequence[DepthCandidate],
+        requests: int,
+        others: Sequence[DepthCandidate] = (),
+        *,
+        nodes: int = 0,
     ) -> list[int]:
-        """Depth granted to each bidder, in order; the step has `requests`, and `nodes` besides what these get.
+        """Return the depth granted to each candidate; the step has `requests`, and `nodes` besides those granted here.
 
         `others` cannot have any yet: none are granted unless it would pay for all of them together too.
         """
-        own, whole = self._bids
-        granted = self._weigh(own, bidders, requests, nodes)
-        self.pays = any(self._weigh(whole, (*bidders, *others), requests, nodes)) if others else any(granted)
-        if self.pays:
+        own, whole = self._memos
+        granted = self._choose(own, candidates, requests, nodes)
+        self.is_profitable = (
+            any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
+        )
+        if self.is_profitable:
             self._plain_steps = self._remembered = 0
             self._drafted_steps += 1
             if self._drafted_steps > FORGET_FIRST:
@@ -148,14 +155,14 @@ class GoodputOptimizer:
         if self._remembered >= self._forget_after:
             self._forget()
         if self._plain_steps % PROBE_EVERY < PROBE_STEPS and self._plain_steps >= PROBE_EVERY:
-            return [min(PROBE_LEVELS, bidder.max_levels) for bidder in bidders]
-        return [0] * len(bidders)
+            return [min(PROBE_LEVELS, candidate.max_levels) for candidate in candidates]
+        return [0] * len(candidates)
 
     def prepare(self) -> None:
-        """Weigh, ahead of the next `levels`, what it was asked the last time, by what is known by then."""
-        own, _ = self._bids
-        if own.bidders:
-            self._weigh(own, own.bidders, own.requests, own.nodes)
+        """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates."""
+        own, _ = self._memos
+        if own.candidates:
+            self._choose(own, own.candidates, own.requests, own.nodes)
 
     def _forget(self) -> None:
         """What trees cost is known from trees alone: a time in which they cost much must not be the last word."""
@@ -164,37 +171,39 @@ class GoodputOptimizer:
         self._presence = 1.0
         self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
 
-    def _weigh(self, last: _Memo, bidders: Sequence[DepthCandidate], requests: int, nodes: int) -> list[int]:
-        """What is worth its cost to each bidder; looked up where all that matters is as it was the last time."""
-        same_size = (len(bidders), requests, nodes) == (len(last.bidders), last.requests, last.nodes)
-        last.bidders, last.requests, last.nodes = bidders, requests, nodes
+    def _choose(self, last: _Memo, candidates: Sequence[DepthCandidate], requests: int, nodes: int) -> list[int]:
+        """Return the depth of each candidate; memoised while the estimates are unchanged."""
+        same_size = (len(candidates), requests, nodes) == (len(last.candidates), last.requests, last.nodes)
+        last.candidates, last.requests, last.nodes = candidates, requests, nodes
         if same_size and not any(last.granted) and self._plain_steps % WEIGH_EVERY:
             return last.granted
-        bids = [(bidder.acceptance.tried, bidder.acceptance.matched, bidder.max_levels) for bidder in bidders]
+        histories = [
+            (candidate.acceptance.tried, candidate.acceptance.matched, candidate.max_levels) for candidate in candidates
+        ]
         overall = self._overall.tried, self._overall.matched
         known = (
-            *(self._presence, self.nodes_per_level(requests), self._wait_per_level(len(bidders), requests)),
-            *self.costs.factors,
+            *(self._presence, self.nodes_per_level(requests), self._wait_per_level(len(candidates), requests)),
+            *self.step_time.factors,
         )
-        facts = (bids, requests, nodes, overall, known)
+        facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
-            worth = _TO_GO_ON if any(last.granted) else _TO_BEGIN
-            taken = self._best_offers(bidders, max(requests, 1), nodes, worth)
-            last.facts, last.granted = facts, np.bincount(taken, minlength=len(bidders)).tolist()
+            worth = _CONTINUE_GAIN if any(last.granted) else _START_GAIN
+            taken = self._best_candidates(candidates, max(requests, 1), nodes, worth)
+            last.facts, last.granted = facts, np.bincount(taken, minlength=len(candidates)).tolist()
         return last.granted
 
     def _wait_per_level(self, asked: int, running: int) -> float:
         """As measured in steps of so many requests, or the nearest number of them; before any is a guess."""
         if not self._waits:
-            return _GUESS * self.costs.seconds(1)
+            return _GUESS * self.step_time.seconds(1)
         size, bits = running.bit_length(), asked.bit_length()
         return median(self._waits[min(self._waits, key=lambda key: 2 * abs(key[0] - size) + abs(key[1] - bits))])
 
-    def _offers(self, bidders: Sequence[DepthCandidate]) -> tuple[Floats, Ints, Ints]:
+    def _candidates(self, candidates: Sequence[DepthCandidate]) -> tuple[Floats, Ints, Ints]:
         """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
         prior = self._overall.rate(0.7)
-        rates = np.array([bidder.acceptance.rate(prior) for bidder in bidders])
-        most = np.array([min(MAX_LEVELS, bidder.max_levels) for bidder in bidders])
+        rates = np.array([candidate.acceptance.rate(prior) for candidate in candidates])
+        most = np.array([min(MAX_LEVELS, candidate.max_levels) for candidate in candidates])
         levels = np.arange(1, MAX_LEVELS + 1)
         chances = np.cumprod(np.repeat(rates[:, None], MAX_LEVELS, axis=1), axis=1)
         indices, places = np.nonzero((chances >= _LEAST_CHANCE) & (levels <= most[:, None]))
@@ -202,11 +211,11 @@ class GoodputOptimizer:
         order = np.lexsort((indices, places, -offered))
         return offered[order], indices[order], levels[places[order]]
 
-    def _best_offers(self, bidders: Sequence[DepthCandidate], requests: int, nodes: int, worth: float) -> Ints:
+    def _best_candidates(self, candidates: Sequence[DepthCandidate], requests: int, nodes: int, worth: float) -> Ints:
         """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
-        chances, indices, levels = self._offers(bidders)
-        wait = self._wait_per_level(len(bidders), requests) * _load(len(bidders))
-        best = worth * requests / self.costs.seconds(requests, nodes)
+        chances, indices, levels = self._candidates(candidates)
+        wait = self._wait_per_level(len(candidates), requests) * _load(len(candidates))
+        best = worth * requests / self.step_time.seconds(requests, nodes)
         per_level = self._presence * self.nodes_per_level(requests)
         taken = indices[:0]
         highest = 0.0
@@ -214,7 +223,7 @@ class GoodputOptimizer:
             within = levels <= deepest
             tokens = requests + self._presence * np.cumsum(chances[within])
             drafted = nodes + per_level * np.arange(1.0, len(tokens) + 1)
-            rates = tokens / (self.costs.each(requests, drafted) + wait * (_AHEAD + deepest))
+            rates = tokens / (self.step_time.predict(requests, drafted) + wait * (_AHEAD + deepest))
             at = int(rates.argmax())
             if rates[at] < highest:
                 break

@@ -41,10 +41,10 @@ class NodeSelector:
         self._steps += 1
         if not nodes or self._steps % EXPLORE_EVERY == 0:
             return [drafted.tree for drafted in trees]
-        seconds = self._costs.up_from(requests, rows - requests, nodes + 1)
+        seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
         if seconds[nodes] < _NEARLY_FREE * seconds[0]:
             return [drafted.tree for drafted in trees]
-        chances = self._chances.paths(trees)
+        chances = self._chances.path_probs(trees)
         order = np.argsort(-chances, kind="stable")
         yields = np.empty(nodes + 1)
         yields[0] = 0.0

@@ -22,7 +22,7 @@ def fitting(
         if path not in nodes:
             nodes[path] = _end_of(path, before.tree)
         node, base = nodes[path], before.base + len(path) + 1
-        depth = min(tree.depth, state.max_depth, state.limit - base - 1)
+        depth = min(tree.depth, state.max_depth, state.max_length - base - 1)
         if node is None or depth < 1:
             continue
         depth = memory.grow_up_to(state, base + depth) - base

@@ -94,7 +94,7 @@ class Steps:
         self.length = prompt
         self.routed = 0
         link.begin(opening(tokens=tuple(range(prompt))))
-        self.link.extend([StateChunk(KEY, self._states(0, prompt - 1))])
+        self.link.send_states([StateChunk(KEY, self._states(0, prompt - 1))])
 
     def commit(self, *tokens: int) -> None:
         """A step that could have accepted one token more than it did."""
@@ -103,7 +103,7 @@ class Steps:
         self.link.commit([Committed(KEY, tokens, self.length, 8, 4, features)])
 
     def _states(self, first: int, end: int) -> HiddenStateRows:
-        (spans,) = self.link.route([StateSpan(KEY, first, end - first + 1)], CAPTURED)
+        (spans,) = self.link.reserve_ring([StateSpan(KEY, first, end - first + 1)], CAPTURED)
         rows = np.repeat(np.arange(first, end) % 100, HIDDEN).reshape(-1, HIDDEN)
         values = {boundary: rows + 100 * (boundary == 1) for boundary in CAPTURED}
         for span in spans:

@@ -89,7 +89,7 @@ def play(played: PlayedLink, kind: int, rest: bytes) -> None:
     elif kind == COLLECT:
         played.collect()
     elif kind == PREPARED:
-        played.take_prepared()
+        played.take_outcome_trees()
     elif kind == END:
         played.end(first)
 

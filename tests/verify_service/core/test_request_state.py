@@ -15,26 +15,28 @@ def test_depth_left_leaves_room_for_the_bonus_token() -> None:
     state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=5))
     for expected in (4, 3, 2, 1, 0):
         assert state.depth_left == expected
-        assert state.over is None
+        assert state.finish_reason is None
         state.tokens.append(9)
-    assert state.over is FinishReason.LENGTH
+    assert state.finish_reason is FinishReason.LENGTH
 
 
 def test_remaining_counts_tokens_without_kv() -> None:
     state = admitted(CONFIG, (1, 3, 4))
-    assert state.remaining == 3
-    state.computed = 2
-    assert state.remaining == 1
+    assert state.num_unscheduled_tokens == 3
+    state.num_computed_tokens = 2
+    assert state.num_unscheduled_tokens == 1
 
 
 def test_only_output_tokens_stop() -> None:
-    assert admitted(CONFIG, (1, EOS)).over is None
-    assert admitted(CONFIG, (1, 3), output=(EOS,)).over is FinishReason.STOP
-    assert admitted(CONFIG, (1, 3), output=(EOS,), sampling=SamplingParams(seed=0, ignore_eos=True)).over is None
+    assert admitted(CONFIG, (1, EOS)).finish_reason is None
+    assert admitted(CONFIG, (1, 3), output=(EOS,)).finish_reason is FinishReason.STOP
+    assert (
+        admitted(CONFIG, (1, 3), output=(EOS,), sampling=SamplingParams(seed=0, ignore_eos=True)).finish_reason is None
+    )
 
 
 def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
     state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=3))
-    state.computed, state.pending = 4, 2
-    assert (state.length, state.remaining, state.depth_left) == (5, 1, 0)
-    assert state.over is None
+    state.num_computed_tokens, state.num_output_placeholders = 4, 2
+    assert (state.length, state.num_unscheduled_tokens, state.depth_left) == (5, 1, 0)
+    assert state.finish_reason is None

@@ -74,8 +74,8 @@ def test_costs_of_several_passes_are_those_of_each(table: list[tuple[int, int, f
     for requests, first, count in ((1, 0, 3), (16, 2, 90), (5, 60, 700)):
         costs.observe(2, 5, 6e-3)
         each = [costs.seconds(requests, nodes) for nodes in range(first, first + count)]
-        assert costs.up_from(requests, first, count).tolist() == each
-        assert costs.each(requests, np.arange(first, first + count, dtype=float)) == pytest.approx(each)
+        assert costs.predict_range(requests, first, count).tolist() == each
+        assert costs.predict(requests, np.arange(first, first + count, dtype=float)) == pytest.approx(each)
 
 
 def test_plain_passes_that_take_longer_make_all_of_them_dearer_and_nodes_no_cheaper() -> None:

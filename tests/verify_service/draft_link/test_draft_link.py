@@ -122,7 +122,7 @@ def test_waits_are_counted_for_the_drafter_whose_trees_came() -> None:
             await drafter.send(tree_reply(commit.stamp, [11]))
             trees, _ = await waiting
             assert trees == [TokenTree((11,), (-1,))]
-            link.waited([KEY, OTHER], 0.25)  # as of trees that a device had first
+            link.observe_wait([KEY, OTHER], 0.25)  # as of trees that a device had first
             (state,) = link.state().drafters
             assert (link.state().waits, state.stats.waits, link.state().misses) == (2, 2, 0)
             assert told == [ANY, 0.25] and 0.1 < told[0] < 30.0

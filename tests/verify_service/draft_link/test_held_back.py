@@ -21,7 +21,7 @@ class Link(NoDrafts):
         self.is_deaf = False
         self.told = []
 
-    def deaf(self):
+    def paused(self):
         return self.is_deaf
 
     def begin(self, opening):
@@ -66,7 +66,7 @@ def opening(key):
 
 def test_a_link_whose_drafters_answer_is_told_everything_at_once(link, held):
     held.begin(opening(ONE))
-    assert held.listens()
+    assert held.accepts_commits()
     held.commit([committed(ONE, 3, 5)])
     assert held.collect([ONE]) == [TREE]
     assert held.expects([ONE])
@@ -77,23 +77,23 @@ def test_a_link_whose_drafters_answer_is_told_everything_at_once(link, held):
 def test_while_drafters_hang_nothing_need_be_told_but_once_in_a_while(link, held, now):
     link.is_deaf = True
     for _ in range(3):
-        assert not held.listens()
+        assert not held.accepts_commits()
         assert held.collect([ONE, TWO]) == [None, None]
         assert not held.expects([ONE])
     now[0] += HEARTBEAT_SECONDS
-    assert held.listens()
+    assert held.accepts_commits()
     held.commit([committed(ONE, 7, 10, 11, 12, 13), committed(TWO, 15, 6)])
     assert link.told == [[(ONE, (10, 11, 12, 13), 7, 2), (TWO, (6,), 15, 2)]], "trees show that one goes on"
     assert held.collect([ONE]) == [None], "the drafters still hang"
-    assert not held.listens()
+    assert not held.accepts_commits()
 
 
 def test_the_first_commit_after_one_is_heard_brings_the_link_up_to_date(link, held):
     link.is_deaf = True
-    assert not held.listens()
+    assert not held.accepts_commits()
     link.is_deaf = False
     assert held.collect([ONE]) == [None], "trees would be for a state that has passed"
-    assert held.listens()
+    assert held.accepts_commits()
     held.commit([committed(ONE, 5, 6, 7)])
     assert link.told == [[(ONE, (6, 7), 5, 4)]]
     assert held.collect([ONE]) == [TREE]
@@ -101,7 +101,7 @@ def test_the_first_commit_after_one_is_heard_brings_the_link_up_to_date(link, he
 
 def test_no_more_is_told_at_once_than_one_message_takes(link, held):
     link.is_deaf = True
-    assert not held.listens()
+    assert not held.accepts_commits()
     link.is_deaf = False
     half = MAX_TOKENS // 2
     held.commit([committed(key, 3 + half, *range(half)) for key in (ONE, TWO, THREE)])

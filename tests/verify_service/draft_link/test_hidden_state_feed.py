@@ -55,7 +55,7 @@ def opening(length: int, computed: int = 0, kept: int | None = None) -> Opening:
 
 
 def extend(link: DraftLink, first: int, end: int, **options: Any) -> None:
-    link.extend([StateChunk(KEY, states(first, end, **options))])
+    link.send_states([StateChunk(KEY, states(first, end, **options))])
 
 
 def commit(link: DraftLink, length: int, count: int = 1, features: bool = True, max_nodes: int = 8) -> None:

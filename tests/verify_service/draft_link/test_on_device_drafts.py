@@ -178,7 +178,7 @@ def served(twins: Target, drafter: Drafter, *, follows: bool = True, config: Eng
     link = DraftLink(facts, LinkConfig(deadline=30.0))
     host = InProcessHost([drafter])
     attachment = attach_host(link, host, device="cpu:0", max_step_rows=100)
-    runner = LoopRunner(twins, config, link, link, follower=link if follows else None)
+    runner = LoopRunner(twins, config, link, link, on_device_drafter=link if follows else None)
     runner.loop.start()
     try:
         yield Served(runner, link, host, attachment)

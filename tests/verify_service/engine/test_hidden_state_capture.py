@@ -72,7 +72,7 @@ class Taker:
     def wanted_boundaries(self) -> tuple[int, ...]:
         return self.wanted
 
-    def deaf(self) -> bool:
+    def paused(self) -> bool:
         return self.is_deaf
 
     def begin(self, opening: Opening) -> None:
@@ -84,10 +84,10 @@ class Taker:
             if stored is not None:
                 received.take(stored)
 
-    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         return [() for _ in wanted]
 
-    def extend(self, chunks: Sequence[StateChunk]) -> None:
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
         for chunk in chunks:
             self.received[chunk.key].take(chunk.features)
 
@@ -112,7 +112,7 @@ class RingTaker(Taker):
         self.slots: dict[RequestKey, Slot] = {}
         self.found = 0
 
-    def route(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         slots = [self.slots.setdefault(each.key, Slot(0, 0, boundaries=WANTED[::-1])) for each in wanted]
         spans = [
             self.ring.reserve(slot, each.first, each.length, self.hidden_size)
@@ -133,10 +133,10 @@ class RingTaker(Taker):
         self.ring.release(self.found, self.found)
         self.found += rows
 
-    def extend(self, chunks: Sequence[StateChunk]) -> None:
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
         for chunk in chunks:
             self.compare(chunk.key, chunk.features)
-        super().extend(chunks)
+        super().send_states(chunks)
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for committed in commits:
@@ -240,7 +240,7 @@ def test_preempted_requests_miss_nothing(model: CausalLM) -> None:
 
 def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
     class Failing(Taker):
-        def extend(self, chunks: Sequence[StateChunk]) -> None:
+        def send_states(self, chunks: Sequence[StateChunk]) -> None:
             raise RuntimeError
 
         def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:

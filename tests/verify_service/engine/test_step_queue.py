@@ -59,8 +59,8 @@ def bench(
 
 def decoding(trees: DraftSource | None = None, max_tokens: int = 100) -> RequestState:
     state = admitted(CONFIG, range(7), sampling=SamplingParams(seed=1, max_tokens=max_tokens), trees=trees)
-    state.line = 0
-    state.computed = 6
+    state.req_index = 0
+    state.num_computed_tokens = 6
     return state
 
 
@@ -74,12 +74,12 @@ class Attached(ScriptedTrees):
 
 
 def row(state: RequestState) -> list[ScheduledRequest]:
-    return [ScheduledRequest(state, state.remaining)]
+    return [ScheduledRequest(state, state.num_unscheduled_tokens)]
 
 
 def fill(pipeline: StepQueue, rows: Callable[[], list[ScheduledRequest]]) -> int:
     launched = 0
-    while pipeline.open and launched < 9:
+    while pipeline.can_launch and launched < 9:
         pipeline.launch(rows())
         launched += 1
     return launched
@@ -91,11 +91,15 @@ def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
     state = decoding()
     assert not pipeline
     assert fill(pipeline, lambda: row(state)) == 1 + lookahead
-    assert (state.pending, state.computed, state.remaining) == (1 + lookahead, 7 + lookahead, 1)
+    assert (state.num_output_placeholders, state.num_computed_tokens, state.num_unscheduled_tokens) == (
+        1 + lookahead,
+        7 + lookahead,
+        1,
+    )
     decisions, seconds = pipeline.decide(pipeline.next())
     assert [decision.item.first for decision in decisions] == [6]
     assert seconds >= 0
-    assert state.pending == lookahead
+    assert state.num_output_placeholders == lookahead
     assert fill(pipeline, lambda: row(state)) == 1
     assert engine.journal == [*["launch"] * (1 + lookahead), "decide", "launch"]
 
@@ -103,20 +107,20 @@ def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
 def test_a_prompt_is_run_ahead_of_chunk_by_chunk() -> None:
     pipeline, _ = bench(1)
     state = decoding()
-    state.computed = 0
+    state.num_computed_tokens = 0
     pipeline.launch([ScheduledRequest(state, 4)])
-    assert (state.computed, state.pending, state.remaining) == (4, 0, 3)
-    assert pipeline.open
+    assert (state.num_computed_tokens, state.num_output_placeholders, state.num_unscheduled_tokens) == (4, 0, 3)
+    assert pipeline.can_launch
     pipeline.launch([ScheduledRequest(state, 3)])
-    assert (state.computed, state.pending) == (7, 1)
+    assert (state.num_computed_tokens, state.num_output_placeholders) == (7, 1)
 
 
 def test_nothing_is_launched_beyond_a_tree() -> None:
     pipeline, _ = bench(1)
     pipeline.launch([ScheduledRequest(decoding(), 1, TokenTree.chain([1]))])
-    assert not pipeline.open
+    assert not pipeline.can_launch
     pipeline.next()
-    assert pipeline.open
+    assert pipeline.can_launch
 
 
 def test_nothing_is_launched_beyond_a_request_that_will_ask_for_a_tree() -> None:
@@ -124,9 +128,9 @@ def test_nothing_is_launched_beyond_a_request_that_will_ask_for_a_tree() -> None
     pipeline, _ = bench(1, trees)
     state = decoding(trees)
     pipeline.launch(row(state))
-    assert not pipeline.open
+    assert not pipeline.can_launch
     trees.expecting = False
-    assert pipeline.open
+    assert pipeline.can_launch
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
@@ -135,16 +139,16 @@ def test_a_tree_is_expected_only_where_one_could_still_be_output(max_tokens: int
     trees = Attached()
     pipeline, _ = bench(1, trees)
     pipeline.launch(row(decoding(trees, max_tokens)))
-    assert pipeline.open == (max_tokens < 3)
+    assert pipeline.can_launch == (max_tokens < 3)
 
 
 def test_a_prompt_that_decides_nothing_yet_expects_no_tree() -> None:
     trees = Attached()
     pipeline, _ = bench(1, trees)
     state = decoding(trees)
-    state.computed = 0
+    state.num_computed_tokens = 0
     pipeline.launch([ScheduledRequest(state, 4)])
-    assert pipeline.open
+    assert pipeline.can_launch
 
 
 def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
@@ -156,16 +160,16 @@ def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
     )
     pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
-    state.line, state.computed = 0, 6
+    state.req_index, state.num_computed_tokens = 0, 6
     trees.tokens[state.key] = list(state.tokens)
     pipeline.launch(row(state))
-    assert not pipeline.open
+    assert not pipeline.can_launch
     pipeline.next()
     state.tokens.append(7)
-    drafting.report([(state, (7,))], 1)
-    assert not state.wants_tree
+    drafting.send_commits([(state, (7,))], 1)
+    assert not state.awaiting_tree
     pipeline.launch(row(state))
-    assert pipeline.open
+    assert pipeline.can_launch
 
 
 def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
@@ -174,7 +178,7 @@ def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
     state = decoding()
     with pytest.raises(RuntimeError):
         pipeline.launch(row(state))
-    assert (state.computed, state.pending) == (6, 0)
+    assert (state.num_computed_tokens, state.num_output_placeholders) == (6, 0)
     assert not pipeline
 
 
@@ -199,14 +203,14 @@ def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree:
     item.tree = DeviceTree(Unread(engine.journal, tree), 0, 5, 3)
 
     def meanwhile() -> None:
-        engine.journal.append(f"other work at {item.state.computed}")
+        engine.journal.append(f"other work at {item.state.num_computed_tokens}")
 
     pipeline.launch(items, meanwhile=meanwhile)
     assert engine.journal == ["launch", "other work at 7", "read"]
-    assert (item.tree, item.num_rows, item.state.spread) == (tree or None, 6, 3)
-    assert not pipeline.open, "how many tokens it decides is not known before it is decided"
+    assert (item.tree, item.num_rows, item.state.max_inflight_drafts) == (tree or None, 6, 3)
+    assert not pipeline.can_launch, "how many tokens it decides is not known before it is decided"
     pipeline.next()
-    assert item.state.spread == 0
+    assert item.state.max_inflight_drafts == 0
     pipeline.launch(row(decoding()), meanwhile=meanwhile)
     assert engine.journal[3:] == ["launch"]
 
@@ -222,7 +226,7 @@ def test_trees_are_read_even_if_other_work_fails(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.CRITICAL):
         pipeline.launch(items, meanwhile=fail)
     assert engine.journal == ["launch", "read"]
-    assert (item.tree, item.laid) == (None, (5, 3))
+    assert (item.tree, item.reserved) == (None, (5, 3))
     assert pipeline
 
 
@@ -247,7 +251,7 @@ def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyP
 class Foreseeing(Attached):
     """Whose trees are there before they are due."""
 
-    def foresees(self, keys: object) -> bool:
+    def drafts_ahead_only(self, keys: object) -> bool:
         return self.expecting
 
 
@@ -258,26 +262,28 @@ def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> 
     drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget, trees)
     pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = decoding(trees)
-    assert not pipeline.open_to_choices
+    assert not pipeline.can_launch_ahead
     tree = TokenTree.chain([7, 8])
     pipeline.launch([ScheduledRequest(state, 1, tree)])
-    assert (pipeline.open, pipeline.open_to_choices) == (False, True)
-    assert pipeline.spare_seconds() is None
+    assert (pipeline.can_launch, pipeline.can_launch_ahead) == (False, True)
+    assert pipeline.launch_slack() is None
     trees.expecting = False
-    assert not pipeline.open_to_choices
+    assert not pipeline.can_launch_ahead
     trees.expecting = True
     engine.chooses = False
-    assert not pipeline.open_to_choices
+    assert not pipeline.can_launch_ahead
     engine.chooses = True
 
-    assert (state.length, state.spread) == (8, 2)
-    item = ScheduledRequest(state, 1, choices=(OutcomeCandidate(-1, 7, TokenTree.chain([1, 2, 3])),), unsettled=True)
+    assert (state.length, state.max_inflight_drafts) == (8, 2)
+    item = ScheduledRequest(
+        state, 1, outcome_trees=(OutcomeCandidate(-1, 7, TokenTree.chain([1, 2, 3])),), unresolved=True
+    )
     pipeline.launch([item])
-    assert not pipeline.open_to_choices
-    assert (state.length, state.computed, state.spread) == (9, 8, 5)
+    assert not pipeline.can_launch_ahead
+    assert (state.length, state.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 5)
     assert pipeline.under_way == {state: item}
     pipeline.decide(pipeline.next())
-    assert (item.tree, item.first, state.spread) == (TokenTree.chain([1, 2, 3]), 7, 3)
+    assert (item.tree, item.first, state.max_inflight_drafts) == (TokenTree.chain([1, 2, 3]), 7, 3)
     pipeline.decide(pipeline.next())
-    assert (state.pending, state.spread, pipeline.under_way) == (0, 0, {})
-    assert pipeline.open
+    assert (state.num_output_placeholders, state.max_inflight_drafts, pipeline.under_way) == (0, 0, {})
+    assert pipeline.can_launch

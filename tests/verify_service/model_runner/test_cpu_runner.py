@@ -28,21 +28,21 @@ class Bench:
         self.memory = KVCacheManager(config, model.config.max_context)
         self.engine = CpuModelRunner(model, config, self.memory.page_table)
         self.state: RequestState = admitted(config, PROMPT, sampling=GREEDY)
-        self.state.line = 0
+        self.state.req_index = 0
         self.memory.begin(self.state)
         self.engine.begin(self.state)
 
     def step(self, tree: TokenTree | None = None) -> tuple[int, ...]:
         state = self.state
-        item = ScheduledRequest(state, state.remaining, tree)
+        item = ScheduledRequest(state, state.num_unscheduled_tokens, tree)
         assert self.memory.grow(state, len(state.tokens) + (tree.depth if tree is not None else 0))
         self.launched = self.engine.launch([item])
         (decision,) = self.engine.decide(self.launched)
-        state.tokens.extend(decision.walk.tokens)
-        state.computed = len(state.tokens) - 1
-        self.engine.commit(state, decision.walk.tokens)
+        state.tokens.extend(decision.path.tokens)
+        state.num_computed_tokens = len(state.tokens) - 1
+        self.engine.commit(state, decision.path.tokens)
         self.decision = decision
-        return decision.walk.tokens
+        return decision.path.tokens
 
     def logprobs(self, count: int) -> tuple[PositionLogprobs, ...]:
         return self.engine.logprobs(self.launched, self.decision, count)
@@ -64,7 +64,7 @@ def test_a_branching_tree_is_walked_and_its_path_kept(model: CausalLM, page_size
     wrong = (truth[1] + 1) % 512
     tree = TokenTree((wrong, truth[1], truth[2], wrong, truth[2], truth[3]), (-1, -1, 0, 1, 1, 4))
     assert bench.step(tree) == tuple(truth[1:5])
-    assert bench.decision.walk.nodes == (1, 4, 5)
+    assert bench.decision.path.nodes == (1, 4, 5)
     assert bench.step(TokenTree.chain(truth[5:8])) == tuple(truth[5:9])
     assert bench.step() == (truth[9],)
 
@@ -91,7 +91,7 @@ def test_logprobs_are_of_the_path_alone(model: CausalLM) -> None:
 def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
     bench = Bench(model, 8)
     assert bench.engine.decide(bench.engine.launch([ScheduledRequest(bench.state, 5)])) == []
-    bench.state.computed = 5
+    bench.state.num_computed_tokens = 5
     assert bench.step() == (greedy(model, 1)[0],)
 
 

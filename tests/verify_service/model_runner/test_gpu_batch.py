@@ -38,13 +38,15 @@ def plans(draw: st.DrawFn) -> tuple[int, PageTable, list[ScheduledRequest]]:
         prompt = draw(st.lists(st.integers(0, 511), min_size=1, max_size=12))
         logprobs = draw(st.none() | st.just(0))
         state = admitted(config, prompt, sampling=SamplingParams(seed=1, logprobs=logprobs))
-        state.line = line
-        state.pending = draw(st.integers(0, 1))
+        state.req_index = line
+        state.num_output_placeholders = draw(st.integers(0, 1))
         state.pages = [pages.pop() for _ in range(-(-(state.length + 2) // size))]
         table.write(line, 0, state.pages)
-        state.computed = len(prompt) if state.pending else draw(st.integers(0, len(prompt) - 1))
-        item = ScheduledRequest(state, draw(st.integers(1, state.remaining)))
-        item.tree = draw(st.none() | trees()) if item.decides and not state.pending else None
+        state.num_computed_tokens = (
+            len(prompt) if state.num_output_placeholders else draw(st.integers(0, len(prompt) - 1))
+        )
+        item = ScheduledRequest(state, draw(st.integers(1, state.num_unscheduled_tokens)))
+        item.tree = draw(st.none() | trees()) if item.decides and not state.num_output_placeholders else None
         items.append(item)
     return size, table, items
 
@@ -73,7 +75,7 @@ def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRequest
     for item in items:
         state = item.state
         for position in range(item.first, item.base):
-            row = where.pop((state.line, position))
+            row = where.pop((state.req_index, position))
             assert plan.token_ids[row] == (state.tokens[position] if position < len(state.tokens) else -1)
             assert plan.write_slots[row] == state.pages[position // size] * size + position % size
             assert plan.prefix_lengths[row] == position + 1
@@ -90,7 +92,7 @@ def test_each_deciding_item_has_its_root_and_nodes_in_a_row(
     plan, deciding = GpuBatchBuilder(table, size, SCRATCH).build(items)
     logit = scratch = 0
     for item, (first, count, line, base) in zip(deciding, plan.deciding.tolist(), strict=True):
-        assert (first, count, line, base) == (logit, item.num_rows, item.state.line, item.base)
+        assert (first, count, line, base) == (logit, item.num_rows, item.state.req_index, item.base)
         root = int(plan.logit_rows[first])
         assert plan.logit_rows[first : first + count].tolist() == list(range(root, root + count))
         assert (plan.lines[root], plan.positions[root], plan.parents[root]) == (line, base - 1, -2)
@@ -115,9 +117,9 @@ def test_spans_of_decodes_come_first() -> None:
     table = PageTable(4, 128)
     states = [admitted(config, range(10 * line, 10 * line + 8)) for line in range(3)]
     for line, state in enumerate(states):
-        state.line = line
+        state.req_index = line
         table.write(line, 0, [3 * line, 3 * line + 1, 3 * line + 2])
-    states[1].computed = 7
+    states[1].num_computed_tokens = 7
     items = [
         ScheduledRequest(states[0], 5),
         ScheduledRequest(states[1], 1),

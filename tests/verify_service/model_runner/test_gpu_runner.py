@@ -33,7 +33,7 @@ class Bench:
     def start(self, line: int, prompt: list[int], **sampling: Any) -> RequestState:
         params = SamplingParams(**({"temperature": 0.0, "seed": 0} | sampling))
         state = admitted(CONFIG, prompt, request_id=line, sampling=params)
-        state.line = line
+        state.req_index = line
         self.memory.begin(state)
         self.engine.begin(state)
         return state
@@ -41,23 +41,26 @@ class Bench:
     def launch(self, *states: RequestState, trees: dict[int, TokenTree] | None = None) -> GpuStepHandle:
         items = []
         for state in states:
-            tree = (trees or {}).get(state.line)
-            item = ScheduledRequest(state, state.remaining, tree)
+            tree = (trees or {}).get(state.req_index)
+            item = ScheduledRequest(state, state.num_unscheduled_tokens, tree)
             assert self.memory.grow(state, item.base + (tree.depth if tree else 0))
             items.append(item)
         launched = self.engine.launch(items)
         for item in items:
-            item.state.computed, item.state.pending = item.base, item.state.pending + 1
+            item.state.num_computed_tokens, item.state.num_output_placeholders = (
+                item.base,
+                item.state.num_output_placeholders + 1,
+            )
         return launched
 
     def decide(self, launched: GpuStepHandle) -> list[tuple[int, ...]]:
         self.decisions = self.engine.decide(launched)
         for decision in self.decisions:
             state = decision.item.state
-            state.pending -= 1
-            state.tokens.extend(decision.walk.tokens)
-            state.computed = state.length - 1
-        return [decision.walk.tokens for decision in self.decisions]
+            state.num_output_placeholders -= 1
+            state.tokens.extend(decision.path.tokens)
+            state.num_computed_tokens = state.length - 1
+        return [decision.path.tokens for decision in self.decisions]
 
 
 def greedy(model: CausalLM, prompt: list[int], count: int) -> list[int]:
@@ -72,7 +75,7 @@ def test_three_steps_are_launched_before_the_first_is_decided(model: CausalLM) -
     bench = Bench(HostModel(model, CONFIG))
     one, two = bench.start(0, PROMPT), bench.start(2, PROMPT[5:])
     steps = [bench.launch(one, two) for _ in range(3)]
-    assert (one.length, one.remaining, len(one.tokens)) == (len(PROMPT) + 3, 1, len(PROMPT))
+    assert (one.length, one.num_unscheduled_tokens, len(one.tokens)) == (len(PROMPT) + 3, 1, len(PROMPT))
     first, second = (greedy(model, prompt, 5) for prompt in (PROMPT, PROMPT[5:]))
     for index, step in enumerate(steps):
         assert bench.decide(step) == [(first[index],), (second[index],)]
@@ -81,7 +84,7 @@ def test_three_steps_are_launched_before_the_first_is_decided(model: CausalLM) -
     ((token, *_), tokens) = bench.decide(bench.launch(two, one, trees={0: tree}))
     assert token == second[4]
     assert tokens[0] == first[4]
-    assert bench.decisions[1].walk.nodes == (1,)
+    assert bench.decisions[1].path.nodes == (1,)
 
 
 def test_a_line_may_be_given_away_behind_a_step_that_still_uses_it(model: CausalLM) -> None:

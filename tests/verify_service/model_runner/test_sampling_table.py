@@ -39,13 +39,13 @@ EDITED = SamplingParams(
 
 def running(params: SamplingParams, line: int, output: tuple[int, ...] = ()) -> RequestState:
     state = admitted(CONFIG, (11, 50, 51), output=output, sampling=params)
-    state.line = line
-    state.computed = len(state.tokens) - 1
+    state.req_index = line
+    state.num_computed_tokens = len(state.tokens) - 1
     return state
 
 
 def gather(table: SamplingTable, items: list[ScheduledRequest]) -> SamplingRows:
-    lines = [item.state.line for item in items for _ in range(item.num_rows)]
+    lines = [item.state.req_index for item in items for _ in range(item.num_rows)]
     positions = [
         len(item.state.tokens) + depth
         for item in items
@@ -87,7 +87,7 @@ def test_counts_follow_commits_and_restarts() -> None:
     rows = gather(table, [ScheduledRequest(state, 1)])
     assert Counter(dict(enumerate(rows.output_counts[1].tolist()))) == Counter({60: 3, 61: 1, 62: 1})
     assert np.flatnonzero(rows.prompt_seen[1]).tolist() == [11, 50, 51]
-    state.line = 0
+    state.req_index = 0
     table.begin(state)
     assert rows.output_counts[0].tolist() == rows.output_counts[1].tolist()
 

@@ -25,12 +25,12 @@ def admission(trees: DraftSource | None = None, num_pages: int = 64, max_nodes: 
 
 def test_defaults_are_filled_in() -> None:
     state = admission().admit(REQUEST)
-    assert state.limit == 256
+    assert state.max_length == 256
     assert state.sampling.seed == state.seed
-    assert state.stop_ids == {EOS}
+    assert state.stop_token_ids == {EOS}
     assert state.proposer == ""
     assert state.tokens == [1, 2, 3]
-    assert state.over is None
+    assert state.finish_reason is None
 
 
 def test_seeds_are_kept_or_drawn() -> None:
@@ -41,7 +41,7 @@ def test_seeds_are_kept_or_drawn() -> None:
 
 def test_ignore_eos_keeps_stop_tokens() -> None:
     params = SamplingParams(ignore_eos=True, stop_token_ids=(9,))
-    assert admission().admit(replace(REQUEST, sampling=params)).stop_ids == {9}
+    assert admission().admit(replace(REQUEST, sampling=params)).stop_token_ids == {9}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_refusals_name_field_and_limit(change: dict[str, object], field: str, fi
 
 
 def test_without_max_tokens_the_cache_may_end_the_output() -> None:
-    assert admission(num_pages=4).admit(REQUEST).limit == 64
+    assert admission(num_pages=4).admit(REQUEST).max_length == 64
     with pytest.raises(InvalidArgumentError, match=r"prompt of 64 tokens.* need 5 KV pages") as refused:
         admission(num_pages=4).admit(replace(REQUEST, prompt_token_ids=(1,) * 64))
     assert refused.value.field == "prompt_token_ids"
@@ -110,7 +110,7 @@ def test_speculation_takes_the_operators_defaults(params: SpeculationOptions, ex
 def test_a_resumed_request_may_be_over_at_once() -> None:
     desk = admission()
     ended = replace(REQUEST, output_token_ids=(7, EOS))
-    assert desk.admit(ended).over is FinishReason.STOP
+    assert desk.admit(ended).finish_reason is FinishReason.STOP
     full = replace(REQUEST, output_token_ids=(7, 8), sampling=SamplingParams(max_tokens=2))
-    assert desk.admit(full).over is FinishReason.LENGTH
-    assert desk.admit(replace(REQUEST, prompt_token_ids=(1, EOS))).over is None
+    assert desk.admit(full).finish_reason is FinishReason.LENGTH
+    assert desk.admit(replace(REQUEST, prompt_token_ids=(1, EOS))).finish_reason is None

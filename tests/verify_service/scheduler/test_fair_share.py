@@ -135,7 +135,7 @@ def test_the_latest_unstarted_request_of_the_largest_holder_gives_its_place() ->
     queue = [request("heavy", ticket) for ticket in range(4)]
     heavy, small = tenant_of("heavy", queue, running=2), tenant_of("small", [request("small", 9)])
     assert displaceable([small, heavy], "new", 0, 1.0) is queue[3]
-    queue[3].begun = True
+    queue[3].started = True
     assert displaceable([small, heavy], "new", 0, 1.0) is queue[2]
     resumed = [request("heavy", ticket, output=(5,)) for ticket in range(4)]
     assert displaceable([tenant_of("heavy", resumed, running=2)], "new", 0, 1.0) is None

@@ -29,7 +29,7 @@ class Bench:
         assert plan is not None
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
-            item.state.computed = item.state.settled = item.base
+            item.state.num_computed_tokens = item.state.num_written_tokens = item.base
         for item in deciding:
             item.state.tokens.append(7)
             item.state.prefilled = True
@@ -37,7 +37,7 @@ class Bench:
 
 
 def rows(plan: SchedulerOutput) -> list[tuple[int, int]]:
-    return [(item.state.ticket, item.count) for item in plan.rows]
+    return [(item.state.arrival_number, item.count) for item in plan.rows]
 
 
 def test_prompts_share_the_chunk_in_order_of_arrival() -> None:
@@ -89,7 +89,7 @@ def test_the_latest_arrival_makes_way_and_comes_back() -> None:
     plan = bench.step()
     assert rows(plan) == [(0, 1)]
     assert plan.preempted == [young]
-    assert (young.line, young.pages, young.computed) == (-1, [], 0)
+    assert (young.req_index, young.pages, young.num_computed_tokens) == (-1, [], 0)
     bench.scheduler.remove(old, keep=False)
     plan = bench.step()
     assert plan.started == [young]
@@ -105,7 +105,7 @@ def test_a_request_may_have_to_make_way_for_itself_alone() -> None:
     plan = bench.step()
     assert rows(plan) == [(0, 1)]
     assert plan.preempted == [young]
-    assert old.line >= 0
+    assert old.req_index >= 0
 
 
 def test_leftovers_of_trees_go_before_requests() -> None:
@@ -138,7 +138,7 @@ def test_an_equal_prompt_waits_for_the_pages_of_the_first() -> None:
     first = bench.add(0, 12)
     bench.add(1, 12)
     assert rows(bench.step()) == [(0, 12)]
-    bench.memory.share(first)
+    bench.memory.cache_full_pages(first)
     assert rows(bench.step()) == [(0, 1), (1, 4)]
 
 
@@ -147,7 +147,10 @@ def launched(bench: Bench) -> SchedulerOutput:
     plan = bench.scheduler.schedule(may_preempt=False)
     assert plan is not None
     for item in plan.rows:
-        item.state.computed, item.state.pending = item.base, item.state.pending + item.decides
+        item.state.num_computed_tokens, item.state.num_output_placeholders = (
+            item.base,
+            item.state.num_output_placeholders + item.decides,
+        )
     return plan
 
 
@@ -172,7 +175,7 @@ def test_a_planned_row_does_not_change_with_its_request() -> None:
 def test_nothing_is_planned_beyond_the_limit() -> None:
     bench = Bench()
     state = bench.add(0, 7)
-    state.limit = 9
+    state.max_length = 9
     assert [rows(launched(bench)) for _ in range(3)] == [[(0, 7)], [(0, 1)], []]
     other = bench.add(1, 3, first=100)
     assert launched(bench).started == [other]
@@ -186,8 +189,8 @@ def test_nobody_makes_way_while_steps_are_under_way() -> None:
     assert bench.scheduler.schedule(may_preempt=False) is None
     assert bench.scheduler.running == (old, young)
     for state in (old, young):
-        state.tokens += [7] * state.pending
-        state.pending = 0
+        state.tokens += [7] * state.num_output_placeholders
+        state.num_output_placeholders = 0
     plan = bench.scheduler.schedule()
     assert plan is not None
     assert (rows(plan), plan.preempted) == ([(0, 1)], [young])

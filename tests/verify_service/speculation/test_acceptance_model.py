@@ -22,14 +22,14 @@ def pair(claims: tuple[float, float] | None, kind: tuple[str, bool] = GREEDY, st
 
 
 def test_without_experience_the_proposer_is_believed() -> None:
-    likely, unlikely = AcceptanceModel().paths([pair((0.95, 0.03))])
+    likely, unlikely = AcceptanceModel().path_probs([pair((0.95, 0.03))])
     assert likely > 0.85
     assert unlikely < 0.1
 
 
 def test_siblings_without_probabilities_rank_by_their_order() -> None:
     tree = TokenTree((5, 6, 7, 8), (-1, -1, -1, 0))
-    first, second, third, child = AcceptanceModel().paths([ProposedTree(GREEDY, 0, tree)])
+    first, second, third, child = AcceptanceModel().path_probs([ProposedTree(GREEDY, 0, tree)])
     assert first > second > third
     assert child == pytest.approx(first * first)
 
@@ -38,17 +38,17 @@ def test_claims_that_prove_wrong_are_believed_no_more_and_modest_ones_that_prove
     chances = AcceptanceModel()
     for _ in range(200):
         chances.observe(pair((0.95, 0.03)), (1,))
-    boast, modest = chances.paths([pair((0.95, 0.03))])
+    boast, modest = chances.path_probs([pair((0.95, 0.03))])
     assert boast < 0.1
     assert modest > 0.9
 
 
 def test_what_one_proposer_did_says_nothing_of_another_nor_greedy_of_sampled_requests() -> None:
     chances = AcceptanceModel()
-    before = chances.paths([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
+    before = chances.path_probs([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
     for _ in range(100):
         chances.observe(pair((0.95, 0.03)), ())
-    after = chances.paths([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
+    after = chances.path_probs([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
     assert np.array_equal(before, after)
 
 
@@ -61,10 +61,10 @@ def test_only_nodes_whose_parents_were_right_are_judged() -> None:
         once.observe(chain, ())
         twice.observe(chain, (0,))
     # The second level failed beneath a first one that was right; beneath one that was wrong nothing is known of it.
-    first, second, _ = twice.paths([chain])
+    first, second, _ = twice.path_probs([chain])
     assert first > 0.8
     assert second < 0.3 * first
-    first, second, _ = once.paths([chain])
+    first, second, _ = once.path_probs([chain])
     assert first < 0.2
 
 
@@ -73,8 +73,8 @@ def test_a_streak_of_right_tokens_tells() -> None:
     for _ in range(100):
         chances.observe(pair((0.55, 0.45), streak=3), (0,))
         chances.observe(pair((0.55, 0.45), streak=0), ())
-    assert chances.paths([pair((0.55, 0.45), streak=3)])[0] > 0.8
-    assert chances.paths([pair((0.55, 0.45), streak=0)])[0] < 0.3
+    assert chances.path_probs([pair((0.55, 0.45), streak=3)])[0] > 0.8
+    assert chances.path_probs([pair((0.55, 0.45), streak=0)])[0] < 0.3
 
 
 def test_experience_of_few_proposers_is_kept() -> None:
@@ -99,8 +99,8 @@ def test_a_child_is_never_likelier_than_its_parent_and_trees_do_not_mix(
     chances = AcceptanceModel()
     chances.observe(ProposedTree(GREEDY, 1, seen), seen.path(len(seen) - 1))
     several = [ProposedTree(GREEDY, index, tree) for index, tree in enumerate(drafted)]
-    together = chances.paths(several)
-    assert np.array_equal(together, np.concatenate([chances.paths([each]) for each in several]))
+    together = chances.path_probs(several)
+    assert np.array_equal(together, np.concatenate([chances.path_probs([each]) for each in several]))
     first = 0
     for tree in drafted:
         own = together[first : first + len(tree)]

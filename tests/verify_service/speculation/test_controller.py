@@ -40,7 +40,7 @@ def attach(
     item = ScheduledRequest(state, 1)
     drafting_of(trees, memory, config).attach_trees([item])
     assert trees.asked == [state.key]
-    assert not state.wants_tree
+    assert not state.awaiting_tree
     assert len(state.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
     return item
 
@@ -64,16 +64,16 @@ class Unread:
 
 
 class Told(Fixed):
-    """A follower that notes the waits for its trees."""
+    """A drafter on the device that notes the waits for its trees."""
 
     def __init__(self, tree: TokenTree) -> None:
         super().__init__(tree)
         self.waits: list[list[RequestKey]] = []
 
-    def take_unread(self, unread: bool) -> None:
-        assert unread
+    def allow_device_trees(self, allowed: bool) -> None:
+        assert allowed
 
-    def waited(self, keys: list[RequestKey], seconds: float) -> None:
+    def observe_wait(self, keys: list[RequestKey], seconds: float) -> None:
         assert seconds >= 0.0
         self.waits.append(keys)
 
@@ -85,21 +85,21 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
     tree = TokenTree.chain(tuple(range(count)))
     source = Told(DeviceTree(Unread(tree), 0, 6, 4))
     budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 2e-3)]))
-    drafting = SpeculationController(source, memory, config, budget, follower=source)  # type: ignore[arg-type]  # as used here
+    drafting = SpeculationController(source, memory, config, budget, on_device_drafter=source)  # type: ignore[arg-type]  # as used here
     state = decoding(config, memory, source)
     item = ScheduledRequest(state, 1)
     drafting.attach_trees([item])
     heard = []
 
     def meanwhile() -> None:
-        drafting.learn([], 1, 0, 1e-3)
+        drafting.observe_step([], 1, 0, 1e-3)
         heard.append(dict(budget._uses))
 
     assert drafting.read([item], meanwhile)
     assert heard == [{}], "the wait is not over"
     assert source.waits == [[state.key]]
-    assert (item.tree, item.worth is None) == (tree or None, count == 0)
-    drafting.learn([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
+    assert (item.tree, item.profitable_nodes is None) == (tree or None, count == 0)
+    drafting.observe_step([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
     assert sum(budget._uses.values()) == 1
     assert state.acceptance.tried == (1 if count else 0)
 
@@ -132,11 +132,11 @@ def test_only_who_decides_and_asked_is_served() -> None:
     memory = KVCacheManager(config, 512)
     trees = Fixed(TokenTree.chain([1]))
     state = decoding(config, memory, trees)
-    state.computed = 2
+    state.num_computed_tokens = 2
     drafting = drafting_of(trees, memory, config)
     drafting.attach_trees([ScheduledRequest(state, 3)])
     assert trees.asked == []
-    assert state.wants_tree
+    assert state.awaiting_tree
     resumed = ScheduledRequest(state, 5)
     drafting.attach_trees([resumed])
     assert trees.asked == [state.key]
@@ -150,11 +150,11 @@ def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
     state = decoding(config, memory, trees, max_tokens=10)
     drafting = drafting_of(trees, memory, config)
     for running, nodes, depth in ((1, 33, 9), (8, 5, 9), (33, 1, 0)):
-        drafting.report([(state, (1,))], running)
+        drafting.send_commits([(state, (1,))], running)
         assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (nodes, depth)
-        assert state.wants_tree == (depth > 0)
+        assert state.awaiting_tree == (depth > 0)
     state.proposer = ""
-    drafting.report([(state, (1,))], 1)
+    drafting.send_commits([(state, (1,))], 1)
     assert len(trees.told) == 3
 
 
@@ -164,12 +164,12 @@ def test_an_adaptive_request_stops_asking_when_nothing_is_accepted() -> None:
     memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
     drafting = drafting_of(trees, memory, config)
-    drafting.report([(state, (1,))], 1)
+    drafting.send_commits([(state, (1,))], 1)
     assert trees.told[-1].max_depth > 0
     item = ScheduledRequest(state, 1, TokenTree.chain([1, 2, 3, 4]))
     for _ in range(60):
-        drafting.learn([VerifyResult(item, AcceptedPath((), (9,)), 0)], 1, 4, 1.4e-3)
-    drafting.report([(state, (1,))], 1)
+        drafting.observe_step([VerifyResult(item, AcceptedPath((), (9,)), 0)], 1, 4, 1.4e-3)
+    drafting.send_commits([(state, (1,))], 1)
     assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (1, 0)
 
 
@@ -180,13 +180,13 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
     memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for _ in range(60):
-        state.wants_tree = True
+        state.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
-        drafting.idled(seconds)
-        drafting.learn([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
-    drafting.report([(state, (1,))], 1)
-    assert state.wants_tree == asks
+        drafting.observe_idle(seconds)
+        drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+    drafting.send_commits([(state, (1,))], 1)
+    assert state.awaiting_tree == asks
 
 
 def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
@@ -195,13 +195,13 @@ def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
     memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for seconds in (*[1e-4] * 60, 2.0):
-        state.wants_tree = True
+        state.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
-        drafting.idled(seconds)
-        drafting.learn([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
-    drafting.report([(state, (1,))], 1)
-    assert state.wants_tree
+        drafting.observe_idle(seconds)
+        drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
+    drafting.send_commits([(state, (1,))], 1)
+    assert state.awaiting_tree
 
 
 def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
@@ -209,17 +209,17 @@ def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
     memory = KVCacheManager(config, 512)
     state, other = decoding(config, memory, trees), decoding(config, memory, trees)
-    state.pending = 1
-    drafting_of(trees, memory, config).report([(state, (1,)), (other, (1,))], 2)
+    state.num_output_placeholders = 1
+    drafting_of(trees, memory, config).send_commits([(state, (1,)), (other, (1,))], 2)
     assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
-    assert (state.wants_tree, other.wants_tree) == (False, True)
+    assert (state.awaiting_tree, other.awaiting_tree) == (False, True)
 
 
 def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_their_states() -> None:
     class Absent(Listener):
         here = False
 
-        def listens(self) -> bool:
+        def accepts_commits(self) -> bool:
             return self.here
 
         def expects(self, keys: object) -> bool:
@@ -229,14 +229,14 @@ def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_the
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
     memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
-    state.wants_tree = False
+    state.awaiting_tree = False
     drafting = drafting_of(trees, memory, config)
     features = {state.key: HiddenStateRows((1,), 9, np.zeros((1, 8), np.uint16))}
     for trees.here, tokens in ((False, (1, 2)), (False, (3,)), (True, (4,)), (True, (5,))):
         state.tokens.extend(tokens)
-        state.computed = len(state.tokens) - 1
-        drafting.report([(state, tokens)], 1, features)
-        assert state.wants_tree == trees.here
+        state.num_computed_tokens = len(state.tokens) - 1
+        drafting.send_commits([(state, tokens)], 1, features)
+        assert state.awaiting_tree == trees.here
         assert drafting.expects_trees([ScheduledRequest(state, 1)]) == trees.here
     assert [told.token_ids for told in trees.told] == [(1, 2, 3, 4), (5,)]
     assert [told.features is None for told in trees.told] == [True, False]
@@ -276,7 +276,7 @@ def test_nothing_is_expected_where_requests_outnumber_nodes() -> None:
     trees.tokens[state.key] = []
     drafting = drafting_of(trees, memory, config)
     for running, expected in ((4, True), (5, False), (2, True)):
-        drafting.report([(state, (1,))], running)
+        drafting.send_commits([(state, (1,))], running)
         assert drafting.expects_trees([ScheduledRequest(state, 1)]) == expected
 
 
@@ -288,10 +288,10 @@ def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatc
     clock = iter((1.0, 1.0 + seconds))
     monkeypatch.setattr("verify_service.speculation.controller.time.perf_counter", lambda: next(clock))
     drafting.attach_trees([ScheduledRequest(state, 1)])
-    assert not drafting.leaves_time([state])
-    state.wants_tree = True
-    assert drafting.leaves_time([state]) == slow
-    assert not drafting.leaves_time([])
+    assert not drafting.expects_wait([state])
+    state.awaiting_tree = True
+    assert drafting.expects_wait([state]) == slow
+    assert not drafting.expects_wait([])
 
 
 def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget() -> None:
@@ -310,7 +310,7 @@ def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget()
     drafting.attach_trees(items)
     assert items[1].tree is trees.tree
     assert items[0].tree is None
-    fixed.wants_tree, free.wants_tree = False, True
+    fixed.awaiting_tree, free.awaiting_tree = False, True
     alone = ScheduledRequest(free, 1)
     drafting.attach_trees([alone])
     assert alone.tree == TokenTree((1, 2), (-1, 0), (-0.05, -0.1))

@@ -35,64 +35,64 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def wait(waits: DraftLatency, clock: Clock, seconds: float, *, unread: bool = False) -> float:
+def wait(waits: DraftLatency, clock: Clock, seconds: float, *, device_trees: bool = False) -> float:
     waits.begin()
     clock.now += seconds
-    return waits.end(asked=3, arrived=2, levels=4, running=5, unread=unread)
+    return waits.end(asked=3, arrived=2, levels=4, running=5, device_trees=device_trees)
 
 
 def test_a_wait_is_told_of_once(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
     assert wait(waits, clock, 0.25) == 0.25
-    assert waits.price == 0.25
-    waits.tell()
-    waits.tell()
+    assert waits.seconds == 0.25
+    waits.flush()
+    waits.flush()
     assert budget.heard == [0.25]
 
 
 def test_trees_that_the_host_reads_late_are_waited_for_until_then(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
-    wait(waits, clock, 0.0, unread=True)
-    waits.tell()
+    wait(waits, clock, 0.0, device_trees=True)
+    waits.flush()
     assert budget.heard == []
     clock.now += 0.5
     waits.read()
-    assert waits.price == 0.5
+    assert waits.seconds == 0.5
     clock.now += 1.0
     waits.read()
-    assert waits.price == 0.5
+    assert waits.seconds == 0.5
     wait(waits, clock, 0.125)  # before anybody was told
-    waits.tell()
+    waits.flush()
     assert budget.heard == [0.5, 0.125]
 
 
 def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_some_passes(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
-    waits.idled(3.0)
-    assert waits.price == 0.0
+    waits.observe_idle(3.0)
+    assert waits.seconds == 0.0
     wait(waits, clock, 1.0)
-    waits.idled(0.5)
-    assert waits.price == 1.0
-    waits.idled(100.0)
-    assert waits.price == pytest.approx(4.0 + 0.1 * 3.0)
-    waits.tell()
+    waits.observe_idle(0.5)
+    assert waits.seconds == 1.0
+    waits.observe_idle(100.0)
+    assert waits.seconds == pytest.approx(4.0 + 0.1 * 3.0)
+    waits.flush()
     assert budget.heard == [4.0]
     wait(waits, clock, 1.0)
-    assert waits.price == pytest.approx(1.3)
+    assert waits.seconds == pytest.approx(1.3)
 
 
 def test_a_step_that_was_not_launched_has_no_wait(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
-    wait(waits, clock, 0.25, unread=True)
+    wait(waits, clock, 0.25, device_trees=True)
     clock.now += 1000.0
     waits.begin()  # of a step that asks for nothing
     waits.read()
-    waits.tell()
-    assert (budget.heard, waits.price) == ([], 0.0)
+    waits.flush()
+    assert (budget.heard, waits.seconds) == ([], 0.0)
 
 
 def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +106,6 @@ def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch:
     monkeypatch.setattr(Budget, "observe_wait", lambda self, *args, **kwargs: refuse(*args, **kwargs))
     wait(waits, clock, 0.25)
     with pytest.raises(ZeroDivisionError):
-        waits.tell()
-    waits.tell()
+        waits.flush()
+    waits.flush()
     assert told == [0.25]

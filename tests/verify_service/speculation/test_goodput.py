@@ -38,29 +38,29 @@ def budget(table: list[tuple[int, int, float]], *, wait: float = 0.0) -> Goodput
 
 
 def test_free_rows_are_used() -> None:
-    assert budget(FLAT).levels([DepthCandidate(accepted(0.9), 63)], 1)[0] >= 8
+    assert budget(FLAT).choose_depths([DepthCandidate(accepted(0.9), 63)], 1)[0] >= 8
 
 
 def test_dear_rows_are_not() -> None:
-    assert budget(STEEP).levels([DepthCandidate(accepted(0.9), 63)], 1) == [0]
+    assert budget(STEEP).choose_depths([DepthCandidate(accepted(0.9), 63)], 1) == [0]
 
 
 def test_waiting_too_long_ends_speculation() -> None:
-    assert budget(FLAT, wait=1e-5).levels([DepthCandidate(accepted(0.6), 63)], 1) > [0]
-    assert budget(FLAT, wait=5e-3).levels([DepthCandidate(accepted(0.6), 63)], 1) == [0]
+    assert budget(FLAT, wait=1e-5).choose_depths([DepthCandidate(accepted(0.6), 63)], 1) > [0]
+    assert budget(FLAT, wait=5e-3).choose_depths([DepthCandidate(accepted(0.6), 63)], 1) == [0]
 
 
 def test_the_better_accepted_request_gets_the_deeper_tree() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 64, 20e-3)]
-    good, poor = budget(table).levels([DepthCandidate(accepted(0.9), 63), DepthCandidate(accepted(0.3), 63)], 2)
+    good, poor = budget(table).choose_depths([DepthCandidate(accepted(0.9), 63), DepthCandidate(accepted(0.3), 63)], 2)
     assert good > poor
 
 
 def test_a_request_that_is_right_more_often_does_not_stop_the_others() -> None:
     others = [DepthCandidate(accepted(0.55), 63) for _ in range(7)]
     made = budget([(1, 1, 1.0e-3), (1, 64, 1.5e-3)], wait=5e-5)
-    alone = made.levels(others, 8)
-    beside = made.levels([*others, DepthCandidate(accepted(0.98, 2000), 63)], 8)
+    alone = made.choose_depths(others, 8)
+    beside = made.choose_depths([*others, DepthCandidate(accepted(0.98, 2000), 63)], 8)
     assert min(alone) >= 1
     assert min(beside) >= 1
     assert max(beside) <= max(alone) + 2
@@ -68,21 +68,21 @@ def test_a_request_that_is_right_more_often_does_not_stop_the_others() -> None:
 
 def test_load_takes_nodes_away() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.2e-3), (1, 16, 2.5e-3), (1, 64, 12e-3)]
-    alone = budget(table).levels([DepthCandidate(accepted(0.7), 63)], 1)[0]
-    crowd = budget(table).levels([DepthCandidate(accepted(0.7), 63) for _ in range(16)], 16)
+    alone = budget(table).choose_depths([DepthCandidate(accepted(0.7), 63)], 1)[0]
+    crowd = budget(table).choose_depths([DepthCandidate(accepted(0.7), 63) for _ in range(16)], 16)
     assert alone > max(crowd)
 
 
 @given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=8), depth=st.integers(1, 20))
 def test_nobody_gets_more_than_it_may_have(rates: list[float], depth: int) -> None:
-    granted = budget(FLAT).levels([DepthCandidate(accepted(rate, 20), depth) for rate in rates], len(rates))
+    granted = budget(FLAT).choose_depths([DepthCandidate(accepted(rate, 20), depth) for rate in rates], len(rates))
     assert len(granted) == len(rates)
     assert all(0 <= levels <= depth for levels in granted)
 
 
 def test_plain_decoding_is_probed_now_and_then() -> None:
     made = budget(STEEP)
-    asked = [made.levels([DepthCandidate(accepted(0.1), 63)], 1)[0] > 0 for _ in range(4 * PROBE_EVERY)]
+    asked = [made.choose_depths([DepthCandidate(accepted(0.1), 63)], 1)[0] > 0 for _ in range(4 * PROBE_EVERY)]
     assert sum(asked[: PROBE_EVERY - 1]) == 0
     assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
 
@@ -101,10 +101,12 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
         each = []
         for made in (ahead, plain):
             acceptance = accepted(0.5 + 0.1 * right, 20)
-            each.append(made.levels([DepthCandidate(acceptance, 6), DepthCandidate(accepted(0.6), 3)], 2 + right))
+            each.append(
+                made.choose_depths([DepthCandidate(acceptance, 6), DepthCandidate(accepted(0.6), 3)], 2 + right)
+            )
             made.observe_tree(acceptance, depth=6, matched=right)
             made.observe_nodes(3, nodes=6, depth=6)
-            made.costs.observe(2, 6, 1e-3 * (1 + right))
+            made.step_time.observe(2, 6, 1e-3 * (1 + right))
         ahead.prepare()
         assert each[0] == each[1]
         granted.append(each[0])
@@ -115,9 +117,9 @@ def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:
     made, bidders = budget(FLAT, wait=1e-5), [DepthCandidate(accepted(0.6), 63)]
     for _ in range(6):
         made.observe_wait(1.0, asked=1, arrived=1, levels=4)
-    assert made.levels(bidders, 1) > [0]
+    assert made.choose_depths(bidders, 1) > [0]
     made.observe_wait(1.0, asked=1, arrived=1, levels=4)
-    assert made.levels(bidders, 1) == [0]
+    assert made.choose_depths(bidders, 1) == [0]
 
 
 def test_what_a_drafter_captures_for_a_number_of_requests_and_levels_is_not_the_price() -> None:
@@ -125,27 +127,27 @@ def test_what_a_drafter_captures_for_a_number_of_requests_and_levels_is_not_the_
     for levels in range(1, 9):
         for _ in range(2):
             made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
-    assert any(made.levels(many, 16))
+    assert any(made.choose_depths(many, 16))
     for levels in range(1, 9):
         made.observe_wait(1.0, asked=16, arrived=16, levels=levels)
-    assert not any(made.levels(many, 16))
+    assert not any(made.choose_depths(many, 16))
 
 
 def test_what_many_requests_wait_for_is_remembered_while_few_ask() -> None:
     made = budget(FLAT, wait=1e-5)
     few, many = ([DepthCandidate(accepted(0.6), 63)] * number for number in (4, 16))
-    assert any(made.levels(many, 16))
+    assert any(made.choose_depths(many, 16))
     for _ in range(9):
         made.observe_wait(0.1, asked=16, arrived=16, levels=4)
     for _ in range(20):
         made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
-    assert any(made.levels(few, 16))
-    assert not any(made.levels(many, 16))
-    assert not any(made.levels(few, 16, many[4:]))
+    assert any(made.choose_depths(few, 16))
+    assert not any(made.choose_depths(many, 16))
+    assert not any(made.choose_depths(few, 16, many[4:]))
     for _ in range(FORGET_FIRST):
-        made.levels(few, 16, many[4:])
+        made.choose_depths(few, 16, many[4:])
     made.observe_wait(1e-5, asked=4, arrived=4, levels=4, running=16)
-    assert any(made.levels(many, 16))
+    assert any(made.choose_depths(many, 16))
 
 
 def test_few_that_could_have_trees_ask_for_none_that_do_not_pay_while_others_catch_up() -> None:
@@ -154,32 +156,32 @@ def test_few_that_could_have_trees_ask_for_none_that_do_not_pay_while_others_cat
     for _ in range(9):
         made.observe_wait(1e-3, asked=4, arrived=4, levels=4, running=16)
         made.observe_wait(1e-5, asked=16, arrived=16, levels=4)
-    assert not any(made.levels(few, 16, many[4:]))
-    assert made.pays
-    assert any(made.levels(many, 16))
-    assert not any(made.levels(few, 16))
-    assert not made.pays
+    assert not any(made.choose_depths(few, 16, many[4:]))
+    assert made.is_profitable
+    assert any(made.choose_depths(many, 16))
+    assert not any(made.choose_depths(few, 16))
+    assert not made.is_profitable
 
 
 def test_what_a_busy_step_waits_for_is_not_held_against_a_request_alone() -> None:
     made, one = budget(FLAT, wait=1e-5), [DepthCandidate(accepted(0.6), 63)]
     for _ in range(20):
         made.observe_wait(1.0, asked=1, arrived=1, levels=4, running=64)
-    assert not any(made.levels(one, 64))
-    assert any(made.levels(one, 1))
+    assert not any(made.choose_depths(one, 64))
+    assert any(made.choose_depths(one, 1))
 
 
 def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
     bidders = [DepthCandidate(accepted(0.6), 63)]
     made, late = budget(FLAT, wait=1e-5), budget(FLAT, wait=2.1e-4)
-    assert made.levels(bidders, 1) > [0]
+    assert made.choose_depths(bidders, 1) > [0]
     for _ in range(9):
         made.observe_wait(2.1e-4 * 6, asked=1, arrived=1, levels=4)
-    assert made.levels(bidders, 1) > [0]
-    assert late.levels(bidders, 1) == [0]
+    assert made.choose_depths(bidders, 1) > [0]
+    assert late.choose_depths(bidders, 1) == [0]
     for _ in range(9):
         made.observe_wait(4e-4 * 6, asked=1, arrived=1, levels=4)
-    assert made.levels(bidders, 1) == [0]
+    assert made.choose_depths(bidders, 1) == [0]
 
 
 def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -> None:
@@ -190,16 +192,16 @@ def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -
     assert made.nodes_per_level(1) > 9
     assert made.nodes_per_level(16) == 1
     many = [DepthCandidate(accepted(0.6), 63)] * 16
-    assert any(made.levels(many, 16))
+    assert any(made.choose_depths(many, 16))
     for _ in range(100):
         made.observe_nodes(16, nodes=40, depth=4)
-    assert not any(made.levels(many, 16))
+    assert not any(made.choose_depths(many, 16))
 
 
 def test_requests_have_more_nodes_where_the_same_rows_are_of_fewer_requests() -> None:
     steep = [(1, 1, 1.0e-3), (1, 64, 1.1e-3), (16, 16, 1.3e-3), (16, 64, 6.0e-3)]
-    alone = budget(steep).levels([DepthCandidate(accepted(0.8), 63)], 1)
-    crowd = budget(steep).levels([DepthCandidate(accepted(0.8), 63)] * 16, 16)
+    alone = budget(steep).choose_depths([DepthCandidate(accepted(0.8), 63)], 1)
+    crowd = budget(steep).choose_depths([DepthCandidate(accepted(0.8), 63)] * 16, 16)
     assert alone[0] > 3
     assert not any(crowd)
 
@@ -207,7 +209,7 @@ def test_requests_have_more_nodes_where_the_same_rows_are_of_fewer_requests() ->
 def test_fixed_trees_in_a_step_make_others_dearer() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 12e-3)]
     bidders = [DepthCandidate(accepted(0.8), 63)]
-    assert budget(table).levels(bidders, 2)[0] > budget(table).levels(bidders, 2, nodes=5)[0]
+    assert budget(table).choose_depths(bidders, 2)[0] > budget(table).choose_depths(bidders, 2, nodes=5)[0]
 
 
 def test_half_of_what_was_seen_of_a_request_fades() -> None:
@@ -222,8 +224,8 @@ def trials(made: GoodputOptimizer, steps: int, wait: float) -> list[int]:
     """Steps at which trees were tried that take `wait` seconds a level, probes aside."""
     found = []
     for step in range(steps):
-        granted = made.levels([DepthCandidate(accepted(0.6), 63)], 1)[0]
-        if made.pays:
+        granted = made.choose_depths([DepthCandidate(accepted(0.6), 63)], 1)[0]
+        if made.is_profitable:
             found.append(step)
             made.observe_wait(wait * (2 + granted), asked=1, arrived=1, levels=granted)
     return found
@@ -249,11 +251,11 @@ def test_trees_that_paid_for_long_are_soon_tried_again() -> None:
 
 def test_a_tree_that_one_of_many_requests_missed_is_not_the_share_that_comes() -> None:
     made, many = budget(FLAT), [DepthCandidate(accepted(0.5), 63)] * 16
-    before = made.levels(many, 16)
+    before = made.choose_depths(many, 16)
     assert any(before)
     for _ in range(20):
         made.observe_wait(0.0, asked=1, arrived=0, levels=1, running=16)
-    assert made.levels(many, 16) == before
+    assert made.choose_depths(many, 16) == before
     for _ in range(60):
         made.observe_wait(0.0, asked=16, arrived=0, levels=1, running=16)
-    assert not any(made.levels(many, 16))
+    assert not any(made.choose_depths(many, 16))

@@ -103,7 +103,7 @@ def test_every_part_is_a_prefix_of_its_path_and_no_other_sum_of_the_likeliest_yi
     if costs.seconds(len(trees), total) < 1.02 * costs.seconds(len(trees)):
         assert lengths == [len(drafted.tree) for drafted in trees]
         return
-    chances = sorted(choice._chances.paths(trees), reverse=True)
+    chances = sorted(choice._chances.path_probs(trees), reverse=True)
 
     def rate(nodes: int) -> float:
         return float(len(trees) + sum(chances[:nodes])) / (1e-4 + costs.seconds(len(trees), nodes))

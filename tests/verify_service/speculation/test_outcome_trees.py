@@ -25,13 +25,13 @@ class Foreseeing(Listener):
         super().__init__()
         self.prepared = prepared
 
-    def foresees(self, keys: Sequence[RequestKey]) -> bool:
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
         return True
 
-    def await_prepared(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
         return True
 
-    def take_prepared(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         return [self.prepared] * len(keys)
 
 
@@ -46,19 +46,23 @@ def follow(
     before = []
     for line in range(2):
         state = decoding(settings, memory, trees, max_tokens)
-        state.line = line
+        state.req_index = line
         before.append(ScheduledRequest(state, 1, tree))
-        state.computed, state.pending, state.spread = before[-1].base, 1, before[-1].reach
+        state.num_computed_tokens, state.num_output_placeholders, state.max_inflight_drafts = (
+            before[-1].base,
+            1,
+            before[-1].max_accepted,
+        )
     memory._pool.allocate(60 - pages_left)
-    assert drafting.needs_no_wait(before)
-    assert not drafting.await_prepared(before, None)
-    assert drafting.await_prepared(before, 1.0)
+    assert drafting.can_launch_ahead(before)
+    assert not drafting.wait_for_outcomes(before, None)
+    assert drafting.wait_for_outcomes(before, 1.0)
     items = [ScheduledRequest(item.state, 1) for item in before]
-    drafting.attach_choices(items, {item.state: item for item in before})
+    drafting.attach_outcome_trees(items, {item.state: item for item in before})
     for item in items:
-        assert item.unsettled
-        assert item.reach == max((each.tree.depth for each in item.choices or ()), default=0)
-        assert item.room == 1 + max((len(each.tree) for each in item.choices or ()), default=0)
+        assert item.unresolved
+        assert item.max_accepted == max((each.tree.depth for each in item.outcome_trees or ()), default=0)
+        assert item.max_rows == 1 + max((len(each.tree) for each in item.outcome_trees or ()), default=0)
     return items
 
 
@@ -74,29 +78,29 @@ def test_what_is_prepared_becomes_a_choice_where_its_end_may_come() -> None:
         OutcomeTree((), 8, CHAIN),
         tree=tree,
     )
-    assert item.choices == (
+    assert item.outcome_trees == (
         OutcomeCandidate(1, 9, CHAIN),
         OutcomeCandidate(2, 9, CHAIN),
         OutcomeCandidate(-1, 8, CHAIN),
     )
-    item.settle(AcceptedPath((0, 1), (1, 2, 9)))
-    assert (item.tree, item.first, item.base, item.unsettled) == (CHAIN, 9, 10, False)
+    item.resolve(AcceptedPath((0, 1), (1, 2, 9)))
+    assert (item.tree, item.first, item.base, item.unresolved) == (CHAIN, 9, 10, False)
     for ending in (AcceptedPath((0,), (1, 9)), AcceptedPath((), (9,))):
         other, _ = follow(OutcomeTree((1, 2), 9, CHAIN), tree=tree)
-        other.settle(ending)
-        assert (other.tree, other.first, other.room) == (None, 7 + len(ending.nodes), 4)
+        other.resolve(ending)
+        assert (other.tree, other.first, other.max_rows) == (None, 7 + len(ending.nodes), 4)
 
 
 def test_choices_are_cut_to_what_can_be_output_after_the_end_they_suppose() -> None:
     prepared = [OutcomeTree(path, 9, CHAIN) for path in ((), (1,), (1, 2))]
     item, _ = follow(*prepared, tree=TokenTree.chain([1, 2]), max_tokens=5)
-    assert item.choices == (
+    assert item.outcome_trees == (
         OutcomeCandidate(-1, 9, CHAIN),
         OutcomeCandidate(0, 9, TokenTree.chain([5, 6])),
         OutcomeCandidate(1, 9, TokenTree.chain([5])),
     )
     item, _ = follow(*prepared, tree=TokenTree.chain([1, 2]), max_tokens=4)
-    assert item.choices == (
+    assert item.outcome_trees == (
         OutcomeCandidate(-1, 9, TokenTree.chain([5, 6])),
         OutcomeCandidate(0, 9, TokenTree.chain([5])),
     )
@@ -104,11 +108,11 @@ def test_choices_are_cut_to_what_can_be_output_after_the_end_they_suppose() -> N
 
 def test_choices_share_nodes_and_pages() -> None:
     items = follow(OutcomeTree((), 9, CHAIN), OutcomeTree((), 8, TokenTree.chain([5])), step_nodes=4)
-    assert [item.room for item in items] == [4, 2]
+    assert [item.max_rows for item in items] == [4, 2]
     state = items[0].state
     assert len(state.pages) * 4 >= 8 + 3
     items = follow(OutcomeTree((), 9, TokenTree.chain(range(12))), pages_left=0)
-    assert [item.reach for item in items] == [0, 0]
+    assert [item.max_accepted for item in items] == [0, 0]
 
 
 def test_who_chose_is_asked_for_the_next_trees_and_told_what_was_taken() -> None:
@@ -118,9 +122,9 @@ def test_who_chose_is_asked_for_the_next_trees_and_told_what_was_taken() -> None
     drafting = SpeculationController(trees, memory, config, GoodputOptimizer(StepTimeModel([(1, 1, 1e-3)])), trees)
     state = decoding(config, memory, trees)
     before = ScheduledRequest(state, 1)
-    state.computed, state.pending = before.base, 1
+    state.num_computed_tokens, state.num_output_placeholders = before.base, 1
     item = ScheduledRequest(state, 1)
-    drafting.attach_choices([item], {state: before})
-    item.settle(AcceptedPath((), (9,)))
-    drafting.report([(state, (9,))], 1, under_way={state: item})
-    assert (trees.told[-1].tree, trees.told[-1].max_nodes, state.wants_tree) == (CHAIN, 64, False)
+    drafting.attach_outcome_trees([item], {state: before})
+    item.resolve(AcceptedPath((), (9,)))
+    drafting.send_commits([(state, (9,))], 1, under_way={state: item})
+    assert (trees.told[-1].tree, trees.told[-1].max_nodes, state.awaiting_tree) == (CHAIN, 64, False)

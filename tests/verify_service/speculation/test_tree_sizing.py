@@ -75,26 +75,26 @@ def rested(wishes: TreeSizer, states: Sequence[RequestState], steps: int, runnin
 def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_probe() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     assert not any(rested(wishes, states, REST_AFTER))
-    assert not any(state.rests for state in states)
+    assert not any(state.drafting_paused for state in states)
     rested(wishes, states, 1)
-    assert all(state.rests for state in states)
+    assert all(state.drafting_paused for state in states)
     rested(wishes, states, UNTIL_READY - REST_AFTER - 2)
-    assert all(state.rests for state in states)
+    assert all(state.drafting_paused for state in states)
     rested(wishes, states, 1)
-    awake = [state for state in states if not state.rests]
+    awake = [state for state in states if not state.drafting_paused]
     assert len(awake) == KEPT_READY
     rested(wishes, states, READY_BEFORE // 2)
-    assert [state for state in states if not state.rests] == awake
+    assert [state for state in states if not state.drafting_paused] == awake
     assert [wishes.wants_states(state, len(states)) for state in states] == [state in awake for state in states]
-    awake[0].gone = True
+    awake[0].finished = True
     states.remove(awake[0])
     rested(wishes, states, 1)
-    assert sum(not state.rests for state in states) == KEPT_READY
-    assert all(not state.rests for state in awake[1:])
+    assert sum(not state.drafting_paused for state in states) == KEPT_READY
+    assert all(not state.drafting_paused for state in awake[1:])
     rested(wishes, states, READY_BEFORE // 2 + PROBE_STEPS - 2)
-    assert sum(not state.rests for state in states) == KEPT_READY
+    assert sum(not state.drafting_paused for state in states) == KEPT_READY
     rested(wishes, states, 1)
-    assert all(state.rests for state in states)
+    assert all(state.drafting_paused for state in states)
 
 
 def test_whom_a_long_wait_would_hold_up() -> None:
@@ -109,7 +109,7 @@ def test_the_source_is_told_whom_a_long_wait_would_hold_up() -> None:
     fixed, trees = requests(2, adaptive=False), Listener()
     drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget(DEAR))
     for running in (2, 3):
-        drafting.report([(state, (10,)) for state in fixed], running)
+        drafting.send_commits([(state, (10,)) for state in fixed], running)
     assert [{each.haste for each in told} for told in trees.told] == [{WaitUrgency.INSISTENT}, {WaitUrgency.HURRIED}]
 
 
@@ -118,11 +118,11 @@ def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: 
     wishes, states = TreeSizer(budget(FREE), 32), requests(number)
     for state in states:
         state.tokens += [10] * (700 - state.length)
-        state.limit, state.behind = state.length + left, True
+        state.max_length, state.drafter_catching_up = state.length + left, True
     assert not any(rested(wishes, states, 1))
     assert {wishes.wants_states(state, number) for state in states} == {brought}
     rested(wishes, states, REST_AFTER)
-    assert {state.rests for state in states} == {not brought}
+    assert {state.drafting_paused for state in states} == {not brought}
 
 
 def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
@@ -131,7 +131,7 @@ def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
     new, fixed = requests(1)[0], requests(1, adaptive=False)[0]
     wishes.begin(new)
     wishes.begin(fixed)
-    assert (new.rests, fixed.rests) == (True, False)
+    assert (new.drafting_paused, fixed.drafting_paused) == (True, False)
 
 
 def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
@@ -139,7 +139,7 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     wishes = TreeSizer(made, 32)
     rested(wishes, states, 1)
     assert not any(wishes.wants_states(state, len(states)) for state in states)
-    made.costs = StepTimeModel(FREE)
+    made.step_time = StepTimeModel(FREE)
     states[0].acceptance.observe(1, 1)
     rested(wishes, states, WEIGH_EVERY)
     assert all(wishes.wants_states(state, len(states)) for state in states)
@@ -151,11 +151,11 @@ def test_where_all_lack_states_they_get_them_if_trees_would_pay(
 ) -> None:
     wishes, states = TreeSizer(budget(table), 32), requests(9)
     for state in states:
-        state.behind = True
+        state.drafter_catching_up = True
     assert not any(rested(wishes, states, 1))
     assert [wishes.wants_states(state, len(states)) for state in states] == [pays] * 9
     assert not any(rested(wishes, states, REST_AFTER))
-    assert sum(state.rests for state in states) == (0 if pays else 9)
+    assert sum(state.drafting_paused for state in states) == (0 if pays else 9)
 
 
 def test_what_was_seen_of_requests_that_rest_fades() -> None:
@@ -165,8 +165,8 @@ def test_what_was_seen_of_requests_that_rest_fades() -> None:
     rested(wishes, states, PROBE_EVERY - 1)
     assert {state.acceptance.tried for state in states} == {32}
     rested(wishes, states, 1)
-    assert sum(not state.rests for state in states) == KEPT_READY
-    assert {(state.rests, state.acceptance.tried, state.acceptance.matched) for state in states} == {
+    assert sum(not state.drafting_paused for state in states) == KEPT_READY
+    assert {(state.drafting_paused, state.acceptance.tried, state.acceptance.matched) for state in states} == {
         (False, 32, 4),
         (True, 16, 2),
     }
@@ -175,16 +175,16 @@ def test_what_was_seen_of_requests_that_rest_fades() -> None:
 def test_where_trees_pay_nobody_rests() -> None:
     wishes, states = TreeSizer(budget(FREE), 32), requests(9)
     assert all(rested(wishes, states, 2 * REST_AFTER))
-    assert not any(state.rests for state in states)
+    assert not any(state.drafting_paused for state in states)
 
 
 def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9, adaptive=False)
     assert all(rested(wishes, states, 2 * REST_AFTER))
     assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
-    assert all(state.rests for state in states)
+    assert all(state.drafting_paused for state in states)
     assert not any(rested(wishes, states, 1))  # they are told first
-    assert not any(state.rests for state in states)
+    assert not any(state.drafting_paused for state in states)
 
 
 def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
@@ -197,7 +197,7 @@ def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
 
 def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     class Probing(GoodputOptimizer):
-        def levels(
+        def choose_depths(
             self,
             bidders: Sequence[DepthCandidate],
             requests: int,
@@ -205,7 +205,7 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
             *,
             nodes: int = 0,
         ) -> list[int]:
-            super().levels(bidders, requests, others, nodes=nodes)
+            super().choose_depths(bidders, requests, others, nodes=nodes)
             return [1] * len(bidders)
 
     made = Probing(StepTimeModel(DEAR))
@@ -213,11 +213,11 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     depths = rested(wishes, states, UNTIL_READY)
     assert sum(depths) == 0
     for state in states:
-        state.behind = state.rests
+        state.drafter_catching_up = state.drafting_paused
     depths = rested(wishes, states, 1)
-    assert depths == [int(not state.rests) for state in states]
+    assert depths == [int(not state.drafting_paused) for state in states]
     assert sum(depths) == KEPT_READY
-    assert wishes.pays
+    assert wishes.is_profitable
 
 
 def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_are_up_to_date() -> None:
@@ -227,10 +227,10 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
         made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
     wishes = TreeSizer(made, 32)
     assert not any(rested(wishes, states, UNTIL_READY))
-    awake = [state for state in states if not state.rests]
-    assert any(made.levels([DepthCandidate(state.acceptance, state.depth_left) for state in awake], 9))
+    awake = [state for state in states if not state.drafting_paused]
+    assert any(made.choose_depths([DepthCandidate(state.acceptance, state.depth_left) for state in awake], 9))
     assert not any(rested(wishes, states, READY_BEFORE // 2))
-    assert sum(state.rests for state in states) == 9 - KEPT_READY
+    assert sum(state.drafting_paused for state in states) == 9 - KEPT_READY
 
 
 def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caught_up() -> None:
@@ -238,21 +238,21 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     drafting = SpeculationController(trees, memory, CONFIG, made)
     states, number = requests(9), count(20)
     for state in states:
-        state.limit = 1000
+        state.max_length = 1000
 
     def step() -> list[Committed]:
         token = next(number)
         for state in states:
             state.tokens.append(token)
-        drafting.report([(state, (token,)) for state in states], len(states))
+        drafting.send_commits([(state, (token,)) for state in states], len(states))
         return trees.told[-1]
 
     for _ in range(UNTIL_READY):
         told = step()
     assert [each.catch_up for each in told] == [True] * KEPT_READY
-    resting = {state.key for state in states if state.rests}
-    assert {state.untold for state in states if state.rests} == {UNTIL_READY - REST_AFTER}
-    made.costs = StepTimeModel(FREE)
+    resting = {state.key for state in states if state.drafting_paused}
+    assert {state.num_unsent_tokens for state in states if state.drafting_paused} == {UNTIL_READY - REST_AFTER}
+    made.step_time = StepTimeModel(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
         told = step()
@@ -294,11 +294,11 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
 def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = count()
 
-    def levels(self: GoodputOptimizer, bidders: Sequence[DepthCandidate], *_: object, **__: object) -> list[int]:
-        self.pays = next(steps) // period % 2 == 0
-        return [min(2, bidder.max_levels) if self.pays else 0 for bidder in bidders]
+    def choose_depths(self: GoodputOptimizer, bidders: Sequence[DepthCandidate], *_: object, **__: object) -> list[int]:
+        self.is_profitable = next(steps) // period % 2 == 0
+        return [min(2, bidder.max_levels) if self.is_profitable else 0 for bidder in bidders]
 
-    monkeypatch.setattr(GoodputOptimizer, "levels", levels)
+    monkeypatch.setattr(GoodputOptimizer, "choose_depths", choose_depths)
     monkeypatch.setattr(tree_wishes, "REST_AFTER", 0)
     monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
     asked = some_requests(0.8)
