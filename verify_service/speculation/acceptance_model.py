@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from verify_service.core.request_state import RequestState
 
 Floats = NDArray[np.float64]
 
@@ -45,6 +46,11 @@ class ProposedTree:
     kind: Kind
     last_accept_length: int
     tree: TokenTree
+
+
+def proposed_tree(state: RequestState, tree: TokenTree) -> ProposedTree:
+    """Return a request's tree with what its acceptance is estimated by."""
+    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last_accept_length, tree)
 
 
 class _Table:

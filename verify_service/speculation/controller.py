@@ -10,7 +10,6 @@ from types import MappingProxyType
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import truncated
 from verify_service.core.draft_source import (
     Committed,
     DraftSource,
@@ -31,15 +30,15 @@ from verify_service.model_runner.device_trees import copy_to_host, not_on_host, 
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observe_wait
-from verify_service.speculation.acceptance_model import ProposedTree
+from verify_service.speculation.acceptance_model import proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
 from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.outcome_trees import fitting
+from verify_service.speculation.tree_fit import fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
 
 _log = logging.getLogger(__name__)
-
 
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
@@ -271,7 +270,7 @@ class SpeculationController:
         """Compute the profitable nodes of device trees, which were taken whole although the optimizer sizes them."""
         for item in late:
             if item.tree is not None and item.state.adaptive:
-                drafted = [_drafted(item.state, item.tree)]
+                drafted = [proposed_tree(item.state, item.tree)]
                 (part,) = self._node_selector.choose(
                     drafted, requests=1, rows=1, tokens=1, waited=self._draft_latency.seconds
                 )
@@ -287,27 +286,18 @@ class SpeculationController:
         for each in arrived:
             (free if each[0].state.adaptive and not isinstance(each[1], DeviceTree) else fixed).append(each)
         for item, tree in cut_trees(self._passes, fixed, items, room):
-            item.tree = self._fitted(item, tree, room)
+            item.tree = fit_tree(self._memory, item, tree, room)
             room -= item.num_rows - 1
         if not free:
             return
-        drafted = [_drafted(item.state, tree) for item, tree in free]
+        drafted = [proposed_tree(item.state, tree) for item, tree in free]
         rows = sum(item.count for item in items) + self._step_nodes - room
         tokens = sum(item.decides for item in items)
         parts = self._node_selector.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
         chosen = [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
         for item, part in cut_trees(self._passes, chosen, items, room):
-            item.tree = self._fitted(item, part, room)
+            item.tree = fit_tree(self._memory, item, part, room)
             room -= item.num_rows - 1
-
-    def _fitted(self, item: ScheduledRequest, tree: TokenTree, room: int) -> TokenTree | None:
-        """What of a tree fits its request, the pages, and `room` nodes; None if nothing does."""
-        state, base, (nodes, depth) = item.state, item.base, most_rows(tree)
-        rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
-        allowed = self._memory.grow_up_to(state, base + allowed) - base
-        if allowed == depth and nodes < rows:
-            return tree
-        return truncated(tree, max_nodes=rows, max_depth=allowed)
 
     def observe_step(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
         """Take in a verify pass: its accepted paths and its seconds. `requests` is 0 for a pass with prompt rows.
@@ -323,7 +313,7 @@ class SpeculationController:
             tree = decision.item.tree
             if tree is not None:
                 state, right = decision.item.state, decision.path.nodes
-                self._node_selector.observe(_drafted(state, tree), right)
+                self._node_selector.observe(proposed_tree(state, tree), right)
                 self._optimizer.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
                 if state.adaptive:
                     worth = len(tree) if decision.item.profitable_nodes is None else decision.item.profitable_nodes
@@ -409,7 +399,3 @@ class SpeculationController:
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to hand over trees, the step decodes plainly")
             return [None] * len(keys)
-
-
-def _drafted(state: RequestState, tree: TokenTree) -> ProposedTree:
-    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last_accept_length, tree)

@@ -1,0 +1,19 @@
+"""Cuts a drafted tree to what its request and the KV cache have room for."""
+
+from __future__ import annotations
+
+from slipstream_kernels.device_tree import most_rows
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import truncated
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
+
+
+def fit_tree(memory: KVCacheManager, item: ScheduledRequest, tree: TokenTree, room: int) -> TokenTree | None:
+    """Return what of a tree fits its request, the pages, and `room` nodes; None if nothing does."""
+    state, base, (nodes, depth) = item.state, item.base, most_rows(tree)
+    rows, allowed = min(state.max_nodes, 1 + room), min(depth, state.depth_left)
+    allowed = memory.grow_up_to(state, base + allowed) - base
+    if allowed == depth and nodes < rows:
+        return tree
+    return truncated(tree, max_nodes=rows, max_depth=allowed)
