@@ -21,17 +21,17 @@ from verify_service.core.request_state import RequestState
 
 Floats = NDArray[np.float64]
 
-MOST_TABLES = 64
+MAX_TABLES = 64
 """Proposers, at temperature 0 and above apart, of which experience is kept."""
 
 _EDGES = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)))
 _PRIORS = (0.01, 0.035, 0.075, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.99, 0.6, 0.15, 0.05)
 """Of the ranges between the edges, then of the first, second and further siblings without a probability."""
-_DEPTHS, _STREAKS = 8, 4
-_CLAIMS = len(_PRIORS)
-_SHAPES = ((_CLAIMS,), (_DEPTHS, _CLAIMS), (_STREAKS, _DEPTHS, _CLAIMS))
-_FIRST_CELLS = tuple(_CLAIMS * (min(max(depth, 1), _DEPTHS) - 1) for depth in range(MAX_ROWS + 1))
-"""By the depth of a node, of one streak: where the cells of its ranges begin."""
+_DEPTHS, _ACCEPT_LENGTHS = 8, 4
+_PROB_BINS = len(_PRIORS)
+_SHAPES = ((_PROB_BINS,), (_DEPTHS, _PROB_BINS), (_ACCEPT_LENGTHS, _DEPTHS, _PROB_BINS))
+_FIRST_CELLS = tuple(_PROB_BINS * (min(max(depth, 1), _DEPTHS) - 1) for depth in range(MAX_ROWS + 1))
+"""By the depth of a node, of one accept_length: where the cells of its ranges begin."""
 _WEIGHT, _MEMORY = 8.0, 1000.0
 _LEAST, _MOST = 0.001, 0.98
 
@@ -60,34 +60,34 @@ class _Table:
 
     def __init__(self) -> None:
         self._cells = [[[0.0, 0.0] for _ in range(math.prod(shape))] for shape in _SHAPES]
-        self._estimates = [0.0] * (_STREAKS * _DEPTHS * _CLAIMS)
-        self._changed = set(range(_CLAIMS))
+        self._estimates = [0.0] * (_ACCEPT_LENGTHS * _DEPTHS * _PROB_BINS)
+        self._changed = set(range(_PROB_BINS))
         """Ranges of which the estimates are out of date."""
 
     @property
     def estimates(self) -> list[float]:
-        """Chance given the parent, of (streak * _DEPTHS + depth - 1) * _CLAIMS + range."""
+        """Chance given the parent, of (accept_length * _DEPTHS + depth - 1) * _PROB_BINS + range."""
         if self._changed:
             self._estimate()
         return self._estimates
 
-    def observe(self, streak: int, depth: int, claim: int, hit: bool) -> None:
-        finer = depth * _CLAIMS + claim
-        for cells, at in zip(self._cells, (claim, finer, streak * _DEPTHS * _CLAIMS + finer), strict=True):
+    def observe(self, accept_length: int, depth: int, prob_bin: int, hit: bool) -> None:
+        finer = depth * _PROB_BINS + prob_bin
+        for cells, at in zip(self._cells, (prob_bin, finer, accept_length * _DEPTHS * _PROB_BINS + finer), strict=True):
             counts = cells[at]
             counts[0] += hit - counts[0] / _MEMORY
             counts[1] += 1.0 - counts[1] / _MEMORY
-        self._changed.add(claim)
+        self._changed.add(prob_bin)
 
     def _estimate(self) -> None:
         coarse, middle, fine = self._cells
-        for claim in self._changed:
-            hits, trials = coarse[claim]
-            of_claim = (hits + _WEIGHT * _PRIORS[claim]) / (trials + _WEIGHT)
-            for at in range(claim, _DEPTHS * _CLAIMS, _CLAIMS):
+        for prob_bin in self._changed:
+            hits, trials = coarse[prob_bin]
+            of_bin = (hits + _WEIGHT * _PRIORS[prob_bin]) / (trials + _WEIGHT)
+            for at in range(prob_bin, _DEPTHS * _PROB_BINS, _PROB_BINS):
                 hits, trials = middle[at]
-                of_depth = _WEIGHT * ((hits + _WEIGHT * of_claim) / (trials + _WEIGHT))
-                for each in range(at, len(fine), _DEPTHS * _CLAIMS):
+                of_depth = _WEIGHT * ((hits + _WEIGHT * of_bin) / (trials + _WEIGHT))
+                for each in range(at, len(fine), _DEPTHS * _PROB_BINS):
                     hits, trials = fine[each]
                     self._estimates[each] = min(max((hits + of_depth) / (trials + _WEIGHT), _LEAST), _MOST)
         self._changed.clear()
@@ -114,40 +114,40 @@ class AcceptanceModel:
     def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         tree = drafted.tree
-        table, streak = self._table(drafted.kind), min(drafted.last_accept_length, _STREAKS - 1)
+        table, accept_length = self._table(drafted.kind), min(drafted.last_accept_length, _ACCEPT_LENGTHS - 1)
         right = {-1, *matched}
         ranks = dict.fromkeys(right, 0)
         for node, parent in enumerate(tree.parents):
             if parent not in right:
                 continue
-            claim = _unclaimed(ranks[parent]) if tree.log_probs is None else _claim(tree.log_probs, node, parent)
+            prob_bin = _rank_bin(ranks[parent]) if tree.log_probs is None else _prob_bin(tree.log_probs, node, parent)
             ranks[parent] += 1
-            table.observe(streak, min(tree.depths[node], _DEPTHS) - 1, claim, node in right)
+            table.observe(accept_length, min(tree.depths[node], _DEPTHS) - 1, prob_bin, node in right)
 
     def _of(self, drafted: ProposedTree) -> list[float]:
         """`paths` of one tree. Plain numbers: a tree has too few for arrays to pay."""
         tree = drafted.tree
         estimates, first = (
             self._table(drafted.kind).estimates,
-            min(drafted.last_accept_length, _STREAKS - 1) * _DEPTHS * _CLAIMS,
+            min(drafted.last_accept_length, _ACCEPT_LENGTHS - 1) * _DEPTHS * _PROB_BINS,
         )
         count, parents, logs = len(tree), tree.parents, tree.log_probs
         # Behind the last node comes the root, as index -1.
         chances = [1.0] * (count + 1)
         if logs is None:
-            claims = _ranks(tree)
+            prob_bins = _ranks(tree)
         else:
             rooted = (*logs, 0.0)
-            claims = [bisect_right(_EDGES, log - rooted[parent]) for log, parent in zip(logs, parents, strict=True)]
-        for node, parent, depth, claim in zip(range(count), parents, tree.depths, claims, strict=True):
-            chances[node] = estimates[first + _FIRST_CELLS[depth] + claim] * chances[parent]
+            prob_bins = [bisect_right(_EDGES, log - rooted[parent]) for log, parent in zip(logs, parents, strict=True)]
+        for node, parent, depth, prob_bin in zip(range(count), parents, tree.depths, prob_bins, strict=True):
+            chances[node] = estimates[first + _FIRST_CELLS[depth] + prob_bin] * chances[parent]
         del chances[count]
         return chances
 
     def _table(self, kind: Kind) -> _Table:
         table = self._tables.get(kind)
         if table is None:
-            if len(self._tables) >= MOST_TABLES:
+            if len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
             table = self._tables[kind] = _Table()
         return table
@@ -158,14 +158,14 @@ def _ranks(tree: TokenTree) -> list[int]:
     ranks = []
     for parent in tree.parents:
         rank = seen.get(parent, 0)
-        ranks.append(_unclaimed(rank))
+        ranks.append(_rank_bin(rank))
         seen[parent] = rank + 1
     return ranks
 
 
-def _unclaimed(rank: int) -> int:
+def _rank_bin(rank: int) -> int:
     return len(_EDGES) + 1 + min(2, rank)
 
 
-def _claim(logs: Sequence[float], node: int, parent: int) -> int:
+def _prob_bin(logs: Sequence[float], node: int, parent: int) -> int:
     return bisect_right(_EDGES, logs[node] - (logs[parent] if parent >= 0 else 0.0))

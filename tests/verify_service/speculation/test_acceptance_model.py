@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.speculation.acceptance_model import MOST_TABLES, AcceptanceModel, ProposedTree
+from verify_service.speculation.acceptance_model import MAX_TABLES, AcceptanceModel, ProposedTree
 
 GREEDY = ("ngram", False)
 
@@ -79,9 +79,9 @@ def test_a_streak_of_right_tokens_tells() -> None:
 
 def test_experience_of_few_proposers_is_kept() -> None:
     chances = AcceptanceModel()
-    for number in range(3 * MOST_TABLES):
+    for number in range(3 * MAX_TABLES):
         chances.observe(pair(None, (f"name{number}", False)), ())
-    assert len(chances._tables) == MOST_TABLES
+    assert len(chances._tables) == MAX_TABLES
 
 
 @st.composite
