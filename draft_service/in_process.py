@@ -21,7 +21,7 @@ from draft_service.protocol import codec
 from draft_service.protocol.codec import Identity
 from draft_service.protocol.placement import CPU as ON_CPU
 from draft_service.protocol.placement import Placement, placed
-from draft_service.protocol.records import Commit, DeviceRows, Extend, Record, Reply, Stamp, TreeReply
+from draft_service.protocol.records import Record
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
@@ -30,15 +30,14 @@ from slipstream_kernels.draft_protocol.proposer_host import (
     IN_PROCESS,
     Answer,
     Commands,
-    CommitValue,
     DevicePassResult,
     EnqueueRequest,
-    ExtendValue,
     HostLimits,
     Replies,
-    TreeValue,
 )
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Reply, TreeReply
 from slipstream_kernels.ipc.device_memory import DeviceBlock
+from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.sync.spin_event import SpinEvent
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class InProcessHost:
         attachment = codec.decode_attachment(draft_pb2.AttachResponse.FromString(attached), (IN_PROCESS,))
 
         def send(replies: list[Reply]) -> None:
-            answer([_value(reply) for reply in replies])
+            answer([_told(reply) for reply in replies])
 
         states = None if block is None else HiddenStateRing(block, self.state_device)
         self._epoch, self._feed = attachment.epoch, self._new_feed(states)
@@ -122,7 +121,7 @@ class InProcessHost:
         except Exception:  # noqa: BLE001 - a step goes on
             _log.exception("a round was not finished")
             return None
-        return None if replies is None else [_value(reply) for reply in replies]
+        return None if replies is None else [_told(reply) for reply in replies]
 
     def detach(self) -> None:
         self._worker.detach(self._epoch)
@@ -150,7 +149,7 @@ class SharedFeed:
     def put(self, commands: Commands) -> None:
         """Those of a step wake nobody before `yield_gil` is called."""
         self._commands.append(commands)
-        if not all(isinstance(command, CommitValue) for command in commands):
+        if not all(isinstance(command, Commit) for command in commands):
             self._woken.set()
 
     def receive(self) -> list[Record]:
@@ -207,7 +206,7 @@ class QueueFeed:
     def put(self, commands: Commands) -> None:
         """Those of a step wake a worker that is awake as `yield_gil` is called."""
         self._queue.put(commands)
-        if self._event is not None and not any(isinstance(command, CommitValue) for command in commands):
+        if self._event is not None and not any(isinstance(command, Commit) for command in commands):
             self._event.notify(yield_gil=False)
 
     def receive(self) -> list[Record]:
@@ -282,10 +281,8 @@ def _records(commands: Commands) -> list[Record]:
     records: list[Record] = []
     for command in commands:
         try:
-            if isinstance(command, CommitValue):
-                records.append(_commit(command))
-            elif isinstance(command, ExtendValue):
-                records.append(_extend(command))
+            if isinstance(command, Commit | Extend):
+                records.append(_with_tensor(command))
             else:
                 records.extend(codec.decode_command_bytes(command))
         except UnavailableError:  # one of ours: verify made it
@@ -293,19 +290,16 @@ def _records(commands: Commands) -> list[Record]:
     return records
 
 
-def _commit(value: CommitValue) -> Commit:
-    features = None if value.features is None else bfloat16_copy(value.features)
-    rows = None if value.device_rows is None else DeviceRows(*value.device_rows)
-    return Commit(Stamp(*value.stamp), value.token_ids, value.max_nodes, value.max_depth, features, device_rows=rows)
+def _with_tensor(record: Commit[Bits] | Extend[Bits]) -> Record:
+    """The record with states as a tensor: those of a step in memory of their own."""
+    bits = record.hidden_states
+    if isinstance(record, Extend):
+        features = None if bits is None else bfloat16_view(bits)
+        return Extend(record.stamp, record.first_position, features, record.device_rows)
+    features = None if bits is None else bfloat16_copy(bits)
+    stamp, tokens, nodes, depth = record.stamp, record.token_ids, record.max_nodes, record.max_depth
+    return Commit(stamp, tokens, nodes, depth, features, record.tree_id, record.device_rows)
 
 
-def _extend(value: ExtendValue) -> Extend:
-    features = None if value.features is None else bfloat16_view(value.features)
-    rows = None if value.device_rows is None else DeviceRows(*value.device_rows)
-    return Extend(Stamp(*value.stamp), value.first_position, features, rows)
-
-
-def _value(reply: Reply) -> TreeValue | bytes:
-    if isinstance(reply, TreeReply):
-        return TreeValue(reply.stamp, reply.tree, reply.sources)
-    return codec.encode_replies([reply]).SerializeToString()
+def _told(reply: Reply) -> TreeReply | bytes:
+    return reply if isinstance(reply, TreeReply) else codec.encode_replies([reply]).SerializeToString()

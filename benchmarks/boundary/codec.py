@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.boundary.settings import Measured
-from draft_service.protocol import codec, records
+from draft_service.protocol import codec
+from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_link.codec import decode_replies, encode_commands
-from verify_service.draft_link.records import Commit, Stamp
 
 REPEATS = 300
 
@@ -32,7 +32,7 @@ def _figures(rows: int, tokens: int, columns: int) -> dict[str, float]:
     states = np.zeros((tokens, columns), np.uint16) if columns else None
     commit = Commit(stamp, tuple(range(100, 100 + tokens)), rows, rows - 1, states)
     tree = TokenTree.chain(range(1000, 1000 + rows - 1))
-    reply = records.TreeReply(records.Stamp(*stamp), tree)
+    reply = TreeReply(Stamp(*stamp), tree)
     command, answer = encode_commands([commit]), codec.encode_replies([reply]).SerializeToString()
     return {
         "encode a commit us": _median(lambda: encode_commands([commit])),

@@ -6,30 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.proposers.hidden_states import bfloat16_rows
 from draft_service.protocol.placement import CPU, Placement
-from draft_service.protocol.records import (
-    Close,
+from draft_service.protocol.records import Close, Open, Record
+from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
+from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import (
     Commit,
+    DeviceRingAddress,
     DeviceRows,
     Extend,
     Gap,
-    NackReply,
-    Open,
-    Record,
+    Nack,
     Reply,
-    ResumeReply,
-    ShareReply,
+    Resume,
+    RingAddress,
+    SharedMemoryAddress,
     Stamp,
+    TrafficWeight,
     TreeReply,
 )
-from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
-from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 
 if TYPE_CHECKING:
     import torch
@@ -53,31 +54,6 @@ MAX_MISFIT = 300
 NO_MISFITS: Mapping[str, str] = MappingProxyType({})
 
 
-class RingAddress(NamedTuple):
-    """Where a ring can be opened, and its size in bytes."""
-
-    path: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """The rings of transport `shm`."""
-
-    to_draft: RingAddress
-    to_verify: RingAddress
-    nonce: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRingAddress:
-    """The ring of transport `cuda_ipc`, which also needs those of `shm`."""
-
-    handle: bytes
-    size: int
-    gpu_uuid: str
-
-
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """What verify granted: the epoch of all stamps, the number of slots, and the best transport of both."""
@@ -85,7 +61,7 @@ class Attachment:
     epoch: int
     num_slots: int
     transport: str = "grpc"
-    shared_memory: SharedMemory | None = None
+    shared_memory: SharedMemoryAddress | None = None
     max_ahead: int = 0
     """Trees ahead that verify keeps for one state of a slot; 0 in lockstep."""
     waits: bool = True
@@ -199,9 +175,9 @@ def decode_attachment(
     return Attachment(message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline)
 
 
-def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemory:
+def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemoryAddress:
     to_draft, to_verify = (RingAddress(ring.path, ring.size) for ring in (message.to_draft, message.to_verify))
-    return SharedMemory(to_draft, to_verify, message.nonce)
+    return SharedMemoryAddress(to_draft, to_verify, message.nonce)
 
 
 def exchange_metadata(attachment: Attachment, transport: str, reason: str) -> tuple[tuple[str, str], ...]:
@@ -240,14 +216,14 @@ def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
         elif kind == "close":
             records.append(Close(_decode_stamp(command.close.stamp)))
         elif kind == "gap":
-            records.append(Gap(_decode_stamp(command.gap.stamp)))
+            records.append(Gap(_decode_stamp(command.gap.stamp), command.gap.dropped))
     return records
 
 
 def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
     message = draft_pb2.ExchangeRequest()
     for reply in replies:
-        if isinstance(reply, ShareReply):
+        if isinstance(reply, TrafficWeight):
             message.share = reply.share
         else:
             _fill_reply(message.replies.add(), reply)
@@ -274,7 +250,7 @@ def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
     message.epoch, message.slot, message.generation, message.base_length, message.root_token = stamp
 
 
-def _decode_commit(message: draft_pb2.Commit) -> Commit:
+def _decode_commit(message: draft_pb2.Commit) -> Commit[torch.Tensor]:
     states = _decode_states(message.features) if message.HasField("features") else None
     rows = _decode_rows(message)
     count = len(states) if states is not None else rows.rows if rows else len(message.token_ids)
@@ -339,15 +315,15 @@ def _sendable(reason: str) -> str:
     return reason[:MAX_REASON].encode(errors="replace").decode()
 
 
-def _fill_reply(message: draft_pb2.DraftReply, reply: TreeReply | ResumeReply | NackReply) -> None:
+def _fill_reply(message: draft_pb2.DraftReply, reply: TreeReply | Resume | Nack) -> None:
     """Set in place: what is handed over as arguments is copied once more."""
     match reply:
         case TreeReply():
             _fill_tree(message.tree, reply)
-        case ResumeReply(have_length=have_length):
+        case Resume(have_length=have_length):
             _fill_stamp(message.resume.stamp, reply.stamp)
             message.resume.have_length = have_length
-        case NackReply(reason=reason):
+        case Nack(reason=reason):
             _fill_stamp(message.nack.stamp, reply.stamp)
             message.nack.reason = _sendable(reason)
 

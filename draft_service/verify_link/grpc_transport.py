@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 
-from draft_service.protocol.records import Commit, Record
+from draft_service.protocol.records import Record
 from draft_service.verify_link.reply_queue import ReplyQueue
+from slipstream_kernels.draft_protocol.records import Commit
 from slipstream_kernels.sync.hybrid_event import HybridEvent
 from slipstream_kernels.sync.spin_event import SpinEvent
 

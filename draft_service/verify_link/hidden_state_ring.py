@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from draft_service.proposers.base import CPU
-from draft_service.protocol.codec import DeviceRingAddress
-from draft_service.protocol.records import Commit, DeviceRows, Extend, Record
+from draft_service.protocol.records import Record
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.draft_protocol.records import Commit, DeviceRingAddress, DeviceRows, Extend
 from slipstream_kernels.ipc.byte_ring import NONCE_BYTES
 from slipstream_kernels.ipc.device_memory import DATA_OFFSET, DeviceBlock, DeviceMemory, DeviceMemoryError
 
@@ -94,7 +94,7 @@ class HiddenStateRing:
     def _runs(self, rows: Sequence[DeviceRows]) -> list[tuple[int, int]]:
         """Positions from the first to behind the last of rows that lie in one piece, ascending."""
         runs: list[tuple[int, int]] = []
-        for each in sorted(rows):
+        for each in sorted(rows, key=lambda each: each[:3]):
             start, end = each.position, each.position + each.rows * each.row_bytes
             place = start % self._capacity
             odd = (each.row_bytes | start) % NUMBER_BYTES
@@ -131,7 +131,7 @@ class HiddenStateRing:
     def _with_states(record: Record, copies: Sequence[tuple[int, torch.Tensor]]) -> Record:
         if not isinstance(record, Commit | Extend) or record.device_rows is None:
             return record
-        position, rows, row_bytes = record.device_rows
+        position, rows, row_bytes = record.device_rows[:3]
         start, copy = next((start, copy) for start, copy in reversed(copies) if start <= position)
         first, width = (position - start) // NUMBER_BYTES, row_bytes // NUMBER_BYTES
         features = copy.as_strided((rows, width), (width, 1), first)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from draft_service.protocol.records import Reply, TreeReply
+from slipstream_kernels.draft_protocol.records import Reply, TreeReply
 
 
 class ReplyQueue:

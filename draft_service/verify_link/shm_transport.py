@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 from draft_service.protocol import codec
 from draft_service.protocol.codec import Attachment
-from draft_service.protocol.records import Record, Reply
+from draft_service.protocol.records import Record
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.verify_link.reply_queue import ReplyQueue
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError, UnavailableError
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.ipc.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
 from slipstream_kernels.ipc.device_memory import DeviceMemoryError
 from slipstream_kernels.ipc.segment import SegmentError

@@ -17,7 +17,7 @@ import grpc
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.protocol import codec
 from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, DraftingMode, Identity
-from draft_service.protocol.records import Record, Reply, ShareReply
+from draft_service.protocol.records import Record
 from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.verify_link.reconnect_policy import Attempts
@@ -28,6 +28,7 @@ from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import DeadlineExceededError, FailedPreconditionError, SlipstreamError, UnavailableError
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2_grpc
+from slipstream_kernels.draft_protocol.records import Reply, TrafficWeight
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
 _log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class VerifyLink:
         """Take this part of the requests, from now on and at each later attachment."""
         self._share = share
         if self._attachment is not None:
-            self._worker.send(ShareReply(share))
+            self._worker.send(TrafficWeight(share))
 
     @property
     def address(self) -> str:

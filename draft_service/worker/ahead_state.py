@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from draft_service.proposers.base import Opening, Proposer
-from draft_service.protocol.records import EMPTY_TREE, Commit
+from draft_service.protocol.records import EMPTY_TREE
 from draft_service.worker.fan_out import FanOut
+from slipstream_kernels.draft_protocol.records import Commit
 from slipstream_kernels.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CachedSpeculation(NamedTuple):
@@ -35,7 +39,7 @@ class AheadState:
     outcomes_pending: bool = False
     cache: dict[tuple[int, ...], CachedSpeculation] = field(default_factory=dict)
 
-    def advance(self, proposer: Proposer, session: int, record: Commit) -> CachedSpeculation | None:
+    def advance(self, proposer: Proposer, session: int, record: Commit[torch.Tensor]) -> CachedSpeculation | None:
         """End the step: bring the session up to date and close all forks. Return the tree cached for its outcome.
 
         Raises whatever the proposer does.

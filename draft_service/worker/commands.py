@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from draft_service.proposers.base import Proposer, Target
 from draft_service.protocol.codec import Attachment
-from draft_service.protocol.records import Record, Reply
+from draft_service.protocol.records import Record
 from draft_service.worker.record_source import RecordSource
+from slipstream_kernels.draft_protocol.records import Reply
 
 Send = Callable[[list[Reply]], None]
 """Takes the replies of one pass; called on the worker's thread and must not block."""

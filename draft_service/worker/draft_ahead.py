@@ -15,9 +15,10 @@ from math import log
 from typing import NamedTuple
 
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
-from draft_service.protocol.records import EMPTY_TREE, Reply, TreeReply
+from draft_service.protocol.records import EMPTY_TREE
 from draft_service.worker.ahead_state import CachedSpeculation
 from draft_service.worker.session_table import Slot
+from slipstream_kernels.draft_protocol.records import ParentNode, Reply, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 _log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class AheadDrafter:
             tokens = (*_path_tokens(ahead.tree, outcome.node), outcome.token)
             stamp = slot.stamp._replace(base_length=slot.stamp.base_length + len(tokens), root_token=outcome.token)
             cached = ahead.cache[tokens] = CachedSpeculation(fork, next(self.numbers), made)
-            replies.append(TreeReply(stamp, made, cached.tree_id, (ahead.tree_id, outcome.node)))
+            replies.append(TreeReply(stamp, made, (), cached.tree_id, ParentNode(ahead.tree_id, outcome.node)))
         return replies
 
     def _fork(

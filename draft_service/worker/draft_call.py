@@ -9,10 +9,11 @@ from time import perf_counter
 from typing import NamedTuple
 
 from draft_service.proposers.base import DraftFuture, DraftRequest, Proposer
-from draft_service.protocol.records import EMPTY_TREE, Reply
+from draft_service.protocol.records import EMPTY_TREE
 from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.session_table import Slot
 from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 
 _log = logging.getLogger(__name__)

@@ -16,22 +16,11 @@ from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
 from draft_service.proposers.hidden_states import placed
-from draft_service.protocol.records import (
-    Close,
-    Commit,
-    Extend,
-    Gap,
-    NackReply,
-    Open,
-    Record,
-    Reply,
-    ResumeReply,
-    Stamp,
-    TreeReply,
-)
+from draft_service.protocol.records import Close, Open, Record
 from draft_service.worker.ahead_state import AheadState, CachedSpeculation
 from draft_service.worker.fan_out import FanOut
 from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap, Nack, Reply, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -168,10 +157,10 @@ class SessionTable:
         """All that verify has opened."""
         return list(self._slots.values())
 
-    def refuse(self, slot: Slot, reason: str) -> NackReply:
+    def refuse(self, slot: Slot, reason: str) -> Nack:
         """No more trees for this slot until the next Open."""
         self._forget(slot)
-        return NackReply(slot.stamp, reason)
+        return Nack(slot.stamp, reason)
 
     def close_all(self) -> None:
         """The attachment is over."""
@@ -186,7 +175,7 @@ class SessionTable:
         fault = self._fault_of(record)
         if fault:
             del self._slots[record.stamp.slot]
-            return NackReply(record.stamp, fault)
+            return Nack(record.stamp, fault)
         proposer, session = self.proposers[record.proposer], next(self.numbers)
         try:
             proposer.open(session, record.opening)
@@ -207,7 +196,7 @@ class SessionTable:
             slot.wants_tree &= self.waits
         return None
 
-    def _commit(self, record: Commit, slot: Slot | None) -> Reply | None:
+    def _commit(self, record: Commit[torch.Tensor], slot: Slot | None) -> Reply | None:
         stamp = record.stamp
         if slot is None or stamp.generation > slot.stamp.generation:
             return self._resume(stamp, slot)
@@ -236,12 +225,14 @@ class SessionTable:
         self._want(slot, record)
         if slot.ahead is not None:
             return self._begin_outcomes(slot, slot.ahead, found, record)
-        if record.features is None:
+        if record.hidden_states is None:
             return None
-        return self._take_states(slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.features)
+        return self._take_states(
+            slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.hidden_states
+        )
 
     def _begin_outcomes(
-        self, slot: Slot, ahead: AheadState, found: CachedSpeculation | None, record: Commit
+        self, slot: Slot, ahead: AheadState, found: CachedSpeculation | None, record: Commit[torch.Tensor]
     ) -> Reply | None:
         """Begin a step: note the tree that it verifies, the cached one that verify took or is sent again, or none."""
         ahead.outcomes_pending = slot.wants_tree
@@ -254,15 +245,15 @@ class SessionTable:
             return None
         ahead.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
         ahead.tree_id = found.tree_id
-        return None if taken else TreeReply(slot.stamp, ahead.tree, ahead.tree_id)
+        return None if taken else TreeReply(slot.stamp, ahead.tree, tree_id=ahead.tree_id)
 
-    def _extend(self, record: Extend, slot: Slot | None) -> Reply | None:
+    def _extend(self, record: Extend[torch.Tensor], slot: Slot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
             return self._resume(record.stamp, slot)
-        if slot.proposer is None or record.features is None:
+        if slot.proposer is None or record.hidden_states is None:
             self.dropped["awaits open" if slot.awaits_open else "refused"] += 1
             return None
-        return self._take_states(slot, slot.proposer, record.first_position, record.features)
+        return self._take_states(slot, slot.proposer, record.first_position, record.hidden_states)
 
     def _take_states(self, slot: Slot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
         """Hand on those that have not come yet. What leaves a hole, or runs ahead of the tokens, is a fault."""
@@ -282,14 +273,14 @@ class SessionTable:
         slot.featured = end
         return None
 
-    def _resume(self, stamp: Stamp, slot: Slot | None) -> ResumeReply:
+    def _resume(self, stamp: Stamp, slot: Slot | None) -> Resume:
         have_length = 0
         if slot is not None:
             if slot.session and stamp.generation == slot.stamp.generation:
                 have_length = slot.stamp.base_length
             self._forget(slot)
         self._slots[stamp.slot] = Slot(stamp, awaits_open=True)
-        return ResumeReply(stamp, have_length)
+        return Resume(stamp, have_length)
 
     def _fault_of(self, record: Open) -> str:
         tokens = record.opening.token_ids
@@ -322,6 +313,6 @@ class SessionTable:
             _log.exception("proposer %s failed to close a session", proposer.name)
 
     @staticmethod
-    def _want(slot: Slot, record: Open | Commit) -> None:
+    def _want(slot: Slot, record: Open | Commit[torch.Tensor]) -> None:
         slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
         slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.protocol.codec import Attachment
-from draft_service.protocol.records import EMPTY_TREE, Close, Gap, Record, Reply, Stamp, TreeReply
+from draft_service.protocol.records import EMPTY_TREE, Close, Record
 from draft_service.worker.background_scheduler import Background
 from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach, Send, SendReply, Stop
 from draft_service.worker.device_fault import end_if_device_lost
@@ -30,6 +30,7 @@ from draft_service.worker.session_table import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker.target_binding import Fitting
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
+from slipstream_kernels.draft_protocol.records import Gap, Reply, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -334,7 +335,7 @@ class Worker:
             tree_id = slot.ahead.tree_id = next(self._numbers)
             slot.ahead.tree = tree
         sources = () if isinstance(tree, DeviceTree) else table.sources_of(slot, tree)
-        return TreeReply(slot.stamp, tree, tree_id, sources=sources)
+        return TreeReply(slot.stamp, tree, sources, tree_id)
 
     def _draft_ahead(self, table: SessionTable) -> None:
         """Send trees ahead as they are made, for the states that are the newest."""

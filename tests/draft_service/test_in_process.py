@@ -27,7 +27,8 @@ from draft_service.protocol.placement import Placement
 from draft_service.protocol.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.draft_protocol.proposer_host import CommitValue, HostLimits, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import HostLimits, Replies
+from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(
@@ -102,15 +103,15 @@ def test_it_offers_and_drafts_by_values(host: InProcessHost, proposer: Recorder)
     answers: SimpleQueue[Replies] = SimpleQueue()
     host.attach(ATTACHED, answers.put)
     states = np.arange(4, dtype=np.uint16).reshape(1, 4)
-    stamp = (7, 2, 1, 3, 42)
-    host.put([opened(2, (5, 6)), CommitValue((7, 2, 1, 3, 42), (42,), 6, 3, None)])
-    assert answers.get(timeout=SECONDS) == [TreeValue(stamp, TokenTree.chain([42] * 3))]
-    host.put([CommitValue((7, 2, 1, 4, 43), (43,), 6, 2, None)])
-    assert answers.get(timeout=SECONDS) == [TreeValue((7, 2, 1, 4, 43), TokenTree.chain([43] * 2))]
+    stamp = Stamp(7, 2, 1, 3, 42)
+    host.put([opened(2, (5, 6)), Commit(stamp, (42,), 6, 3, None)])
+    assert answers.get(timeout=SECONDS) == [TreeReply(stamp, TokenTree.chain([42] * 3))]
+    host.put([Commit(Stamp(7, 2, 1, 4, 43), (43,), 6, 2, None)])
+    assert answers.get(timeout=SECONDS) == [TreeReply(Stamp(7, 2, 1, 4, 43), TokenTree.chain([43] * 2))]
     opening = proposer.openings[0]
     assert (list(opening.token_ids), opening.prompt_length, opening.tenant) == ([5, 6], 1, "t")
     assert (opening.sampling.seed, opening.sampling.choice, opening.sampling.temperature) == (2**63 + 5, 3, 0.5)
-    host.put([opened(3, (5,)), CommitValue((7, 3, 1, 2, 8), (8,), 6, 1, states)])
+    host.put([opened(3, (5,)), Commit(Stamp(7, 3, 1, 2, 8), (8,), 6, 1, states)])
     answers.get(timeout=SECONDS)
     states += 1
     assert torch.equal(proposer.states[0].view(torch.int16), torch.arange(4, dtype=torch.int16).reshape(1, 4))
@@ -133,7 +134,7 @@ def test_whoever_puts_gives_way_to_a_worker_that_waits(spin: float) -> None:
         worker.start()
         while not feed.asleep:
             sleep(0.0001)
-        feed.put([CommitValue((7, slot, 1, 3, 42), (42,), 6, 3, None)])
+        feed.put([Commit(Stamp(7, slot, 1, 3, 42), (42,), 6, 3, None)])
         assert feed.yield_gil(SECONDS)
         worker.join(SECONDS)
         assert [record.stamp.slot for record in woken.get(timeout=SECONDS)] == [slot]

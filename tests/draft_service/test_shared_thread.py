@@ -13,7 +13,8 @@ from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
 from draft_service.proposers.base import DraftFuture, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.draft_protocol.proposer_host import CommitValue, EnqueueRequest, Replies, TreeValue
+from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest, Replies
+from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(min_version=1, max_version=1, vocab_size=100).SerializeToString()
@@ -121,12 +122,12 @@ def opened(slot: int, proposer: int = 0) -> bytes:
     return draft_pb2.ExchangeResponse(commands=commands).SerializeToString()
 
 
-def committed(length: int, token: int) -> CommitValue:
-    return CommitValue((7, 0, 1, length, token), (token,), 8, 4, None)
+def committed(length: int, token: int) -> Commit:
+    return Commit(Stamp(7, 0, 1, length, token), (token,), 8, 4, None)
 
 
-def tree_of(length: int, token: int) -> list[TreeValue]:
-    return [TreeValue((7, 0, 1, length, token), TokenTree.chain([token] * 2))]
+def tree_of(length: int, token: int) -> list[TreeReply]:
+    return [TreeReply(Stamp(7, 0, 1, length, token), TokenTree.chain([token] * 2))]
 
 
 def test_a_round_is_begun_and_finished_on_the_calling_thread(host, device, answers) -> None:
@@ -200,7 +201,7 @@ def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(devic
     host.put([opened(0), opened(1, proposer=1)])
     for each in (device, failing):
         assert each.opened.get(timeout=SECONDS)
-    values = [EnqueueRequest((7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
+    values = [EnqueueRequest(Stamp(7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
     while not (events := host.follow(values, None)):
         sleep(0.001)  # the worker's thread ends its pass
     assert events == [read]

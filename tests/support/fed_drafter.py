@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.records import AttachRequest, Commit, Extend, Gap, LinkFacts, Offer, Open
+from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer, Open
 from verify_service.hidden_states.rows import HiddenStateRows
 
 HIDDEN = 4

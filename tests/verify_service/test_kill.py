@@ -9,6 +9,7 @@ import pytest
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
+from slipstream_kernels.draft_protocol.records import Commit, Reply, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import FACTS, committed, opening
 from verify_service.core.request import RequestKey
@@ -16,7 +17,7 @@ from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.circuit_breaker import MAX_TIMEOUTS, SILENCE
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import AttachReply, AttachRequest, Commit, Offer, Reply, TreeReply
+from verify_service.draft_link.records import AttachReply, AttachRequest, Offer
 from verify_service.draft_link.send_queue import SendQueue
 
 DEADLINE = 0.02

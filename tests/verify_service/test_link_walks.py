@@ -12,6 +12,7 @@ import pytest
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.draft_protocol.records import Commit, Gap, Nack, Reply, Resume, Stamp, TrafficWeight, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
@@ -19,21 +20,7 @@ from verify_service.draft_link import rate_limiter
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import (
-    AttachRequest,
-    Close,
-    Commit,
-    Gap,
-    LinkFacts,
-    Nack,
-    Offer,
-    Open,
-    Reply,
-    Resume,
-    Stamp,
-    TrafficWeight,
-    TreeReply,
-)
+from verify_service.draft_link.records import AttachRequest, Close, LinkFacts, Offer, Open
 
 FACTS = LinkFacts("model", "tokenizer", 100, 4, 2, 1 << 17, 64)
 SLOTS = 4

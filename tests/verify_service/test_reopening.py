@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream_kernels.draft_protocol.records import Commit, Resume, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
@@ -12,7 +13,7 @@ from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.rate_limiter import OPENED_AT_ONCE, OPENED_PER_STEP
-from verify_service.draft_link.records import AttachRequest, Command, Commit, LinkFacts, Offer, Open, Resume, TreeReply
+from verify_service.draft_link.records import AttachRequest, Command, LinkFacts, Offer, Open
 
 FACTS = LinkFacts("model", "tokenizer", 100, 4, 2, 1 << 17, 64)
 LONG = OPENED_AT_ONCE // 2

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from slipstream_kernels.draft_protocol.proposer_host import CommitValue, TreeValue
+from slipstream_kernels.draft_protocol.records import Commit, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from tests.verify_service.draft_link.transports.test_in_process import FACTS, KEY, LateHost
 from verify_service.core.draft_source import Committed, Opening, WaitUrgency
@@ -34,7 +34,7 @@ class Played:
         attach_host(self.link, self.host)
         self.link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
         self._length, self._tokens = 4, (8,)
-        self._pending: tuple[float, TreeValue] | None = None
+        self._pending: tuple[float, TreeReply] | None = None
         self.trees = 0
 
     @property
@@ -48,8 +48,8 @@ class Played:
         self._arrive()
         self.link.commit([Committed(KEY, self._tokens, self._length, 6, 3, haste=self._haste)])
         commit = host.batches[-1][0]
-        assert isinstance(commit, CommitValue)
-        answer, asked_at = TreeValue(commit.stamp, self._tree), host.now
+        assert isinstance(commit, Commit)
+        answer, asked_at = TreeReply(commit.stamp, self._tree), host.now
         host.replies, host.offered = ([answer] if self._pending is None else []), 0.0
         (tree,) = self.link.collect([KEY])
         if tree is None and self._pending is None:

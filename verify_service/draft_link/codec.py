@@ -12,6 +12,19 @@ from slipstream.generation_codec import FINISH_NUMBERS
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import (
+    Commit,
+    Extend,
+    Gap,
+    Nack,
+    ParentNode,
+    Reply,
+    Resume,
+    RingAddress,
+    Stamp,
+    TrafficWeight,
+    TreeReply,
+)
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
@@ -23,21 +36,10 @@ from verify_service.draft_link.records import (
     AttachRequest,
     Close,
     Command,
-    Commit,
-    Extend,
-    Gap,
     LinkFacts,
     Mode,
-    Nack,
     Offer,
     Open,
-    ParentNode,
-    Reply,
-    Resume,
-    RingAddress,
-    Stamp,
-    TrafficWeight,
-    TreeReply,
     Unfit,
 )
 
@@ -253,19 +255,19 @@ def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
     message.epoch, message.slot, message.generation, message.base_length, message.root_token = stamp
 
 
-def _fill_commit(message: draft_pb2.Commit, record: Commit) -> None:
+def _fill_commit(message: draft_pb2.Commit, record: Commit[Bits]) -> None:
     message.token_ids.extend(record.token_ids)
     message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
     message.tree_id = record.tree_id
     _fill_states(message, record)
 
 
-def _fill_states(message: draft_pb2.Commit | draft_pb2.Extend, record: Commit | Extend) -> None:
+def _fill_states(message: draft_pb2.Commit | draft_pb2.Extend, record: Commit[Bits] | Extend[Bits]) -> None:
     if record.hidden_states is not None:
         _fill_tensor(message.features, record.hidden_states)
     if record.device_rows is not None:
         rows = message.device_rows
-        rows.position, rows.rows, rows.row_bytes, _ = record.device_rows
+        rows.position, rows.rows, rows.row_bytes = record.device_rows[:3]
 
 
 def _fill_tensor(message: tensor_pb2.Tensor, states: Bits) -> None:

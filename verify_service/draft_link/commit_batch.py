@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from slipstream_kernels.draft_protocol.records import Commit, DeviceRows
 from slipstream_kernels.models.capture_layers import Bits
 from verify_service.core.draft_source import Committed
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES, bytes_of
-from verify_service.draft_link.records import Commit
 from verify_service.draft_link.slot import Slot
-from verify_service.hidden_states.device_ring import DeviceRows, RingSlice
+from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.rows import HiddenStateRows
 
 
@@ -19,7 +19,7 @@ class CommitBatch:
     """The commits of one step to one attachment."""
 
     attachment: Attachment
-    records: list[Commit] = field(default_factory=list)
+    records: list[Commit[Bits]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     ring_slices: list[RingSlice] = field(default_factory=list)
     state_bytes: int = 0

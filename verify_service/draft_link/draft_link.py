@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
     Committed,
@@ -30,7 +31,7 @@ from verify_service.draft_link.attachment_registry import AttachmentRegistry
 from verify_service.draft_link.draft_deadline import DraftDeadline
 from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
 from verify_service.draft_link.on_device_drafts import follow
-from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts, Reply
+from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts
 from verify_service.draft_link.refusals import Refusal, Refusals
 from verify_service.draft_link.reply_handler import ReplyHandler
 from verify_service.draft_link.router import DraftRouter, SlotRef

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slipstream_kernels.draft_protocol.records import Extend
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.records import Extend
 from verify_service.draft_link.slot import Slot
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 

@@ -1,4 +1,4 @@
-"""The records of the exchange in this service's own types; their meaning is that of slipstream/v1/draft.proto."""
+"""How requests and attachments begin and end, in this service's own types; the meaning is that of draft.proto."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from enum import Enum
 from typing import NamedTuple
 
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.draft_protocol.records import (
+    Commit,
+    DeviceRingAddress,
+    Extend,
+    Gap,
+    ParentNode,
+    SharedMemoryAddress,
+    Stamp,
+)
 from slipstream_kernels.models.capture_layers import Bits
-from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request import SamplingParams
-from verify_service.hidden_states.device_ring import DeviceRows
-
-
-class Stamp(NamedTuple):
-    """The state of a request that a record belongs to. `base_length` counts committed tokens, the root included."""
-
-    epoch: int
-    slot: int
-    generation: int
-    base_length: int
-    root_token: int
 
 
 class Mode(Enum):
@@ -29,13 +26,6 @@ class Mode(Enum):
     LOCKSTEP = "lockstep"
     AHEAD = "ahead"
     AHEAD_OR_WAIT = "ahead-or-wait"
-
-
-class ParentNode(NamedTuple):
-    """The node of a tree that a step accepted last; `node` is -1 where it accepted none."""
-
-    tree_id: int
-    node: int
 
 
 NO_NODE = ParentNode(0, -1)
@@ -58,30 +48,6 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    stamp: Stamp
-    token_ids: tuple[int, ...]
-    max_nodes: int
-    max_depth: int
-    hidden_states: Bits | None = None
-    """A row for each of `token_ids`; None where none are wanted, or they come in an `Extend`."""
-    tree_id: int = 0
-    """The tree ahead that is taken for this state."""
-    device_rows: DeviceRows | None = None
-    """Rows in the device ring, instead of `hidden_states`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """States of the positions from `first_position` on, bits of bfloat16 [positions, boundaries * hidden_size]."""
-
-    stamp: Stamp
-    first_position: int
-    hidden_states: Bits | None = None
-    device_rows: DeviceRows | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """`reason` is None where the request goes on with another drafter."""
 
@@ -89,51 +55,8 @@ class Close:
     reason: FinishReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    stamp: Stamp
-    dropped: int
-
-
-Command = Open | Extend | Commit | Close | Gap
+Command = Open | Extend[Bits] | Commit[Bits] | Close | Gap
 """Verify to draft."""
-
-
-class TreeReply(NamedTuple):
-    """A tree whose lists have been read but not yet checked. `sources` is empty or has one entry a node.
-
-    A tree ahead has a `parent`: how the step before the stamp's state is supposed to end, NO_NODE for every tree_id
-    where no node is accepted.
-    """
-
-    stamp: Stamp
-    tree: TokenTree
-    sources: tuple[int, ...] = ()
-    tree_id: int = 0
-    parent: ParentNode | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    stamp: Stamp
-    have_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Nack:
-    stamp: Stamp
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficWeight:
-    """The part of the requests that the drafter takes from now on; it belongs to no slot."""
-
-    share: float
-
-
-Reply = TreeReply | Resume | Nack | TrafficWeight
-"""Draft to verify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,32 +102,6 @@ class AttachRequest:
     gpu_uuid: str = ""
     unfit: tuple[Unfit, ...] = ()
     """Beside the offers; they are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class RingAddress:
-    """Where a ring can be opened, and its size in bytes, header included."""
-
-    path: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemoryAddress:
-    """The rings of one attachment. The nonce tells them from anything else that the paths may name."""
-
-    to_draft: RingAddress
-    to_verify: RingAddress
-    nonce: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRingAddress:
-    """The device ring of one attachment: the handle to open it by, its size in bytes, and the GPU that has it."""
-
-    handle: bytes
-    size: int
-    gpu_uuid: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.records import Nack, Reply, Resume, TrafficWeight, TreeReply
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
 from verify_service.draft_link.attachment import Attachment, check_share
-from verify_service.draft_link.records import Nack, Reply, Resume, TrafficWeight, TreeReply
 from verify_service.draft_link.router import DraftRouter
 from verify_service.draft_link.slot import Slot
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.draft_protocol.records import Gap
 from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
 from verify_service.draft_link.commit_batch import CommitBatch
 from verify_service.draft_link.hidden_state_feed import reachable, send_states, step_bytes
-from verify_service.draft_link.records import Close, Gap, Offer, Open
+from verify_service.draft_link.records import Close, Offer, Open
 from verify_service.draft_link.slot import Slot
 from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
 from verify_service.hidden_states.device_ring import RingSlice

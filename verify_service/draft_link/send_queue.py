@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from verify_service.draft_link.records import Command, Commit, Extend, Gap
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap
+from verify_service.draft_link.records import Command
 
 RECORD_COST = 16
 """What a record costs beside its token ids, in token ids."""

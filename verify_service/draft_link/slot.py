@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slipstream_kernels.draft_protocol.records import ParentNode, Stamp, TreeReply
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.acceptance import match_path
 from verify_service.core.draft_source import OutcomeTree
@@ -13,7 +14,7 @@ from verify_service.core.request import RequestKey
 from verify_service.draft_link.answer_time import Asked
 from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.late_tree_match import LateTreeMatch
-from verify_service.draft_link.records import NO_NODE, Offer, ParentNode, Stamp, TreeReply
+from verify_service.draft_link.records import NO_NODE, Offer
 
 NEAR_TOKENS = 32
 """A drafter that has answered a state so few tokens ago has caught up: one pass brings it to the newest one."""

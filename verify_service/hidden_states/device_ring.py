@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from slipstream_kernels.draft_protocol.records import DeviceRows
 from slipstream_kernels.ipc.byte_ring import RingError
 from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 
@@ -153,12 +154,3 @@ class DeviceRing:
             self._reservations.popleft()
         self._tail = self._written
         return self._tail
-
-
-class DeviceRows(NamedTuple):
-    """Rows of hidden states, `position` bytes from the attachment's beginning, and the reservation that holds them."""
-
-    position: int
-    rows: int
-    row_bytes: int
-    reservation: RingReservation

@@ -1,8 +1,9 @@
 """The exchange within one process: how the verify service holds proposers that run beside it.
 
 The two know each other by this interface alone: verify finds the host by its entry point. Records are those of the
-exchange. The ones of every step, commits and trees, and those that carry states are handed over as values; all others
-as the messages that would carry them between processes, so that they mean the same.
+exchange. The ones of every step, commits and trees, and those that carry states are handed over as they are, states as
+bits that are not written any more; all others as the messages that would carry them between processes, so that they
+mean the same.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Stamp, TreeReply
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.models.capture_layers import Bits
-from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
     import torch
@@ -24,42 +25,6 @@ IN_PROCESS = "inproc"
 
 BOUNDARY_CHECK_MIB = 32_768
 """Weights of the largest target that is read to check boundaries, where the operator does not say."""
-
-StampValue = tuple[int, int, int, int, int]
-"""Epoch, slot, generation, base length, root token."""
-
-
-class CommitValue(NamedTuple):
-    """Tokens that a step added, and the states that predicted them, if there are any, in one of two forms."""
-
-    stamp: StampValue
-    token_ids: Sequence[int]
-    max_nodes: int
-    max_depth: int
-    features: Bits | None = None
-    """bits of bfloat16 [tokens, columns], not written any more"""
-    device_rows: tuple[int, int, int] | None = None
-    """as `DeviceRows` in tensor.proto: where they are in the block that came with the attachment"""
-
-
-class ExtendValue(NamedTuple):
-    """States of the positions from `first_position` on, in one of the two forms of a `CommitValue`'s."""
-
-    stamp: StampValue
-    first_position: int
-    features: Bits | None = None
-    device_rows: tuple[int, int, int] | None = None
-
-
-class TreeValue(NamedTuple):
-    """A tree for the state of the stamp; an empty one asks for a plain step.
-
-    `sources` is empty, or has the index of an offer for each node.
-    """
-
-    stamp: StampValue
-    tree: TokenTree
-    sources: tuple[int, ...] = ()
 
 
 class DevicePassResult(NamedTuple):
@@ -81,7 +46,7 @@ class EnqueueRequest(NamedTuple):
     states that predict them, in numbers. max_nodes, max_depth: limits of the tree for the next state.
     """
 
-    stamp: StampValue
+    stamp: Stamp
     row: int
     rows: int
     place: int
@@ -89,9 +54,9 @@ class EnqueueRequest(NamedTuple):
     max_depth: int
 
 
-Commands = Sequence[CommitValue | ExtendValue | bytes]
+Commands = Sequence[Commit[Bits] | Extend[Bits] | bytes]
 """What one step says, in order: commits and states, and ExchangeResponse messages."""
-Replies = Sequence[TreeValue | bytes]
+Replies = Sequence[TreeReply | bytes]
 """What one round of drafting answers: trees, and ExchangeRequest messages."""
 Answer = Callable[[Replies], None]
 """Takes replies on the host's own thread. Neither waits nor raises."""

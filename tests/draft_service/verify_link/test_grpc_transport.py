@@ -13,13 +13,13 @@ import pytest
 from draft_service.proposers.base import DraftRequest, Proposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.protocol.codec import GRPC, Identity
-from draft_service.protocol.records import Commit, Gap, ShareReply, Stamp
 from draft_service.verify_link import verify_link
 from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.reply_queue import ReplyQueue
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.draft_protocol.records import Commit, Gap, Stamp, TrafficWeight
 from slipstream_kernels.token_tree import TokenTree
 from support.played_link import KEY, collect, committed, opening, run, served, until
 from verify_service.draft_link.draft_link import DraftLink
@@ -109,11 +109,11 @@ def test_a_step_that_waits_awake_hears_that_the_exchange_is_over() -> None:
 
 def test_records_are_handed_over_in_order_and_end_a_wait() -> None:
     feed = GrpcRecordSource(0.0005)
-    feed.put([Gap(AT)])
+    feed.put([Gap(AT, 1)])
     feed.wake()
     feed.put([Commit(AT, (1,), 1, 1)])
     feed.wait(60.0)
-    assert feed.receive() == [Gap(AT), Commit(AT, (1,), 1, 1)]
+    assert feed.receive() == [Gap(AT, 1), Commit(AT, (1,), 1, 1)]
     assert feed.receive() == []
     timer = threading.Timer(0.05, feed.wake)
     timer.start()
@@ -127,11 +127,11 @@ def test_looking_out_ends_with_the_next_message_or_reply() -> None:
         looking = asyncio.create_task(feed.poll(outbox))
         await asyncio.sleep(0.01)
         assert not looking.done()
-        feed.put([Gap(AT)])
+        feed.put([Gap(AT, 1)])
         await looking
         looking = asyncio.create_task(feed.poll(outbox))
         await asyncio.sleep(0)
-        outbox.put([ShareReply(0.5)])
+        outbox.put([TrafficWeight(0.5)])
         await looking
         await GrpcRecordSource(0.0).poll(ReplyQueue(4))
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from draft_service.proposers.hidden_states import placed
-from draft_service.protocol.codec import DeviceRingAddress
-from draft_service.protocol.records import Close, Commit, DeviceRows, Extend, Stamp
+from draft_service.protocol.records import Close
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.draft_protocol.records import Commit, DeviceRingAddress, DeviceRows, Extend, Stamp
 from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 from support.host_device_memory import GPU_UUID, HostBlock, HostMemory
 from tests.draft_service.worker.test_states import Taker
@@ -44,12 +44,12 @@ def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(
     block.numbers().zero_()
     third, second, close, first = records
     assert isinstance(first, Commit) and isinstance(second, Commit) and isinstance(third, Extend)
-    assert first.features is not None and second.features is not None and third.features is not None
+    assert first.hidden_states is not None and second.hidden_states is not None and third.hidden_states is not None
     assert close == Close(STAMP)
-    assert torch.equal(first.features, torch.arange(128, 160).view(2, 16).bfloat16())
-    assert torch.equal(second.features, (torch.arange(256, 288) % 256).view(1, 32).bfloat16())
-    assert torch.equal(third.features, torch.arange(8).view(1, 8).bfloat16())
-    assert first.features.untyped_storage().data_ptr() == second.features.untyped_storage().data_ptr()
+    assert torch.equal(first.hidden_states, torch.arange(128, 160).view(2, 16).bfloat16())
+    assert torch.equal(second.hidden_states, (torch.arange(256, 288) % 256).view(1, 32).bfloat16())
+    assert torch.equal(third.hidden_states, torch.arange(8).view(1, 8).bfloat16())
+    assert first.hidden_states.untyped_storage().data_ptr() == second.hidden_states.untyped_storage().data_ptr()
     assert states.released == 1
     states.resolve([Close(STAMP)])
     assert states.released == 2

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from draft_service.protocol.records import EMPTY_TREE, NackReply, Reply, ResumeReply, Stamp, TreeReply
+from draft_service.protocol.records import EMPTY_TREE
 from draft_service.verify_link.reply_queue import ReplyQueue
+from slipstream_kernels.draft_protocol.records import Nack, Reply, Resume, Stamp, TreeReply
 
 
 def tree(length: int) -> TreeReply:
     return TreeReply(Stamp(1, 0, 1, length, 0), EMPTY_TREE)
 
 
-RESUME = ResumeReply(Stamp(1, 1, 1, 5, 0), 3)
-NACK = NackReply(Stamp(1, 2, 1, 5, 0), "no")
+RESUME = Resume(Stamp(1, 1, 1, 5, 0), 3)
+NACK = Nack(Stamp(1, 2, 1, 5, 0), "no")
 
 
 def drained(outbox: ReplyQueue, most: int) -> list[list[Reply]]:

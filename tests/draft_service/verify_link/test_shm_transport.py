@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from draft_service.proposers.base import Proposer, Target
-from draft_service.protocol.codec import Attachment, Identity, RingAddress, SharedMemory
-from draft_service.protocol.records import Stamp, TreeReply
+from draft_service.protocol.codec import Attachment, Identity
 from draft_service.verify_link.shm_transport import MAX_UNSENT, ShmExchange
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError, SlipstreamError
 from slipstream.v1 import draft_pb2
+from slipstream_kernels.draft_protocol.records import RingAddress, SharedMemoryAddress, Stamp, TreeReply
 from slipstream_kernels.ipc.byte_ring import DATA_OFFSET, create_ring, reader, writer
 from slipstream_kernels.ipc.segment import Segment, SegmentError
 from slipstream_kernels.token_tree import TokenTree
@@ -136,7 +136,7 @@ def test_an_echo_that_does_not_arrive_means_the_stream_the_next_time(monkeypatch
 def rings() -> tuple[Attachment, Segment, Segment]:
     to_draft, to_verify = create_ring(CAPACITY, NONCE), create_ring(CAPACITY, NONCE)
     size = DATA_OFFSET + CAPACITY
-    memory = SharedMemory(RingAddress(to_draft.path, size), RingAddress(to_verify.path, size), NONCE)
+    memory = SharedMemoryAddress(RingAddress(to_draft.path, size), RingAddress(to_verify.path, size), NONCE)
     return Attachment(1, 4, "shm", memory), to_draft, to_verify
 
 
@@ -156,9 +156,9 @@ def test_rings_that_cannot_be_opened_are_refused() -> None:
     memory = attachment.shared_memory
     for wrong in (
         None,
-        SharedMemory(memory.to_draft, memory.to_verify, bytes(16)),
-        SharedMemory(memory.to_draft, RingAddress("/dev/null", 8192), NONCE),
-        SharedMemory(RingAddress(memory.to_draft.path, 2**40), memory.to_verify, NONCE),
+        SharedMemoryAddress(memory.to_draft, memory.to_verify, bytes(16)),
+        SharedMemoryAddress(memory.to_draft, RingAddress("/dev/null", 8192), NONCE),
+        SharedMemoryAddress(RingAddress(memory.to_draft.path, 2**40), memory.to_verify, NONCE),
     ):
         with pytest.raises(FailedPreconditionError):
             ShmExchange(Attachment(1, 4, "shm", wrong), _unexpected)

@@ -12,9 +12,10 @@ from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampli
 from draft_service.proposers.draft_model.cpu import DraftModelConfig, DraftModelProposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.proposers.suffix.suffix import SuffixProposer
-from draft_service.protocol.records import Close, Commit, Open, Stamp, TreeReply
+from draft_service.protocol.records import Close, Open
 from draft_service.worker.draft_ahead import AheadDrafter, path_scores
 from draft_service.worker.session_table import SessionTable
+from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from support.models import make_tiny_model
@@ -111,7 +112,7 @@ def test_a_tree_that_verify_has_not_taken_is_sent_again_where_it_waits() -> None
     ahead.table.slots[0].wants_tree = False
     made = ahead.prepare()
     answer = ahead.commit(12)
-    assert answer == TreeReply(ahead.stamp(), made[1].tree, made[1].tree_id)
+    assert answer == TreeReply(ahead.stamp(), made[1].tree, tree_id=made[1].tree_id)
 
 
 def test_ends_that_never_come_get_no_trees_any_more() -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError
 from draft_service.protocol import codec
-from draft_service.protocol.records import Close, Commit, Gap, NackReply, Open, ResumeReply, Stamp
+from draft_service.protocol.records import Close, Open
 from draft_service.worker.session_table import SessionTable
 from slipstream.v1 import draft_pb2
+from slipstream_kernels.draft_protocol.records import Commit, Gap, Nack, Resume, Stamp
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -80,7 +81,7 @@ def test_a_hole_is_answered_once() -> None:
     table = table_of(recorder)
     table.apply(opened([1, 2]))
     lost = committed([1, 2, 3, 4], 1)
-    assert table.apply(lost) == ResumeReply(lost.stamp, 2)
+    assert table.apply(lost) == Resume(lost.stamp, 2)
     assert not recorder.texts
     assert table.apply(committed([1, 2, 3, 4, 5], 1)) is None
     assert not table.wanted()
@@ -91,24 +92,24 @@ def test_a_hole_is_answered_once() -> None:
 def test_a_commit_of_a_request_never_opened_asks_for_it() -> None:
     table = table_of(Recorder())
     unknown = committed([1, 2, 3], 1)
-    assert table.apply(unknown) == ResumeReply(unknown.stamp, 0)
+    assert table.apply(unknown) == Resume(unknown.stamp, 0)
     table.apply(opened([1, 2, 3, 4]))
     newer = committed([7, 8], 1, generation=2)
-    assert table.apply(newer) == ResumeReply(newer.stamp, 0), "the slot was reused and its Open lost"
+    assert table.apply(newer) == Resume(newer.stamp, 0), "the slot was reused and its Open lost"
 
 
 def test_a_gap_says_how_far_the_text_is_known() -> None:
     table = table_of(Recorder())
     table.apply(opened([1, 2]))
-    gap = Gap(at([1, 2, 3, 4]))
-    assert table.apply(gap) == ResumeReply(gap.stamp, 2)
+    gap = Gap(at([1, 2, 3, 4]), 1)
+    assert table.apply(gap) == Resume(gap.stamp, 2)
 
 
 def test_a_refused_request_is_left_alone_until_the_slot_is_reused() -> None:
     recorder = Recorder()
     table = table_of(recorder)
     refused = opened([1, 2], tenant="unwelcome")
-    assert table.apply(refused) == NackReply(refused.stamp, "unwelcome")
+    assert table.apply(refused) == Nack(refused.stamp, "unwelcome")
     assert table.apply(committed([1, 2, 3], 1)) is None
     assert table.dropped == {"refused": 1}
     table.apply(opened([4, 5], generation=2))
@@ -167,10 +168,10 @@ def test_tokens_beyond_the_vocabulary_reach_no_proposer() -> None:
     recorder = Recorder()
     table = table_of(recorder)
     table.vocab_size = 100
-    assert table.apply(opened([1, 100])) == NackReply(at([1, 100]), "token 100 is outside the vocabulary of 100")
+    assert table.apply(opened([1, 100])) == Nack(at([1, 100]), "token 100 is outside the vocabulary of 100")
     assert table.apply(opened([1, 99], generation=2)) is None
     refusal = table.apply(committed([1, 99, 5, 100], 2, generation=2))
-    assert refusal == NackReply(at([1, 99], generation=2), "token 100 is outside the vocabulary of 100")
+    assert refusal == Nack(at([1, 99], generation=2), "token 100 is outside the vocabulary of 100")
     assert recorder.texts == {}
     assert len(table) == 0
 
@@ -179,6 +180,6 @@ def test_records_of_slots_that_verify_does_not_have_take_no_memory() -> None:
     table = table_of(Recorder())
     for slot in range(4, 100):
         assert table.apply(Commit(at([1, 2], slot=slot), [2], 5, 3)) is None
-        assert table.apply(Gap(at([1], slot=slot))) is None
+        assert table.apply(Gap(at([1], slot=slot), 1)) is None
     assert table.slots == []
     assert table.dropped["slot"] == 192

@@ -11,11 +11,12 @@ import torch
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.protocol import codec
-from draft_service.protocol.records import Close, Commit, Extend, NackReply, Open, ResumeReply, Stamp
+from draft_service.protocol.records import Close, Open
 from draft_service.worker.session_table import SessionTable
 from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import UnavailableError
 from slipstream.v1 import draft_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Nack, Resume, Stamp
 from slipstream_kernels.token_tree import TokenTree
 
 HIDDEN = 3
@@ -114,7 +115,7 @@ def test_what_came_before_is_not_handed_on_again() -> None:
 def test_a_hole_or_states_ahead_of_the_tokens_ask_for_an_open(first: int, end: int) -> None:
     bench = Bench()
     bench.open(10)
-    assert bench.extend(first, end) == ResumeReply(bench.stamp, 10)
+    assert bench.extend(first, end) == Resume(bench.stamp, 10)
     assert bench.extend(0, 3) is None
     assert bench.table.dropped["awaits open"] == 1
     assert bench.open(10) is None
@@ -125,19 +126,19 @@ def test_a_hole_or_states_ahead_of_the_tokens_ask_for_an_open(first: int, end: i
 def test_states_of_an_unknown_slot_ask_for_an_open() -> None:
     bench = Bench()
     bench.length = 5
-    assert isinstance(bench.extend(0, 4), ResumeReply)
+    assert isinstance(bench.extend(0, 4), Resume)
     bench.open(5)
     bench.table.apply(Close(bench.stamp))
-    assert isinstance(bench.extend(0, 4), ResumeReply)
+    assert isinstance(bench.extend(0, 4), Resume)
 
 
 def test_states_of_another_shape_or_a_proposer_that_fails_end_the_session() -> None:
     bench = Bench()
     bench.open(10)
-    assert isinstance(bench.extend(0, 4, width=HIDDEN), NackReply)
+    assert isinstance(bench.extend(0, 4, width=HIDDEN), Nack)
     bench.open(10)
     bench.taker.faulty = True
-    assert isinstance(bench.extend(0, 4), NackReply)
+    assert isinstance(bench.extend(0, 4), Nack)
 
 
 def command(**tensor: Any) -> draft_pb2.ExchangeResponse:
@@ -150,8 +151,8 @@ def test_tensors_are_read_and_checked() -> None:
     numbers = torch.randn(2, 3).bfloat16()
     (record,) = codec.decode_commands(command(data=numbers.view(torch.uint8).numpy().tobytes()))
     assert isinstance(record, Extend) and record.first_position == 7
-    assert torch.equal(record.features, numbers)
-    record.features[0, 0] = 1.0
+    assert torch.equal(record.hidden_states, numbers)
+    record.hidden_states[0, 0] = 1.0
     for damage in (
         {"data_type": tensor_pb2.DATA_TYPE_FLOAT16},
         {"shape": [6]},

@@ -11,8 +11,9 @@ import pytest
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
 from draft_service.protocol.codec import Attachment, encode_replies
-from draft_service.protocol.records import NackReply, Open, Reply, Stamp, TreeReply
+from draft_service.protocol.records import Open
 from draft_service.worker.worker import Worker
+from slipstream_kernels.draft_protocol.records import Nack, Reply, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -99,7 +100,7 @@ def replies_to(proposers: Sequence[Proposer], slots: int) -> list[Reply]:
 def test_what_is_no_tree_costs_its_requests_only(answer: Callable[[Sequence[DraftRequest]], Any]) -> None:
     healthy = Odd(lambda requests: [good() for _ in requests])
     *odd, last = replies_to([Odd(answer), healthy], 3)
-    assert all(isinstance(reply, NackReply) for reply in odd)
+    assert all(isinstance(reply, Nack) for reply in odd)
     assert last == TreeReply(Stamp(1, 2, 1, 2, 2), good())
 
 
@@ -123,7 +124,7 @@ def test_iterables_and_numbers_of_other_kinds(
 ) -> None:
     (reply,) = replies_to([Odd(answer)], 1)
     if tree is None:
-        assert isinstance(reply, NackReply)
+        assert isinstance(reply, Nack)
     else:
         assert isinstance(reply, TreeReply)
         assert reply.tree == tree

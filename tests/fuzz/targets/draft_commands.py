@@ -10,7 +10,6 @@ from typing import ClassVar
 from draft_service.proposers.base import Target as TargetFacts
 from draft_service.proposers.registry import ProposerSpec, load_proposers
 from draft_service.protocol.codec import Attachment, decode_command_bytes, encode_replies
-from draft_service.protocol.records import Reply
 from draft_service.worker.commands import Attach, Bind
 from draft_service.worker.worker import Worker
 from fuzz.messages import made
@@ -18,6 +17,7 @@ from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target
 from slipstream.rpc.errors import UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from support.models import make_tiny_model
 from verify_service.draft_link.codec import decode_replies

@@ -11,10 +11,10 @@ from fuzz.messages import made
 from fuzz.target import BrokenError, Target
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import Reply, TreeReply
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.token_tree import InvalidTreeError
 from verify_service.draft_link.codec import decode_replies
-from verify_service.draft_link.records import Reply, TreeReply
 
 _SLOTS = 8
 

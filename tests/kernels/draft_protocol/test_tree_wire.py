@@ -10,10 +10,10 @@ import pytest
 
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import Reply, Stamp, TreeReply
 from slipstream_kernels.draft_protocol.tree_wire import MOST_BYTES, TreeReader
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.draft_link.codec import decode_replies
-from verify_service.draft_link.records import Reply, Stamp, TreeReply
 
 SLOTS = 8
 LARGEST = 2**31 - 1

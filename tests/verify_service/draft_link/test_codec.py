@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.records import Commit, Gap, Nack, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
@@ -27,18 +28,7 @@ from verify_service.draft_link.codec import (
 )
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import (
-    AttachRequest,
-    Close,
-    Commit,
-    Gap,
-    LinkFacts,
-    Nack,
-    Offer,
-    Resume,
-    Stamp,
-    TreeReply,
-)
+from verify_service.draft_link.records import AttachRequest, Close, LinkFacts, Offer
 
 FACTS = LinkFacts("model", "tokenizer", 50, 128, 2, 512, 64)
 STAMP = Stamp(2**63, 3, 2**40, 17, 9)

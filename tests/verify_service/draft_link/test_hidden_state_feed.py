@@ -14,6 +14,7 @@ import pytest
 
 from slipstream.rpc.errors import ResourceExhaustedError
 from slipstream.v1 import draft_pb2, tensor_pb2
+from slipstream_kernels.draft_protocol.records import Extend, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from support.fed_drafter import FACTS, HIDDEN, KEY, ROW, Kept, Peer, states
 from verify_service.core.draft_source import Committed, Opening, StateChunk
@@ -23,14 +24,7 @@ from verify_service.draft_link import hidden_state_feed as feature_feed
 from verify_service.draft_link.codec import encode_commands
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import (
-    Close,
-    Extend,
-    Offer,
-    Resume,
-    Stamp,
-    TreeReply,
-)
+from verify_service.draft_link.records import Close, Offer
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, **most: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from slipstream.generation_types import FinishReason
-from verify_service.draft_link.records import Close, Commit, Gap, Stamp
+from slipstream_kernels.draft_protocol.records import Commit, Gap, Stamp
+from verify_service.draft_link.records import Close
 from verify_service.draft_link.send_queue import RECORD_COST, SendQueue
 
 

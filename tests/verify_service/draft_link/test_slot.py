@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream_kernels.draft_protocol.records import ParentNode, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.draft_stats import DraftStats
-from verify_service.draft_link.records import NO_NODE, Offer, ParentNode, TreeReply
+from verify_service.draft_link.records import NO_NODE, Offer
 from verify_service.draft_link.slot import Slot, SlotTable
 
 OFFER = Offer("p", max_nodes=8, max_depth=4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.sync.hybrid_event import HybridEvent
 from slipstream_kernels.sync.spin_event import SpinEvent
-from verify_service.draft_link.records import Reply
 from verify_service.draft_link.send_queue import SendQueue
 
 Wake = Callable[[], None]

@@ -16,14 +16,12 @@ from slipstream.rpc.errors import (
 from slipstream_kernels.draft_protocol.proposer_host import (
     HOST_ENTRY_POINTS,
     IN_PROCESS,
-    CommitValue,
-    ExtendValue,
     HostFactory,
     HostLimits,
     ProposerHost,
     Replies,
-    TreeValue,
 )
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Reply, TreeReply
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
 from verify_service.draft_link.attachment import Attachment
@@ -35,7 +33,7 @@ from verify_service.draft_link.codec import (
     encode_link_info,
 )
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.records import AttachReply, Command, Commit, Extend, Reply, Stamp, TreeReply
+from verify_service.draft_link.records import AttachReply
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.shm import reservations_of
 from verify_service.hidden_states.device_ring import DeviceRing
@@ -97,7 +95,7 @@ def attach_host(link: DraftLink, host: ProposerHost, *, device: str = CPU, max_s
 
 
 class InProcessTransport:
-    """`inproc`: commits and trees as values, whatever comes once a request as a message."""
+    """`inproc`: commits, states and trees as they are, whatever comes once a request as a message."""
 
     __slots__ = (
         "_alarm",
@@ -142,7 +140,9 @@ class InProcessTransport:
     def send(self, outbox: SendQueue) -> None:
         while records := outbox.take():
             self._asked |= any(isinstance(record, Commit) and record.max_nodes > 1 for record in records)
-            self._host.put([_value(record) for record in records])
+            self._host.put(
+                [record if isinstance(record, Commit | Extend) else encode_commands([record]) for record in records]
+            )
             self._sent += 1
             for reservation in [] if self._ring is None else reservations_of(records):
                 reservation.on_sent(self._sent)
@@ -200,19 +200,8 @@ class InProcessTransport:
         """InvalidArgumentError for what no correct host sends."""
         taken: list[Reply] = []
         for reply in replies:
-            if isinstance(reply, TreeValue):
-                taken.append(TreeReply(Stamp(*reply.stamp), reply.tree, reply.sources))
+            if isinstance(reply, TreeReply):
+                taken.append(reply)
             else:
                 taken.extend(decode_replies(reply, self._attachment.slots.size))
         return taken
-
-
-def _value(record: Command) -> CommitValue | ExtendValue | bytes:
-    if isinstance(record, Commit | Extend):
-        rows = None if record.device_rows is None else record.device_rows[:3]
-        if isinstance(record, Extend):
-            return ExtendValue(record.stamp, record.first_position, record.hidden_states, rows)
-        return CommitValue(
-            record.stamp, record.token_ids, record.max_nodes, record.max_depth, record.hidden_states, rows
-        )
-    return encode_commands([record])

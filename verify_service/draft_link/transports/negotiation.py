@@ -8,19 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
+from slipstream_kernels.draft_protocol.records import DeviceRingAddress, SharedMemoryAddress
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
 from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import (
-    AttachReply,
-    AttachRequest,
-    DeviceRingAddress,
-    LinkFacts,
-    SharedMemoryAddress,
-)
+from verify_service.draft_link.records import AttachReply, AttachRequest, LinkFacts
 from verify_service.draft_link.transports.base import StreamTransport, Transport, Wake
 from verify_service.draft_link.transports.shm import SharedRings, ShmTransport
 from verify_service.hidden_states.device_ring import DeviceRing

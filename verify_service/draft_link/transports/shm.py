@@ -7,6 +7,14 @@ import threading
 from collections.abc import Sequence
 
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from slipstream_kernels.draft_protocol.records import (
+    Commit,
+    Extend,
+    Reply,
+    Reservation,
+    RingAddress,
+    SharedMemoryAddress,
+)
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.byte_ring import (
     NONCE_BYTES,
@@ -21,10 +29,10 @@ from slipstream_kernels.ipc.byte_ring import (
 from slipstream_kernels.ipc.segment import Segment
 from verify_service.draft_link.attachment import CUDA_IPC, SHM
 from verify_service.draft_link.codec import decode_replies, encode_commands, message_limit
-from verify_service.draft_link.records import Command, Commit, Extend, Reply, RingAddress, SharedMemoryAddress
+from verify_service.draft_link.records import Command
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.base import Wake
-from verify_service.hidden_states.device_ring import DeviceRing, RingReservation
+from verify_service.hidden_states.device_ring import DeviceRing
 
 MESSAGES_PER_POLL = 4
 """Messages taken in at once, so that a drafter that floods delays a step by a bounded amount."""
@@ -109,7 +117,7 @@ class ShmTransport:
         self._waited = threading.Lock()
         """held by whoever waits, and by whoever lets the rings go: to unmap them is not a step's work"""
         self._unsent = b""
-        self._reservations: list[RingReservation] = []
+        self._reservations: list[Reservation] = []
         """Those that the message not yet sent names."""
         self._fault: RingError | ResourceExhaustedError | None = None
         expected = rings.nonce if ring is None else rings.nonce + ring.nonce
@@ -194,9 +202,10 @@ class ShmTransport:
         del ends
 
 
-def reservations_of(records: Sequence[Command]) -> list[RingReservation]:
+def reservations_of(records: Sequence[Command]) -> list[Reservation]:
     """Return the device-ring reservations that records name, once for each record."""
-    return [each.device_rows.reservation for each in records if isinstance(each, Commit | Extend) and each.device_rows]
+    named = [each.device_rows for each in records if isinstance(each, Commit | Extend) and each.device_rows]
+    return [rows.reservation for rows in named if rows.reservation is not None]
 
 
 def _address(segment: Segment) -> RingAddress:

@@ -10,14 +10,8 @@ import pytest
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream.v1 import draft_pb2
-from slipstream_kernels.draft_protocol.proposer_host import (
-    Answer,
-    Commands,
-    CommitValue,
-    HostLimits,
-    Replies,
-    TreeValue,
-)
+from slipstream_kernels.draft_protocol.proposer_host import Answer, Commands, HostLimits, Replies
+from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, Opening
@@ -87,7 +81,7 @@ class PlayedHost:
         return None
 
 
-def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, CommitValue]:
+def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, Commit]:
     """A link with one request, which has gone one step; also the record of that step."""
     link = DraftLink(FACTS, LinkConfig(**({"deadline": 0.0} | config)))
     attach_host(link, host)
@@ -97,7 +91,7 @@ def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, CommitValue]:
     assert isinstance(opened, bytes)
     record = draft_pb2.ExchangeResponse.FromString(opened).commands[0].open
     assert (list(record.token_ids), record.sampling.seed, record.tenant) == ([1, 2, 3], 9, "t")
-    assert isinstance(commit, CommitValue)
+    assert isinstance(commit, Commit)
     assert (commit.token_ids, commit.max_nodes, commit.max_depth, commit.features) == ((8,), 6, 3, None)
     return link, commit
 
@@ -105,7 +99,7 @@ def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, CommitValue]:
 def test_trees_are_taken_as_they_are_and_shown() -> None:
     host = PlayedHost()
     link, commit = begun(host)
-    host.answer([TreeValue(commit.stamp, TREE, (0, 0))])
+    host.answer([TreeReply(commit.stamp, TREE, (0, 0))])
     assert link.collect([KEY]) == [replace(TREE, sources=("p", "p"))]
     (status,) = link.proposers()
     assert status.attachment is not None
@@ -120,8 +114,8 @@ def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
     class Answering(PlayedHost):
         def yield_gil(self, seconds: float) -> bool:
             (commit,) = self.batches[-1]
-            assert isinstance(commit, CommitValue)
-            self.answer([TreeValue(commit.stamp, TREE)])
+            assert isinstance(commit, Commit)
+            self.answer([TreeReply(commit.stamp, TREE)])
             return super().yield_gil(seconds)
 
     host = Answering()
@@ -134,7 +128,7 @@ def test_the_proposers_begin_with_a_step_while_the_link_is_free() -> None:
 def test_a_step_that_waits_awake_sees_the_answer_and_the_end(spin: float) -> None:
     host = PlayedHost(spin=spin)
     link, commit = begun(host, deadline=30.0, deadline_share=None)
-    later = Timer(0.05, host.answer, ([TreeValue(commit.stamp, TREE)],))
+    later = Timer(0.05, host.answer, ([TreeReply(commit.stamp, TREE)],))
     later.start()
     assert link.collect([KEY]) == [TREE]
     link.commit([Committed(KEY, (9,), 5, 6, 3)])
@@ -158,7 +152,7 @@ def test_a_tree_for_another_state_is_dropped(stale: int) -> None:
     link, commit = begun(host)
     stamp = list(commit.stamp)
     stamp[stale] += 1
-    host.answer([TreeValue((stamp[0], stamp[1], stamp[2], stamp[3], stamp[4]), TREE)])
+    host.answer([TreeReply(Stamp(*stamp), TREE)])
     assert link.collect([KEY]) == [None]
     assert link.state().stale == 1
     assert host.detached == 0
@@ -168,10 +162,10 @@ def test_a_tree_for_another_state_is_dropped(stale: int) -> None:
 def test_a_malformed_tree_ends_the_attachment_alone(tree: TokenTree) -> None:
     host = PlayedHost()
     link, commit = begun(host)
-    host.answer([TreeValue(commit.stamp, tree)])
+    host.answer([TreeReply(commit.stamp, tree)])
     assert link.state().malformed == 1
     assert host.detached == 1
-    host.answer([TreeValue(commit.stamp, TREE)])
+    host.answer([TreeReply(commit.stamp, TREE)])
     assert link.collect([KEY]) == [None]
     link.commit([Committed(KEY, (9,), 5, 6, 3)])
     link.end(KEY, FinishReason.LENGTH)
@@ -214,7 +208,7 @@ def test_what_a_steps_thread_begins_it_finishes() -> None:
     host = SharedHost()
     link, commit = begun(host, deadline=30.0)
     assert host.begun == 2
-    host.replies = [TreeValue(commit.stamp, TREE, (0, 0))]
+    host.replies = [TreeReply(commit.stamp, TREE, (0, 0))]
     assert link.collect([KEY]) == [replace(TREE, sources=("p", "p"))]
     host.answer([])
 
@@ -224,14 +218,14 @@ def test_what_is_not_there_at_the_deadline_is_taken_from_whoever_answers() -> No
     link, commit = begun(host, deadline=0.01)
     assert link.collect([KEY]) == [None]
     assert link.state().misses == 1
-    host.answer([TreeValue(commit.stamp, TREE)])
+    host.answer([TreeReply(commit.stamp, TREE)])
     assert link.collect([KEY]) == [TREE]
 
 
 def test_a_malformed_tree_that_a_steps_thread_has_made_ends_the_attachment_alone() -> None:
     host = SharedHost()
     link, commit = begun(host)
-    host.replies = [TreeValue(commit.stamp, TokenTree((4, 4), (1, 0)))]
+    host.replies = [TreeReply(commit.stamp, TokenTree((4, 4), (1, 0)))]
     assert link.collect([KEY]) == [None]
     assert (link.state().malformed, host.detached) == (1, 1)
 
@@ -259,8 +253,8 @@ def waits_for(host: LateHost, *, right: bool, steps: int) -> list[float]:
     for _ in range(steps):
         link.commit([Committed(KEY, tokens, length, 6, 3)])
         commit = host.batches[-1][0]
-        assert isinstance(commit, CommitValue)
-        host.replies, host.offered = [TreeValue(commit.stamp, TokenTree.chain((4, 4, 4)))], 0.0
+        assert isinstance(commit, Commit)
+        host.replies, host.offered = [TreeReply(commit.stamp, TokenTree.chain((4, 4, 4)))], 0.0
         (tree,) = link.collect([KEY])
         waits.append(host.offered)
         if tree is None and host.replies is not None:
