@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class DraftLink:
-    """A TreeSource fed by draft services. `on_wait` is told of each wait for trees, in seconds."""
+    """A DraftSource fed by draft services. `on_wait` is told of each wait for trees, in seconds."""
 
     def __init__(
         self,
@@ -58,8 +58,7 @@ class DraftLink:
         rings: DeviceRingPool | None = None,
     ) -> None:
         """`rings` are those of the model's GPU, without which no states go through its memory."""
-        self.facts = facts
-        self.config = config
+        self.facts, self.config = facts, config
         self._on_wait = on_wait
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())

@@ -1,4 +1,4 @@
-"""DraftLinkService: what draft services call. Bytes come in and go out; draft_codec gives them meaning."""
+"""DraftLinkService: what draft services call. Bytes come in and go out; codec gives them meaning."""
 
 from __future__ import annotations
 

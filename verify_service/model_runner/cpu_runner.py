@@ -50,7 +50,7 @@ class CpuStepHandle(StepHandle):
 
 
 class CpuModelRunner:
-    """A StepEngine over a model whose passes run in the calling thread and its team."""
+    """A ModelRunner over a model whose passes run in the calling thread and its team."""
 
     lookahead = 0
     chooses = False

@@ -57,7 +57,7 @@ class GpuStepHandle(StepHandle):
 
 
 class GpuModelRunner:
-    """A StepEngine over a model that keeps tokens, counts and KV on its device from step to step."""
+    """A ModelRunner over a model that keeps tokens, counts and KV on its device from step to step."""
 
     lookahead = 1
 

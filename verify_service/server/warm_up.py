@@ -40,7 +40,7 @@ _RICH = SamplingParams(
 
 
 class _FixedTree:
-    """A TreeSource that always proposes the same tree of two depths, so that trees are verified."""
+    """A DraftSource that always proposes the same tree of two depths, so that trees are verified."""
 
     def known(self, name: str) -> bool:
         return True

@@ -58,8 +58,7 @@ class SpeculationController:
         passes: PassShare | None = None,
     ) -> None:
         """outcome_source: drafts for verification outcomes ahead. on_device_drafter: drafts behind steps under way.
-
-        `passes` bounds what trees of one tenant add to passes of others.
+        passes: bounds what trees of one tenant add to passes of others.
         """
         self._passes = passes or PassShare(budget.step_time, config.prefill_chunk)
         self._trees = trees

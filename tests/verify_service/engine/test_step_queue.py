@@ -29,7 +29,7 @@ CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
 
 
 class Scripted:
-    """A StepEngine that only notes what is asked of it."""
+    """A ModelRunner that only notes what is asked of it."""
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
