@@ -96,7 +96,7 @@ def ended(folder: Path, count: int) -> list[CheckedSession]:
     return sessions_of(folder)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shm", "inproc"])
+@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.slow), "shm", "inproc"])
 def test_prompts_trees_and_prefix_hits(demo_model: Path, tmp_path: Path, reference: States, transport: str) -> None:
     folder = tmp_path / "states"
     with cluster_of(demo_model, folder, transport=transport) as cluster:
@@ -161,6 +161,7 @@ def interrupted(cluster: Cluster, work: list[Job], meanwhile: Callable[[], objec
     patiently(lambda: state(cluster).running == 0, "the requests were not cancelled")
 
 
+@pytest.mark.slow
 def test_a_drafter_that_comes_late_and_one_that_comes_back(demo_model: Path, tmp_path: Path, reference: States) -> None:
     """The first finds states of nothing but what is computed from then on, the second of all that was since."""
     folder = tmp_path / "states"

@@ -26,6 +26,7 @@ SETTINGS = {
     "large chunks, pages of 64 tokens, no cache": (EngineSetting(512, 64, False, False), 64),
     "small chunks, pages of 16 tokens, no cache, preempted": (EngineSetting(16, 16, False, True), 36),
 }
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("large") else name for name in SETTINGS]
 
 
 def cluster_of(model, draft_model, engine, pages, oracle=None):
@@ -82,7 +83,7 @@ def tiny(tiny_model, tmp_path_factory):
     return work, reference_of(tiny_model, work, oracle), oracle
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_tokens_and_logprobs_are_the_references(name, tiny_model, tiny_draft_model, tiny):
     engine, pages = SETTINGS[name]
     work, reference, oracle = tiny

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.exactness.cells import Count
 from benchmarks.lib.continuations import continuation_key, write_continuations
 from support.ask import ask, jobs
@@ -19,6 +21,7 @@ BESIDE = ("--prefill-chunk", "16", "--page-size", "8")
 PROPOSERS = ("", "random-tree", "oracle")
 
 
+@pytest.mark.slow
 def test_tokens_and_logprobs_are_those_of_a_plain_run_of_the_same_size(tmp_path):
     model = make_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
     oracle = tmp_path / "oracle.json"

@@ -92,7 +92,7 @@ def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, Commit]:
     record = draft_pb2.ExchangeResponse.FromString(opened).commands[0].open
     assert (list(record.token_ids), record.sampling.seed, record.tenant) == ([1, 2, 3], 9, "t")
     assert isinstance(commit, Commit)
-    assert (commit.token_ids, commit.max_nodes, commit.max_depth, commit.features) == ((8,), 6, 3, None)
+    assert (commit.token_ids, commit.max_nodes, commit.max_depth, commit.hidden_states) == ((8,), 6, 3, None)
     return link, commit
 
 
