@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from triton import next_power_of_2
+
 from slipstream_kernels.ops.gpu.linear_tile import SHARED_MEMORY, Tile
 from slipstream_kernels.ops.gpu.tuning import even_share, filled
 
-ROW_BUCKETS = (1, 16, 32, 64, 128, 256, 512, 2048, 4096)
+ROW_BUCKETS = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 2048, 4096)
 
 COMPILER_ROOM = 8 * 1024
 """Bytes of shared memory left for barriers and the reordering of results."""
@@ -64,7 +66,7 @@ class Layer:
         return self.weight_rows * self.inputs * 2
 
     def measured_at(self, rows: int) -> bool:
-        return rows <= 256 or not self.logits
+        return rows <= 512 or not self.logits
 
 
 def layers_8b(ranks: int = 1) -> list[Layer]:
@@ -75,6 +77,15 @@ def layers_8b(ranks: int = 1) -> list[Layer]:
         Layer("gate_up", 14336 // ranks, 4096, 32, gated=True),
         Layer("down", 4096, 14336 // ranks, 32, residual=True),
         Layer("lm_head", 128256 // ranks, 4096, 1, logits=True),
+    ]
+
+
+def layers_eagle3(draft_vocab: int = 32000) -> list[Layer]:
+    """Linear layers of an EAGLE-3 head of Llama-3.1-8B whose shapes are not the target's."""
+    return [
+        Layer("fc", 4096, 3 * 4096, 1),
+        Layer("qkv", 6144, 2 * 4096, 1),
+        Layer("lm_head", draft_vocab, 4096, 1, logits=True),
     ]
 
 
@@ -104,9 +115,10 @@ def candidates(layer: Layer, rows: int) -> list[Tile]:
     """Tiles worth measuring for `rows` rows, none of which needs more shared memory or registers than there are."""
     if rows > 256:
         return _large(layer)
-    heights = {max(rows, 16)} | ({rows // 2} if rows >= 128 else set())
+    height = max(next_power_of_2(rows), 16)
+    heights = {height} | ({height // 2} if rows > 64 else set()) | ({height // 4} if height > max(rows, 16) else set())
     tiles = dict.fromkeys(tile for tokens in sorted(heights) for tile in _few_rows(layer, tokens))
-    if rows == 256:
+    if rows > 128:
         tiles |= dict.fromkeys(_large(layer))
     return [tile for tile in tiles if _fits(tile, layer.gated)]
 

@@ -1,6 +1,7 @@
 """Measure the tiles of the GPU's linear layers and write the device's table.
 
     python -m benchmarks.kernels.tune_linear [--ranks 1] [--rows 16 32 ..] [--output FILE]
+    python -m benchmarks.kernels.tune_linear --model eagle3
 
 Every candidate is checked against the simplest tile bit for bit, that one against float64 sums, and timed in a CUDA
 graph that goes round copies of the weights larger than the cache. Beside it stands the library's product of the same
@@ -23,7 +24,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.kernels.linear_candidates import ROW_BUCKETS, Layer, candidates, compiled_alike, layers_8b
+from benchmarks.kernels.linear_candidates import (
+    ROW_BUCKETS,
+    Layer,
+    candidates,
+    compiled_alike,
+    layers_8b,
+    layers_eagle3,
+)
 from benchmarks.kernels.linear_operands import SIMPLEST, SIMPLEST_GATED, Operands, microseconds
 from benchmarks.kernels.linear_passes import Passes, descend, variants
 from benchmarks.lib.report import machine, markdown_table
@@ -207,13 +215,14 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--model", choices=("target", "eagle3"), default="target", help="whose layers (target)")
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size whose shares are measured")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROW_BUCKETS))
     parser.add_argument("--output", type=Path, help="the table (default: the one the package reads)")
     parser.add_argument("--log", type=Path, help="write every measurement here")
     options = parser.parse_args()
     started = time.monotonic()
-    layers = layers_8b(options.ranks)
+    layers = layers_8b(options.ranks) if options.model == "target" else layers_eagle3()
     failures = compile_all(layers, options.rows)
     print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
     torch.manual_seed(0)
@@ -222,7 +231,8 @@ def main() -> int:
     every = []
     for layer in tqdm(layers, desc="layers", unit="layer"):
         buckets = [rows for rows in options.rows if layer.measured_at(rows)]
-        operands = Operands.random(layer, max(buckets), layer.count)
+        copies = max(layer.count, CACHE_BYTES // layer.weight_bytes + 1)
+        operands = Operands.random(layer, max(buckets), copies)
         every.append(operands)
         expected = check(operands, max(buckets))
         for rows in buckets:
@@ -231,9 +241,10 @@ def main() -> int:
             tile = min(times, key=lambda tile: times[tile])
             best[layer.name, rows] = Best(layer, rows, tile, times[tile], library_time(operands, rows))
     print(f"each alone after {time.monotonic() - started:.0f} s", flush=True)
-    passes = Passes(every)
-    for rows in tqdm([rows for rows in options.rows if rows <= FEW_ROWS], desc="passes", unit="rows"):
-        choose_by_passes(passes, ranked, best, rows)
+    passes = Passes(every) if options.model == "target" else None
+    if passes is not None:
+        for rows in tqdm([rows for rows in options.rows if rows <= FEW_ROWS], desc="passes", unit="rows"):
+            choose_by_passes(passes, ranked, best, rows)
     for one in best.values():
         if one.tile not in ranked[one.layer.name, one.rows]:
             operands = next(operands for operands in every if operands.layer is one.layer)
@@ -253,7 +264,8 @@ def main() -> int:
         markdown_table(["rows", "layer", "tile", "us", "library", "ratio", "TB/s", "TFLOP/s"], [b.row for b in found])
     )
     heads = ["rows", "linear layers ms", "without prefetch", "with the rest", "library (sum) ms", "TB/s"]
-    print(markdown_table(heads, [pass_row(passes, best, rows) for rows in options.rows]))
+    if passes is not None:
+        print(markdown_table(heads, [pass_row(passes, best, rows) for rows in options.rows]))
     print(f"{time.monotonic() - started:.0f} s")
     return 0
 
