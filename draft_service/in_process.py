@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from draft_service.layer_check.capture_layer_check import check_boundaries
 from draft_service.proposers.base import CPU, Proposer
@@ -31,6 +30,7 @@ from slipstream_kernels.draft_protocol.proposer_host import (
     Answer,
     Commands,
     DevicePassResult,
+    EnqueuedRound,
     EnqueueRequest,
     HostLimits,
     Replies,
@@ -39,9 +39,6 @@ from slipstream_kernels.draft_protocol.records import Commit, Extend, Reply, Tre
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.sync.spin_event import SpinEvent
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +100,8 @@ class InProcessHost:
     def yield_gil(self, seconds: float) -> bool:
         return self._feed.yield_gil(seconds)
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
-        return self._worker.follow(values, outcome) if self._shares else ()
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
+        return self._worker.follow(values, outcome) if self._shares else EnqueuedRound()
 
     def begin(self) -> bool:
         try:

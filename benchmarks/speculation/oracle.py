@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.lib.continuations import continuation_key, read_continuations
 from benchmarks.speculation.acceptance_profile import OraclePlan, Profile, Shape, best_shape, placed
-from benchmarks.speculation.overwritten_trees import OverwrittenTrees
+from benchmarks.speculation.overwritten_trees import OverwrittenTrees, PromisedTrees
 from draft_service.proposers.base import (
     DraftFuture,
     DraftRequest,
@@ -29,12 +29,11 @@ from draft_service.proposers.base import (
 )
 from draft_service.proposers.registry import ProposerSpec, find_factory
 from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 if TYPE_CHECKING:
     import torch
-
-    from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 
 
 @dataclass(slots=True)
@@ -117,8 +116,25 @@ class Oracle(Proposer):
     def begin(self, requests: Sequence[DraftRequest]) -> _Overwriting:
         return _Overwriting(self, requests, self._inner.begin(requests))
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
-        return self._inner.follow(requests, outcome)
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
+        enqueued = self._inner.follow(requests, outcome)
+        asked = [request for request in requests if request.row in enqueued.trees]
+        drafted = [enqueued.trees[request.row] for request in asked]
+
+        def make(decided: list[list[int]]) -> OverwrittenTrees:
+            trees = [
+                self._tree(request.session, tree.most_nodes, request.max_depth, len(decided[request.row]))
+                if request.session in self._sessions
+                else TokenTree((), ())
+                for request, tree in zip(asked, drafted, strict=True)
+            ]
+            return OverwrittenTrees(drafted, trees)
+
+        promised = PromisedTrees(drafted, outcome.results, make)
+        trees = {
+            request.row: DeviceTree(promised, place, *promised.bounds[place]) for place, request in enumerate(asked)
+        }
+        return EnqueuedRound(enqueued.read, trees)
 
     def overwritten(
         self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree | None]
@@ -137,10 +153,15 @@ class Oracle(Proposer):
 
     def tree(self, request: DraftRequest, nodes: int) -> TokenTree:
         """What stands for a tree of so many nodes."""
-        session = self._sessions[request.session]
-        depth = min(request.max_depth, self.max_depth)
+        return self._tree(request.session, nodes, request.max_depth, 0)
+
+    def _tree(self, number: int, nodes: int, max_depth: int, decided: int) -> TokenTree:
+        """The same after so many more tokens than were told of."""
+        session = self._sessions[number]
+        depth = min(max_depth, self.max_depth)
         shape = self._shape(nodes, depth)
-        ahead = slice(session.at, session.at + depth)
+        at = session.at + decided
+        ahead = slice(at, at + depth)
         tokens = placed(shape, self._decoys, session.truth[ahead], session.ranks[ahead])
         return TokenTree(tokens, shape.parents, shape.log_probs)
 

@@ -17,12 +17,11 @@ from math import inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
     import torch
-
-    from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
 
 
 CPU = "cpu"
@@ -276,15 +275,15 @@ class Proposer(ABC):
         """
         return CompletedDraft(self, requests)
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
         """Queue on the device what `begin` would, behind a pass of the target whose results are on the way there.
 
         For one with `shares_thread`, beside its target. What the pass decides comes as ever, by `commit` and
         `take_features`; then `begin` may find the trees that it is asked for under way. They may be asked for
-        otherwise, or not at all, and any other call may come before. Waits for nothing. Once all the events returned
-        have come nothing of the outcome is read any more. The default queues nothing.
+        otherwise, or not at all, and any other call may come before. Waits for nothing. The target may verify a
+        tree returned here before `commit` tells of the pass. The default queues nothing.
         """
-        return ()
+        return EnqueuedRound()
 
     def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
         """Up to `width` likely next tokens of each session, with the natural logarithm of each one's probability.

@@ -29,7 +29,7 @@ from draft_service.worker.record_source import RecordSource
 from draft_service.worker.session_table import MOST_TOKENS, SessionTable, Slot
 from draft_service.worker.target_binding import Fitting
 from slipstream_kernels.device_tree import DeviceTree, most_rows
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
 from slipstream_kernels.draft_protocol.records import Gap, Reply, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
@@ -145,27 +145,29 @@ class Worker:
         finally:
             self._pass_lock.release()
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
         """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
 
-        Nothing comes of it where somebody else is at a pass, or has something to do first. Once the events have come
-        nothing of `outcome` is read any more.
+        Nothing comes of it where somebody else is at a pass, or has something to do first.
         """
         if not self._pass_lock.acquire(blocking=False):
-            return ()
+            return EnqueuedRound()
         try:
             if self._batch is not None or self._table is None or not self._commands.empty():
-                return ()
+                return EnqueuedRound()
             self._look()
             if self._arrived:
-                return ()
-            events: list[torch.cuda.Event] = []
+                return EnqueuedRound()
+            read: list[torch.cuda.Event] = []
+            trees: dict[int, DeviceTree] = {}
             for proposer, requests in self._table.followed(values).items():
                 try:
-                    events += proposer.follow(requests, outcome)
+                    enqueued = proposer.follow(requests, outcome)
+                    read += enqueued.read
+                    trees |= enqueued.trees
                 except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
                     _log.exception("proposer %s failed to draft behind a pass", proposer.name)
-            return events
+            return EnqueuedRound(read, trees)
         finally:
             self._pass_lock.release()
 

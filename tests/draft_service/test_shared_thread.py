@@ -13,7 +13,7 @@ from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
 from draft_service.proposers.base import DraftFuture, DraftRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest, Replies
+from slipstream_kernels.draft_protocol.proposer_host import EnqueuedRound, EnqueueRequest, Replies
 from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
@@ -193,7 +193,7 @@ def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(devic
     failing = Device()
     failing.name = "failing"
     read = object()
-    device.follow = lambda requests, outcome: (read,)
+    device.follow = lambda requests, outcome: EnqueuedRound((read,))
     failing.follow = lambda requests, outcome: 1 / 0
     host = InProcessHost([device, failing])
     host.offer(INFO)
@@ -202,7 +202,7 @@ def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(devic
     for each in (device, failing):
         assert each.opened.get(timeout=SECONDS)
     values = [EnqueueRequest(Stamp(7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
-    while not (events := host.follow(values, None)):
+    while not (enqueued := host.follow(values, None)).read:
         sleep(0.001)  # the worker's thread ends its pass
-    assert events == [read]
+    assert list(enqueued.read) == [read]
     host.stop(SECONDS)

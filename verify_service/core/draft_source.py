@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.core.step_result import DeviceStepResult
@@ -219,6 +221,13 @@ ReadEvents = Sequence["torch.cuda.Event"]
 """Once all have come, nothing of an outcome is read any more."""
 
 
+class EnqueuedDrafts(NamedTuple):
+    """What is drafted behind a step: trees for whichever state that leads to, good for the next step alone."""
+
+    read: ReadEvents = ()
+    trees: Mapping[RequestKey, DeviceTree] = MappingProxyType({})
+
+
 class EnqueuedRequest(NamedTuple):
     """A request that a step decides, which adds `most` tokens at most: its row of the results, where its states go."""
 
@@ -231,8 +240,8 @@ class EnqueuedRequest(NamedTuple):
 class OnDeviceDrafter(Protocol):
     """A tree source that drafts on the device behind a step under way. Used by the loop's thread; no method waits."""
 
-    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
-        """Enqueue drafting behind a step. Call right after the step's launch."""
+    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
+        """Enqueue drafting behind a step. Call after the step's launch, once `commit` told of the one before it."""
         ...
 
     def allow_device_trees(self, allowed: bool) -> None:

@@ -6,7 +6,6 @@ import hmac
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -15,7 +14,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
     UnauthenticatedError,
 )
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import CircuitBreaker
 from verify_service.draft_link.draft_stats import DraftStats
@@ -25,9 +24,6 @@ from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.slot import SlotTable
 from verify_service.draft_link.transports.base import Transport
 from verify_service.hidden_states.device_ring import DeviceRing
-
-if TYPE_CHECKING:
-    import torch
 
 MIN_VERSION = 1
 MAX_VERSION = 1
@@ -58,7 +54,7 @@ class Attachment:
     """Why it is not the best one, in the drafter's words."""
     ring: DeviceRing | None = None
     """Through which it takes states from the device; None where they are sent to it."""
-    follow: Callable[[Sequence[EnqueueRequest], DevicePassResult], Sequence[torch.cuda.Event]] | None = None
+    follow: Callable[[Sequence[EnqueueRequest], DevicePassResult], EnqueuedRound] | None = None
     """Has its proposers draft behind a step under way; None where they cannot."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""

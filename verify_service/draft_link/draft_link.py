@@ -17,10 +17,10 @@ from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
     Committed,
+    EnqueuedDrafts,
     EnqueuedRequest,
     Opening,
     OutcomeTree,
-    ReadEvents,
     StateChunk,
     StateSpan,
 )
@@ -174,7 +174,7 @@ class DraftLink:
             refs = {ref.slot.key: ref for ref in self._drafted(keys)}
             return [refs[key].slot.take_outcome_trees() if key in refs else () for key in keys]
 
-    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> ReadEvents:
+    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
         """Have proposers of this process draft behind a step under way."""
         with self._changed:
             return follow(rows, self._drafted(row.key for row in rows), outcome)

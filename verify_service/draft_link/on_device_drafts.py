@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
-from verify_service.core.draft_source import EnqueuedRequest
+from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest
+from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.router import SlotRef
@@ -15,9 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def follow(
-    rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult
-) -> list[torch.cuda.Event]:
+def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult) -> EnqueuedDrafts:
     """Ask those among the drafters that can, each for the trees of its requests."""
     by_key = {row.key: row for row in rows}
     asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
@@ -32,8 +32,15 @@ def follow(
         if ring_slice is not None:
             value = EnqueueRequest(slot.stamp, row.row, row.most, ring_slice.offset, slot.max_nodes, slot.max_depth)
             asked.setdefault(attachment, (ring_slice.target, []))[1].append(value)
-    events: list[torch.cuda.Event] = []
+    keys = {row.row: row.key for row in rows}
+    read: list[torch.cuda.Event] = []
+    trees: dict[RequestKey, DeviceTree] = {}
     for attachment, (states, values) in asked.items():
         assert attachment.follow is not None
-        events += attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
-    return events
+        enqueued = attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
+        read += enqueued.read
+        limits = {value.row: value for value in values}
+        for place, tree in enqueued.trees.items():
+            if tree.most_nodes < limits[place].max_nodes and tree.most_depth <= limits[place].max_depth:
+                trees[keys[place]] = tree
+    return EnqueuedDrafts(read, trees)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,8 @@ from verify_service.core.step_result import StepHandle, VerifyResult
 from verify_service.engine.launch_deadline import LaunchDeadline
 from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +32,13 @@ class Step:
     def drafted(self) -> bool:
         """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
         return any(item.tree is not None or item.reserved is not None for item in self.items)
+
+
+def _attempt(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # noqa: BLE001 - the step is under way already
+        _log.exception("what was to be done behind the launch of a step failed")
 
 
 class StepQueue:
@@ -79,11 +90,13 @@ class StepQueue:
         items: Sequence[ScheduledRequest],
         prepared_from: float | None = None,
         meanwhile: Callable[[], None] | None = None,
+        afterwards: Callable[[], None] | None = None,
     ) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
         Where it begins with trees that only the device knows yet, returns once the host knows them, from when on it
-        counts as begun. `meanwhile` is called before they are waited for.
+        counts as begun. `meanwhile` is called before they are waited for, `afterwards` before drafting behind the step
+        is enqueued.
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
@@ -96,11 +109,13 @@ class StepQueue:
             item.state.num_computed_tokens = item.base
             item.state.num_output_placeholders += item.decides
             item.state.max_inflight_drafts += item.max_accepted
-        if self._speculation.read(items, meanwhile):
-            begun = time.perf_counter()
-        self._steps.append(Step(items, launched, begun))
+        late = self._speculation.read(items, meanwhile)
+        known = time.perf_counter()
+        self._steps.append(Step(items, launched, known if late else begun))
         if self._engine.lookahead and len(self._steps) == 1:
-            self._speculation.observe_idle(time.perf_counter() - self._decided_at)
+            self._speculation.observe_idle(known - self._decided_at)
+        if afterwards is not None:
+            _attempt(afterwards)
         if self._speculation.drafts_on_device and (outcome := self._engine.outcome(launched)) is not None:
             for read in self._speculation.enqueue_drafts(launched.deciding, outcome):
                 self._engine.start_after(read)
@@ -112,6 +127,12 @@ class StepQueue:
             item.state.num_output_placeholders -= item.decides
             item.state.max_inflight_drafts -= item.max_accepted
         return step
+
+    def drop(self) -> None:
+        """Wait until the engine rests; what it still decides is for nobody."""
+        while self:
+            with contextlib.suppress(Exception):
+                self.decide(self.next())
 
     def decide(self, step: Step) -> tuple[list[VerifyResult], float]:
         """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before.

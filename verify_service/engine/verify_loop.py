@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.generation_types import FinishReason
-from slipstream.rpc.errors import (
-    InternalError,
-    InvalidArgumentError,
-    SlipstreamError,
-    UnavailableError,
-)
+from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError, UnavailableError
 from verify_service.core.device_fault import end_if_device_lost
 from verify_service.core.draft_source import DraftSource, HiddenStateTaker, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
@@ -24,6 +18,7 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, Stop
+from verify_service.engine.drafter_updates import DrafterUpdates
 from verify_service.engine.hidden_state_capture import HiddenStateCapture
 from verify_service.engine.loop_stats import LoopCounters, LoopState, snapshot
 from verify_service.engine.output_processor import OutputProcessor
@@ -93,6 +88,7 @@ class VerifyLoop:
         )
         self._states: dict[RequestKey, RequestState] = {}
         self._output_processor = OutputProcessor(self._engine, self._speculation)
+        self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
         self._state = self._snapshot()
@@ -134,7 +130,7 @@ class VerifyLoop:
     def _run(self) -> None:
         while self._receive():
             self._step()
-        self._drop_steps()
+        self._step_queue.drop()
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
@@ -186,19 +182,26 @@ class VerifyLoop:
             if self._step_queue:
                 self._deliver()
 
-    def _launch(self) -> bool:
-        """Schedule, draft, and start to verify. False where no step can be started now."""
+    def _launch(self, *, promised: bool = False) -> bool:
+        """Schedule, draft, and start to verify. False where no step can be started now.
+
+        promised: with the trees that a device drafts, before drafters and clients are told of the last step.
+        """
         items: list[ScheduledRequest] | None = None
         try:
-            if self._speculation.expects_wait(self._scheduler.running):
+            if not promised and self._speculation.expects_wait(self._scheduler.running):
                 self._deliver()
-            items = self._schedule()
+            items = self._schedule(may_preempt=not (promised or self._step_queue))
             if items:
                 self._features.prepare()
-                self._speculation.attach_trees(items)
+                attach = self._speculation.attach_promised if promised else self._speculation.attach_trees
+                attach(items)
                 self._features.direct(items)
                 self._scheduler.charge(items)
-                self._step_queue.launch(items, meanwhile=self._deliver)
+                if promised:
+                    self._step_queue.launch(items, afterwards=self._tell_behind_launch)
+                else:
+                    self._step_queue.launch(items, meanwhile=self._deliver)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
@@ -219,7 +222,7 @@ class VerifyLoop:
             begun = min(time.perf_counter(), asked + max(0.0, spare or 0.0))
             if not (may_begin and self._step_queue.can_launch_ahead):
                 return
-            items = self._schedule()
+            items = self._schedule(may_preempt=False)
             if items:
                 self._speculation.attach_outcome_trees(items, under_way)
                 self._scheduler.charge(items)
@@ -228,9 +231,9 @@ class VerifyLoop:
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
 
-    def _schedule(self) -> list[ScheduledRequest]:
+    def _schedule(self, *, may_preempt: bool) -> list[ScheduledRequest]:
         """Rows of the next step; none where the steps under way must be decided first."""
-        plan = self._scheduler.schedule(may_preempt=not self._step_queue)
+        plan = self._scheduler.schedule(may_preempt=may_preempt)
         if plan is None:
             return []
         now = time.monotonic()
@@ -266,7 +269,10 @@ class VerifyLoop:
     def _commit(
         self, step: Step, live: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult], seconds: float
     ) -> None:
-        """Add what was decided to each request, tell drafters, and let go of what is over. Clients are told later."""
+        """Add what was decided to each request, and let go of what is over; then tell drafters.
+
+        Before that, the next step is launched if a device drafts its trees already. Clients are told later.
+        """
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
@@ -283,12 +289,19 @@ class VerifyLoop:
             tokens = self._commit_one(decided, now) if decided is not None else ()
             if tokens and decided is decision:
                 progressed.append((decision.item.state, tokens))
-        self._speculation.send_commits(progressed, self._scheduler.num_running, features, self._step_queue.under_way)
-        self._features.keep()
+        self._updates.put(progressed, features)
+        if self._speculation.can_launch_promised and not (undecided or self._step_queue):
+            self._launch(promised=True)
+        self._updates.send(self._scheduler.num_running, self._step_queue.under_way)
         for state in undecided:
             error = undecided_error(len(state.tokens))
             _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error)
             self._leave([state.key], FinishReason.ERROR, error, keep=False)
+
+    def _tell_behind_launch(self) -> None:
+        """Tell drafters of the last step, and clients, as the next one is under way with promised trees."""
+        self._updates.send(self._scheduler.num_running, {}, launched=True)
+        self._deliver()
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
@@ -354,12 +367,6 @@ class VerifyLoop:
         end_if_device_lost()
         error = InternalError("the verify step of this request failed")
         self._leave(keys, FinishReason.ERROR, error, keep=False)
-
-    def _drop_steps(self) -> None:
-        """Wait until the engine rests; what it still decided is for nobody."""
-        while self._step_queue:
-            with contextlib.suppress(Exception):
-                self._step_queue.decide(self._step_queue.next())
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
         state.finished = True

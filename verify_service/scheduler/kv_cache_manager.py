@@ -22,6 +22,7 @@ class KVCacheManager:
     """
 
     def __init__(self, config: EngineConfig, max_context: int, hidden_size: int = 0) -> None:
+        self.max_context = max_context
         self._page_size = config.page_size
         self._caching = config.prefix_cache
         self._total = config.num_pages

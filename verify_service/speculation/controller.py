@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -13,7 +12,6 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import (
     Committed,
     DraftSource,
-    EnqueuedRequest,
     OnDeviceDrafter,
     Opening,
     OutcomeTree,
@@ -26,7 +24,6 @@ from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult, VerifyResult
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
-from verify_service.model_runner.device_trees import copy_to_host, not_on_host, verifies_all_nodes
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observe_wait
@@ -34,6 +31,7 @@ from verify_service.speculation.acceptance_model import proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
 from verify_service.speculation.node_selection import NodeSelector
+from verify_service.speculation.on_device_trees import OnDeviceTrees
 from verify_service.speculation.outcome_trees import fitting
 from verify_service.speculation.tree_fit import fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
@@ -63,12 +61,12 @@ class SpeculationController:
         self._passes = passes or PassShare(budget.step_time, config.prefill_chunk)
         self._trees = trees
         self._outcome_source = outcome_source
-        self._on_device_drafter = on_device_drafter
         self._optimizer = budget
         self._node_selector = NodeSelector(budget.step_time)
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._draft_latency = DraftLatency(budget)
+        self._on_device = OnDeviceTrees(on_device_drafter, self._draft_latency, self._node_selector)
         self._waited = True
         self._tree_sizer = TreeSizer(budget, config.step_nodes)
         self._outcome_keys: set[RequestKey] = set()
@@ -181,23 +179,16 @@ class SpeculationController:
     @property
     def drafts_on_device(self) -> bool:
         """Whether a drafter may draft on the device behind a step under way."""
-        return self._on_device_drafter is not None
+        return self._on_device.is_possible
 
     def enqueue_drafts(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Enqueue drafting of the next trees behind a step; return the events that the next step must wait for."""
-        asking = set(self._asking(deciding))
-        rows = [
-            EnqueuedRequest(item.state.key, row, 1 + item.depth, outcome.routes[item])
-            for row, item in enumerate(deciding)
-            if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unresolved
-        ]
-        if not rows or self._on_device_drafter is None:
-            return ()
-        try:
-            return self._on_device_drafter.enqueue_draft(rows, outcome)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("no tree was begun behind a step")
-            return ()
+        return self._on_device.enqueue(deciding, set(self._asking(deciding)), outcome)
+
+    @property
+    def can_launch_promised(self) -> bool:
+        """Whether the next step is best launched with the trees that a device drafts, before the source is told."""
+        return self._on_device.suffice
 
     def expects_wait(self, running: Iterable[RequestState]) -> bool:
         """Return whether the next step will wait for trees, judged by the last, so that other work may go first."""
@@ -209,71 +200,58 @@ class SpeculationController:
         That is free pages, and `step_nodes` over all items: budgets handed out at different times may add up to more.
         """
         self._draft_latency.begin()
+        self._on_device.drop()
         awaiting = [item for item in items if item.state.awaiting_tree and item.decides]
         if not awaiting:
             return
-        if self._on_device_drafter is not None:
-            self._on_device_drafter.allow_device_trees(verifies_all_nodes(items))
+        self._on_device.allow_for(items)
         trees = self._collect([item.state.key for item in awaiting])
+        for item in awaiting:
+            item.state.awaiting_tree = False
+        self._give(items, list(zip(awaiting, trees, strict=True)))
+
+    def attach_promised(self, items: Sequence[ScheduledRequest]) -> None:
+        """Give each item the tree that a device drafts for it, cut to what fits. See `can_launch_promised`."""
+        self._draft_latency.begin()
+        self._give(items, self._on_device.take(items))
+
+    def _give(
+        self, items: Sequence[ScheduledRequest], asked: Sequence[tuple[ScheduledRequest, TokenTree | None]]
+    ) -> None:
+        """Give items that asked for one the trees that came, cut to what fits and, where the host knows them, pays."""
+        if not asked:
+            return
         arrived: list[tuple[ScheduledRequest, TokenTree]] = []
         levels = 1
-        for item, tree in zip(awaiting, trees, strict=True):
-            item.state.awaiting_tree = False
+        for item, tree in asked:
             nodes, depth = most_rows(tree)
             if tree is not None and nodes:
                 arrived.append((item, tree))
                 levels = max(levels, depth)
         late = any(isinstance(tree, DeviceTree) for _, tree in arrived)
-        asked, running = len(awaiting), len(items)
         waited = self._draft_latency.end(
-            asked=asked, arrived=len(arrived), levels=levels, running=running, device_trees=late
+            asked=len(asked), arrived=len(arrived), levels=levels, running=len(items), device_trees=late
         )
         self._waited = waited > _NOTICEABLE
-        observe_wait(self._passes, waited, items, {item.state.tenant for item in awaiting})
+        observe_wait(self._passes, waited, items, {item.state.tenant for item, _ in asked})
         self._choose(arrived, items, self._draft_latency.seconds)
 
     def leave_out(self, states: Iterable[RequestState]) -> None:
         """These have no row in the next step. Trees of theirs that only a device knows do not outlast that step."""
-        if self._on_device_drafter is not None:
+        if self._on_device.is_possible:
             for state in states:
                 state.awaiting_tree = False
 
     def read(self, items: Sequence[ScheduledRequest], meanwhile: Callable[[], None] | None = None) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
 
-        `meanwhile` is called before they are waited for, and takes less time than a draft. Whatever fails here, the
-        step goes on.
+        `meanwhile` is called before they are waited for, and takes less time than a draft.
         """
-        late = not_on_host(items)
-        try:
-            if late and meanwhile is not None:
-                meanwhile()
-        except Exception:  # noqa: BLE001 - the step is under way already
-            _log.exception("what was to be done while a device drafts failed")
-        begun = time.perf_counter()
-        copy_to_host(late)
-        self._draft_latency.read()
-        try:
-            if late and self._on_device_drafter is not None:
-                self._on_device_drafter.observe_wait([item.state.key for item in late], time.perf_counter() - begun)
-            self._weigh(late)
-        except Exception:  # noqa: BLE001 - the step is under way already
-            _log.exception("what the trees of a step are worth cannot be told")
-        return bool(late)
+        return self._on_device.read(items, meanwhile)
 
     def observe_idle(self, seconds: float) -> None:
         """Take in the seconds that the engine idled before the step just launched."""
         self._draft_latency.observe_idle(seconds)
-
-    def _weigh(self, late: Sequence[ScheduledRequest]) -> None:
-        """Compute the profitable nodes of device trees, which were taken whole although the optimizer sizes them."""
-        for item in late:
-            if item.tree is not None and item.state.adaptive:
-                drafted = [proposed_tree(item.state, item.tree)]
-                (part,) = self._node_selector.choose(
-                    drafted, requests=1, rows=1, tokens=1, waited=self._draft_latency.seconds
-                )
-                item.profitable_nodes = 0 if part is None else len(part)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRequest, TokenTree]], items: Sequence[ScheduledRequest], waited: float
@@ -328,12 +306,15 @@ class SpeculationController:
         running: int,
         features: Mapping[RequestKey, HiddenStateRows] = MappingProxyType({}),
         under_way: Mapping[RequestState, ScheduledRequest] = MappingProxyType({}),
+        *,
+        launched: bool = False,
     ) -> None:
         """Send the source what a step added to requests that go on, and which trees they want next.
 
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
         `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
         `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
+        `launched`: the next step was launched with trees promised for it, and those for the one thereafter are wanted.
         A source that accepts no commits gets them later, without the states; so it does of paused requests.
         """
         drafted = [entry for entry in progressed if entry[0].proposer]
@@ -344,6 +325,7 @@ class SpeculationController:
                 state.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
+        self._tree_sizer.takes_whole = launched
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):
@@ -353,8 +335,8 @@ class SpeculationController:
                 continue
             item = under_way.get(state)
             ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
-            depth, key = 0 if state.num_output_placeholders and not ahead else depth, state.key
-            state.awaiting_tree = depth > 0 and not ahead
+            depth, key = 0 if state.num_output_placeholders and not (ahead or launched) else depth, state.key
+            state.awaiting_tree = depth > 0 and not (ahead or launched)
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
             if state.num_unsent_tokens:
@@ -375,6 +357,10 @@ class SpeculationController:
             _log.exception("the tree source failed to take a step's tokens")
         for state, _ in drafted:
             state.drafter_catching_up = state.drafting_paused or state.key in behind
+        if untold := self._on_device.untold() if launched else ():
+            # What answers these commits is known to be verified already, and counts as such.
+            self._on_device.allow(True)
+            self._collect(untold)
 
     def _source_accepts_commits(self) -> bool:
         """Return whether the source accepts commits now; while it does not, no work is done for it."""

@@ -15,6 +15,8 @@ KEPT_READY, READY_BEFORE = 4, 64
 """Requests whose drafters are told for so many steps before a probe, which then finds out whether trees pay again."""
 AT_FIRST = 16.0
 """Nodes a level that all trees of a step together have, before any: with few, it would not be seen that more pay."""
+SPARE, WHOLE_SPARE = 1.5, 1.25
+"""Nodes asked for, over those that paid lately: where the host chooses among them, and where all are verified."""
 LITTLE_LESS = 0.75
 """Of the rows asked for last, what is still asked for as them."""
 CATCHING_UP = 0.01
@@ -47,6 +49,8 @@ class TreeSizer:
         """Whether more requests run than a step has drafted rows."""
         self.is_profitable = True
         """Whether requests whose trees the optimizer sizes ask for any."""
+        self.takes_whole = False
+        """Whether steps take trees as they are, be they of many requests."""
 
     @property
     def paused(self) -> bool:
@@ -70,7 +74,7 @@ class TreeSizer:
         return [0 if state.drafter_catching_up else depth for state, depth in zip(states, granted, strict=True)]
 
     def rows(self, state: RequestState, depth: int, running: int) -> int:
-        """Rows of a tree of that depth, its root included: what trees have used so far, and half as many more.
+        """Rows of a tree of that depth, its root included: what trees have used so far, and some more.
 
         A little less than before is not asked for: a round that was begun for as many would have to be cut.
         """
@@ -80,7 +84,8 @@ class TreeSizer:
         if not state.adaptive:
             return most
         nodes = self._optimizer.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
-        wanted = min(most, 1 + max(depth, ceil(1.5 * depth * nodes)))
+        spare = WHOLE_SPARE if self.takes_whole and running > 1 else SPARE
+        wanted = min(most, 1 + max(depth, ceil(spare * depth * nodes)))
         if not LITTLE_LESS * state.requested_rows <= wanted <= state.requested_rows <= most:
             state.requested_rows = wanted
         return state.requested_rows

@@ -28,7 +28,8 @@ from draft_service.proposers.gpu_common.sampling_slots import (
     is_penalised,
     set_rules,
 )
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.eagle_forward import EagleForward
@@ -132,11 +133,11 @@ class GpuEagleProposer(EagleBase):
             self._settle(session)
         return ChainedDraftFuture(followed, wanted, requests, self._begin)
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
         """Where tokens are penalised that were output, those of the pass itself are not yet."""
         draft, sessions, _ = self._running
         if self._target_size > self.vocab_size or not draft.is_free:
-            return ()
+            return EnqueuedRound()
         self._followed = None
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
@@ -156,11 +157,14 @@ class GpuEagleProposer(EagleBase):
                 most = draft.limits.max_nodes(depth)
                 laid[session] = Laid(session.commits, session.length, request.rows, min(nodes, most), depth)
         if not items:
-            return ()
+            return EnqueuedRound()
         filtered = any(is_filtered(session.sampling) for session in laid)
         handle = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
         self._followed = OnDeviceRound(handle, laid)
-        return () if handle.states_read is None else (handle.states_read,)
+        read = () if handle.states_read is None else (handle.states_read,)
+        places = enumerate(zip(asked, laid.values(), strict=True))
+        trees = {row: DeviceTree(handle, place, each.nodes, each.depth) for place, ((row, _), each) in places}
+        return EnqueuedRound(read, trees)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along.

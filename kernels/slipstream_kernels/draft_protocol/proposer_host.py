@@ -8,9 +8,11 @@ mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.records import Commit, Extend, Stamp, TreeReply
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.models.capture_layers import Bits
@@ -52,6 +54,17 @@ class EnqueueRequest(NamedTuple):
     place: int
     max_nodes: int
     max_depth: int
+
+
+class EnqueuedRound(NamedTuple):
+    """A round that was queued behind a pass.
+
+    read: once all of these events have come nothing of the pass's outcome is read any more. trees: by a request's row
+    of the results, the tree for whichever state the pass leads to.
+    """
+
+    read: Sequence[torch.cuda.Event] = ()
+    trees: Mapping[int, DeviceTree] = MappingProxyType({})
 
 
 Commands = Sequence[Commit[Bits] | Extend[Bits] | bytes]
@@ -108,11 +121,11 @@ class ProposerHost(Protocol):
         """
         ...
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
         """Have the device draft behind a pass under way, as far as the proposers can; waits for nothing.
 
-        For the thread that puts. Once all of the events have come nothing of the outcome is read any more. What comes
-        of it answers the commits that tell of the pass, if those ask for trees.
+        For the thread that puts. The trees are there for the target's next pass alone, and answer the commits that tell
+        of this one, if those ask for trees.
         """
         ...
 

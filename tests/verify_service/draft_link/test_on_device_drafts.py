@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
-from benchmarks.speculation.overwritten_trees import OverwrittenTrees
+from benchmarks.speculation.overwritten_trees import OverwrittenTrees, PromisedTrees
 from draft_service.heads.loading import load_eagle
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening
@@ -22,7 +21,7 @@ from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.device_tree import DeviceTree, known
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.token_tree import TokenTree
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests
@@ -71,7 +70,7 @@ class Drafter(GpuEagleProposer):
         """Whether trees are handed over while only the device knows them."""
         self.empty_every = 0
         """At which lengths of text a tree is empty."""
-        self.rounds = self.asked = self.behind = self.handed = self.emptied = 0
+        self.rounds = self.asked = self.behind = self.handed = self.emptied = self.taken = 0
         self.at_read: Callable[[], None] = lambda: None
         """Told, on the loop's thread, of each tree of a device that is read."""
         self.at_first: Callable[[Sequence[int]], None] = lambda _: None
@@ -91,12 +90,31 @@ class Drafter(GpuEagleProposer):
         super().close(session)
         del self.texts[session]
 
-    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> Sequence[torch.cuda.Event]:
-        events = super().follow(requests, outcome)
+    def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
+        enqueued = super().follow(requests, outcome)
         self.behind += 1
         if self.behind == 1:
             self.at_first([request.session for request in requests])
-        return events
+        return EnqueuedRound(enqueued.read, self.promised(requests, outcome, enqueued))
+
+    def promised(
+        self, requests: Sequence[FollowRequest], outcome: DevicePassResult, enqueued: EnqueuedRound
+    ) -> dict[int, DeviceTree]:
+        asked = [request for request in requests if request.row in enqueued.trees]
+        drafted = [enqueued.trees[request.row] for request in asked]
+
+        def make(decided: list[list[int]]) -> Watched:
+            self.taken += 1
+            trees: list[TokenTree] = []
+            for request in asked:
+                text = (*self.texts.get(request.session, ()), *decided[request.row])  # of one that is over, anything
+                trees.append(self.guess(text, request.max_nodes, request.max_depth))
+            return Watched(self, drafted, trees)
+
+        promised = PromisedTrees(drafted, outcome.results, make)
+        return {
+            request.row: DeviceTree(promised, place, *promised.bounds[place]) for place, request in enumerate(asked)
+        }
 
     def begin(self, requests: Sequence[DraftRequest]) -> Overwriting:
         self.asked += 1
@@ -104,13 +122,15 @@ class Drafter(GpuEagleProposer):
         return Overwriting(self, requests, super().begin(requests))
 
     def overwritten(self, request: DraftRequest) -> TokenTree:
-        text = tuple(self.texts[request.session])
+        return self.guess(tuple(self.texts[request.session]), request.max_nodes, request.max_depth)
+
+    def guess(self, text: tuple[int, ...], max_nodes: int, max_depth: int) -> TokenTree:
         if self.empty_every and len(text) % self.empty_every == 0:
             self.emptied += 1
             return TokenTree((), ())
         answer = next((one for one in self.answers if one[: len(text)] == text), ())
         right = len(text) % (DEPTH + 1)
-        path = [*answer[len(text) :][:right], *[NOBODYS] * DEPTH][: min(request.max_depth, request.max_nodes - 1)]
+        path = [*answer[len(text) :][:right], *[NOBODYS] * DEPTH][: min(max_depth, max_nodes - 1)]
         return TokenTree.chain(path)
 
 
@@ -208,6 +228,10 @@ def texts_of(work: tuple[list[GenerationRequest], list[Expected]]) -> list[tuple
     return [request.prompt_token_ids + tokens for request, (tokens, _, _) in zip(*work, strict=True)]
 
 
+def deepest(wishes: TreeSizer, states: Sequence[RequestState], running: int) -> list[int]:
+    return [min(DEPTH, max(0, state.depth_left)) for state in states]
+
+
 def run(
     twins: Target,
     drafter: Drafter,
@@ -224,14 +248,26 @@ def run(
         return runner.loop.state().accepted_tokens
 
 
+def assert_alike(behind: Drafter, after: Drafter) -> None:
+    """What both drafted for the same text is the same, as far as either was asked for."""
+    both = behind.drafted.keys() & after.drafted.keys()
+    assert len(both) > 5
+    for text in both:
+        one, other = behind.drafted[text], after.drafted[text]
+        nodes, depth = min(len(one), len(other)), min(one.depth, other.depth)
+        assert one.truncated(nodes, depth) == other.truncated(nodes, depth)
+
+
 def test_trees_begun_behind_passes_are_those_made_after_them(twins: Target, head: Path, tiny_model: Path, work) -> None:
     behind, after = Drafter(head, tiny_model), Drafter(head, tiny_model)
     accepted = [run(twins, behind, work, 1, follows=True), run(twins, after, work, 1, follows=False)]
-    assert accepted[0] == accepted[1] > 20
-    assert after.rounds == 0
+    assert accepted[0] >= accepted[1] > 20  # one that is verified untold may reach beyond an answer's end
+    assert after.rounds == after.taken == 0
+    assert behind.taken > 0.6 * behind.rounds
     assert behind.rounds >= behind.asked - len(work[0]) > 20  # all but the first of each request
     assert behind.handed > 0.3 * behind.rounds  # but where an answer ends within the tree, or the host is slow
-    assert behind.drafted == after.drafted
+    assert behind.drafted.keys() == after.drafted.keys()
+    assert_alike(behind, after)
     assert any(len(tree) > DEPTH for tree in behind.drafted.values())
 
 
@@ -247,10 +283,7 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
 def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
     twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def depths(wishes: TreeSizer, states: Sequence[RequestState], running: int) -> list[int]:
-        return [min(DEPTH, max(0, state.depth_left)) for state in states]
-
-    monkeypatch.setattr(TreeSizer, "depths", depths)
+    monkeypatch.setattr(TreeSizer, "depths", deepest)
     requests, expected = work
     drafter = Drafter(head, tiny_model)
     drafter.answers, drafter.empty_every = texts_of(work), 3
@@ -271,6 +304,19 @@ def test_a_budget_that_chooses_nodes_takes_trees_whole_for_one_request_alone(
     assert drafter.emptied > 4
 
 
+def test_sized_trees_of_requests_that_come_and_go_are_verified_untold(
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TreeSizer, "depths", deepest)
+    requests, expected = work
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    with served(twins, drafter, config=replace(CONFIG, adaptive=True)) as (runner, _, _, _):
+        assert_equal(runner.run(requests), expected)
+        assert runner.loop.state().accepted_tokens > 20
+    assert drafter.taken > 10
+
+
 @SEEDED
 @pytest.mark.parametrize("levels", [(DEPTH, DEPTH, 0, DEPTH, 0, 0), (DEPTH, 1, 2)], ids=["some for none", "varying"])
 def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
@@ -284,10 +330,10 @@ def test_steps_may_ask_for_other_trees_than_were_begun_behind_them(
     for drafter in (behind, after):
         asked = cycle(levels)
         run(twins, drafter, work, 1, follows=drafter is behind)
-    assert 10 < behind.rounds <= behind.asked == after.asked
-    assert behind.drafted.keys() == after.drafted.keys()  # all kept to their limits
+    assert 10 < behind.rounds <= behind.asked
+    assert behind.taken > 5
     if 0 in levels:
-        assert behind.drafted == after.drafted
+        assert_alike(behind, after)
 
 
 @SEEDED

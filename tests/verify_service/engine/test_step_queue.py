@@ -215,6 +215,23 @@ def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree:
     assert engine.journal[3:] == ["launch"]
 
 
+def test_work_behind_a_launch_comes_after_its_trees_are_read_and_costs_no_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline, engine = bench(1)
+    (item,) = items = row(decoding())
+    item.tree = DeviceTree(Unread(engine.journal, TokenTree.chain((5, 6))), 0, 2, 2)
+
+    def fail() -> None:
+        engine.journal.append("other work")
+        raise RuntimeError("no")
+
+    with caplog.at_level(logging.CRITICAL):
+        pipeline.launch(items, afterwards=fail)
+    assert engine.journal == ["launch", "read", "other work"]
+    assert pipeline
+
+
 def test_trees_are_read_even_if_other_work_fails(caplog: pytest.LogCaptureFixture) -> None:
     pipeline, engine = bench(1)
     (item,) = items = row(decoding())

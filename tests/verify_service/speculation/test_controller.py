@@ -286,7 +286,7 @@ def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatc
     memory, trees = KVCacheManager(config, 512), Fixed(None)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     clock = iter((1.0, 1.0 + seconds))
-    monkeypatch.setattr("verify_service.speculation.controller.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("verify_service.speculation.draft_latency.time.perf_counter", lambda: next(clock))
     drafting.attach_trees([ScheduledRequest(state, 1)])
     assert not drafting.expects_wait([state])
     state.awaiting_tree = True

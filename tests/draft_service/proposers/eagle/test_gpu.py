@@ -24,6 +24,7 @@ from draft_service.proposers.eagle.cpu import EagleProposer
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from draft_service.proposers.eagle.gpu_weights import head_weights
 from draft_service.proposers.gpu_common.supported_shapes import NoGpuFormError
+from slipstream_kernels.draft_protocol.proposer_host import EnqueuedRound
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
 from support.mtp_heads import LAYOUTS as MTP
 from support.mtp_heads import write_mtp
@@ -307,7 +308,7 @@ def test_nothing_is_begun_behind_a_pass_while_a_round_is_under_way(tmp_path, mon
     proposer.take_features(1, 0, states[1:])
     proposer.propose([DraftRequest(1, 8, 3)])
     monkeypatch.setattr(type(proposer._round), "is_free", False)
-    assert proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None) == ()
+    assert proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None) == EnqueuedRound()
     monkeypatch.setattr(type(proposer._round), "is_free", True)
     with pytest.raises(AttributeError):
         proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None)
