@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -27,23 +28,64 @@ from verify_service.speculation.goodput import GoodputOptimizer
 
 _PROMPT = range(10, 40)
 _DEPTH = 5
-H200 = [
+H200 = (
     *((1, rows, 1e-3 * ms) for rows, ms in ((1, 4.22), (4, 4.50), (16, 4.54), (32, 4.82), (64, 5.20))),
     *((4, rows, 1e-3 * ms) for rows, ms in ((4, 4.40), (16, 4.73), (32, 5.00), (64, 5.32), (128, 6.80), (256, 10.4))),
     *((16, rows, 1e-3 * ms) for rows, ms in ((16, 5.10), (32, 5.6), (64, 5.91), (128, 7.30), (256, 10.6), (512, 19.3))),
     *((64, rows, 1e-3 * ms) for rows, ms in ((64, 6.90), (128, 10.1), (256, 13.4), (512, 21.0), (1024, 34.9))),
-]
+)
 """(requests, rows, seconds) of passes of an 8B model, about as measured on one."""
+H200_TO_256 = (
+    *H200,
+    *((256, rows, 1e-3 * ms) for rows, ms in ((256, 17.3), (512, 26.0), (1024, 42.0))),
+)
 
 
-def _draft_seconds(requests: int, levels: int) -> float:
-    """An EAGLE-3 head of that model: 1.3 ms for a chain of 5 of one request, 3.3 of 16, 9.8 of 64."""
-    return 1e-3 * (0.15 + 0.02 * requests + levels * (0.2 + 0.023 * requests))
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a GPU, a drafter on it and the host take, in milliseconds.
+
+    passes: (requests, rows, seconds) of passes at a context of 1,024 tokens.
+    text, level: of a draft round, before its first level and for each; a constant and what a request adds.
+    host: from the end of a pass to the draft, and from the trees to the next pass, together 1.5 times this.
+    """
+
+    passes: Sequence[tuple[int, int, float]] = H200
+    text: tuple[float, float] = (0.15, 0.02)
+    level: tuple[float, float] = (0.2, 0.023)
+    host: tuple[float, float] = (0.15, 0.022)
+
+    def draft_seconds(self, requests: int, levels: int) -> float:
+        return 1e-3 * (_linear(self.text, requests) + levels * _linear(self.level, requests))
+
+    def host_seconds(self, requests: int) -> float:
+        return 1e-3 * _linear(self.host, requests)
+
+    def pass_seconds(self, requests: int, nodes: int = 0, context: float = 1024) -> float:
+        beyond = requests * (context - _MEASURED_CONTEXT) * _KV_SECONDS
+        return StepTimeModel(self.passes).seconds(requests, nodes) + beyond
+
+    def best_fixed(self, requests: int, *, chance: float = 0.7, context: float = 1024, slow: float = 1.0) -> float:
+        """Tokens a second over those of plain decoding, with that chain of a fixed budget with which they are most."""
+        plain, best = self.pass_seconds(requests, context=context), 1.0
+        for levels in range(1, _DEPTH + 1):
+            tokens = sum(chance**level for level in range(levels + 1))
+            draft = slow * self.draft_seconds(requests, levels) + 1.5 * self.host_seconds(requests)
+            best = max(best, tokens * plain / (self.pass_seconds(requests, levels * requests, context) + draft))
+        return best
 
 
-def _host_seconds(requests: int) -> float:
-    """From the end of a pass to the draft, and from the trees to the next pass."""
-    return 1e-3 * (0.15 + 0.022 * requests)
+def _linear(line: tuple[float, float], requests: int) -> float:
+    return line[0] + line[1] * requests
+
+
+SLOW_HEAD = Machine()
+"""A head that takes 1.3 ms for a chain of 5 of one request, 3.3 of 16, 9.8 of 64, and a host that takes as long."""
+FAST_HEAD = Machine(H200_TO_256, text=(0.2, 0.007), level=(0.16, 0.0009), host=(0.1, 0.003))
+"""A head within the process that takes 1.0 ms for a chain of 5 of one request, 1.2 of 16, 1.7 of 64, 4.0 of 256."""
+_KV_SECONDS = 131072 / 4.26e12
+"""To read the keys and values of one token of context."""
+_MEASURED_CONTEXT = 1024
 
 
 class Head(ScriptedTrees):
@@ -52,8 +94,9 @@ class Head(ScriptedTrees):
     It takes `slow` times as long as it should. `lacking`: bytes of states of each request that it has yet to be sent.
     """
 
-    def __init__(self, clock: SimpleNamespace) -> None:
+    def __init__(self, clock: SimpleNamespace, machine: Machine) -> None:
         super().__init__()
+        self._machine = machine
         self.chances: Sequence[float] = (0.7,)
         self.slow = 1.0
         self.lacking: dict[RequestKey, int] = {}
@@ -77,8 +120,8 @@ class Head(ScriptedTrees):
         self._asked = {each.key: each for each in commits if each.max_nodes > 1 and each.key not in behind}
         if self._asked:
             levels = min(_DEPTH, max(each.max_depth for each in self._asked.values()))
-            drafting = self.slow * _draft_seconds(len(self._asked), levels)
-            self._ready = self._clock.now + _host_seconds(self.running) + drafting
+            drafting = self.slow * self._machine.draft_seconds(len(self._asked), levels)
+            self._ready = self._clock.now + self._machine.host_seconds(self.running) + drafting
         return behind
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
@@ -101,24 +144,50 @@ class Head(ScriptedTrees):
         return TokenTree(tuple(range(1, len(parents) + 1)), tuple(parents), tuple(logs))
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One step: its requests, seconds, nodes, the tokens it brought, and those it brings on average."""
+
+    requests: int
+    seconds: float
+    nodes: int
+    tokens: int
+    expected: float
+
+
 class Rounds:
     """Steps of `running` requests, which end after `tokens` and give way to others; without, they do not end.
 
     `lacking` bytes of states of a request's prompt have to reach the head first, as after a prefix hit.
+    `levels`: a fixed budget of that depth in a chain instead of the controller's; 0 for plain decoding.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, running: int, *, tokens: int = 10**6, lacking: int = 0) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        running: int,
+        *,
+        tokens: int = 10**6,
+        lacking: int = 0,
+        machine: Machine = SLOW_HEAD,
+        levels: int | None = None,
+    ) -> None:
         self._clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(
-            "verify_service.speculation.controller.time", SimpleNamespace(perf_counter=lambda: self._clock.now)
-        )
+        for module in ("controller", "draft_latency"):
+            monkeypatch.setattr(
+                f"verify_service.speculation.{module}.time", SimpleNamespace(perf_counter=lambda: self._clock.now)
+            )
         self._random = random.Random(running)
-        self._costs = StepTimeModel(H200)
-        self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=64, step_nodes=1024)
+        self._machine, self._levels = machine, levels
+        self.context = _MEASURED_CONTEXT
+        """Tokens that each request has before it; those that a round adds are not counted."""
+        self._costs = StepTimeModel(machine.passes)
+        most = max(requests for requests, *_ in machine.passes)
+        self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=most, step_nodes=1024)
         self._memory = KVCacheManager(self._config, 1 << 20)
         self._tokens, self._lacking = tokens, lacking
-        self.head = Head(self._clock)
-        measured = ((requests, rows, ms * self._random.uniform(0.97, 1.03)) for requests, rows, ms in H200)
+        self.head = Head(self._clock, machine)
+        measured = ((requests, rows, s * self._random.uniform(0.97, 1.03)) for requests, rows, s in machine.passes)
         self.drafting = SpeculationController(
             self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured))
         )
@@ -137,17 +206,30 @@ class Rounds:
 
     def run(self, steps: int) -> tuple[float, float, float]:
         """Throughput over that of plain decoding, seconds a step, and nodes a step and request."""
-        begun, output, nodes, running = self._clock.now, 0, 0, len(self._states)
-        for _ in range(steps):
-            drafted, tokens = self._step()
-            nodes += drafted
-            output += tokens
-        seconds = self._clock.now - begun
-        plain = steps * running * seconds / (steps * self._costs.seconds(running))
-        return output / plain, seconds / steps, nodes / steps / running
+        rounds = self.rounds(steps)
+        seconds, running = sum(each.seconds for each in rounds), len(self._states)
+        nodes = sum(each.nodes for each in rounds)
+        plain = seconds / self.plain_seconds(running) * running
+        return sum(each.tokens for each in rounds) / plain, seconds / steps, nodes / steps / running
+
+    def rounds(self, steps: int) -> list[Round]:
+        return [self._step() for _ in range(steps)]
+
+    def plain_seconds(self, requests: int, nodes: int = 0) -> float:
+        """Of a pass of so many requests without trees, or with some nodes, at the present context."""
+        beyond = requests * (self.context - _MEASURED_CONTEXT) * _KV_SECONDS
+        return self._costs.seconds(requests, nodes) + beyond
+
+    def share_of_plain(self, rounds: Iterable[Round]) -> float:
+        """Tokens a second, as they are on average, over those of plain decoding at the present context."""
+        rounds = list(rounds)
+        plain = sum(each.expected / each.requests * self.plain_seconds(each.requests) for each in rounds)
+        return plain / sum(each.seconds for each in rounds)
 
     def _begin(self, tokens: int) -> None:
         state = admitted(self._config, _PROMPT, request_id=self._begun, trees=self.head)
+        if self._levels is not None:
+            state.adaptive, state.max_depth, state.max_nodes = False, self._levels, 1 + self._levels
         state.max_length, state.req_index = len(_PROMPT) + max(1, tokens), 0
         self._begun += 1
         self._memory.begin(state)
@@ -155,17 +237,18 @@ class Rounds:
         self.drafting.begin(state)
         self._states.append(state)
 
-    def _step(self) -> tuple[int, int]:
-        """One pass; returns the nodes it had and the tokens it brought."""
+    def _step(self) -> Round:
+        begun = self._clock.now
         for state in self._states:
             state.num_computed_tokens = len(state.tokens) - 1
         items = [ScheduledRequest(state, 1) for state in self._states]
         if any(state.awaiting_tree for state in self._states):
             self.drafting.attach_trees(items)
-            self._clock.now += _host_seconds(len(items)) / 2
+            self._clock.now += self._machine.host_seconds(len(items)) / 2
             self.drafting.observe_idle(self._clock.now - self._decided_at)
         nodes = sum(item.num_rows - 1 for item in items)
-        seconds = self._costs.seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
+        expected = sum(1 + self._on_average(item) for item in items)
+        seconds = self.plain_seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
         # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
         self._clock.now = self._decided_at = self._clock.now + seconds
@@ -185,7 +268,19 @@ class Rounds:
                 self._states.remove(state)
                 self._begin(self._tokens)
         self.drafting.send_commits(going_on, len(self._states))
-        return nodes, output
+        return Round(len(items), self._clock.now - begun, nodes, output, expected)
+
+    def _on_average(self, item: ScheduledRequest) -> float:
+        """Nodes of its tree that are right, on average."""
+        if item.tree is None:
+            return 0.0
+        chances: list[float] = []
+        ranks: dict[int, int] = {}
+        for parent in item.tree.parents:
+            rank = ranks[parent] = ranks.get(parent, -1) + 1
+            above = 1.0 if parent < 0 else chances[parent]
+            chances.append(above * (self.head.chances[rank] if rank < len(self.head.chances) else 0.0))
+        return sum(chances)
 
     def _walk(self, item: ScheduledRequest) -> AcceptedPath:
         tree, at, path = item.tree, -1, []

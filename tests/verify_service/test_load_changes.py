@@ -1,0 +1,139 @@
+"""A change of load is answered soon and the default is near the best fixed budget, in virtual time: no clock is read.
+
+Prices are those of an H200, an 8B model and a head in the process that is right 7 times of 10 at each level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from support.virtual_rounds import FAST_HEAD, SLOW_HEAD, Machine, Round, Rounds
+
+LOADS = (1, 4, 16, 64, 256)
+NEAR = 0.97
+"""Of the best fixed budget."""
+NOTHING_LOST = 0.98
+"""Of plain decoding."""
+SOON = 32
+"""Steps in which a change is to be answered."""
+WINDOW = 16
+"""Steps over which throughput is taken."""
+
+MISSED = {
+    "test_the_default_is_near_the_best_fixed_budget": ("64",),
+    "test_a_change_of_load_is_answered_within_32_steps": ("(1, 64, 16, 1)", "(64, 4, 64)", "(256, 64, 1)"),
+    "test_a_context_that_costs_more_than_the_model_is_priced": tuple(
+        f"({path})-{context}" for path in ("64, 16, 64", "64, 1, 64") for context in (1024, 8192, 32768)
+    ),
+    "test_a_drafter_that_gets_slow_is_left_and_found_again": ("1", "16", "64"),
+    "test_a_head_that_got_better_is_found_out": ("64",),
+}
+"""What the controller does not keep yet."""
+
+
+@pytest.fixture(autouse=True)
+def expected_to_miss(request: pytest.FixtureRequest) -> None:
+    """Mark what is missed; a case that is kept after all fails."""
+    name, _, case = request.node.name.partition("[")
+    if case[:-1] in MISSED.get(name, ()):
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="the controller does not keep that yet"))
+
+
+def steps_to_adapt(rounds: Rounds, log: Sequence[Round], best: float) -> int:
+    """Steps after which throughput is near the best; all of them where it never is."""
+    windows = range(len(log) - WINDOW)
+    near = (at for at in windows if rounds.share_of_plain(log[at : at + WINDOW]) >= NEAR * best)
+    return next(near, len(log))
+
+
+def lowest_second(rounds: Rounds, log: Sequence[Round]) -> float:
+    """Of throughput over that of plain decoding."""
+    seconds: list[list[Round]] = [[]]
+    for each in log:
+        seconds[-1].append(each)
+        if sum(round_.seconds for round_ in seconds[-1]) >= 1.0:
+            seconds.append([])
+    return min(rounds.share_of_plain(second) for second in seconds[:-1])
+
+
+@pytest.mark.parametrize("running", LOADS)
+def test_the_default_is_near_the_best_fixed_budget(monkeypatch: pytest.MonkeyPatch, running: int) -> None:
+    rounds, best = Rounds(monkeypatch, running, machine=FAST_HEAD), FAST_HEAD.best_fixed(running)
+    log = rounds.rounds(SOON + WINDOW + 150)
+    assert steps_to_adapt(rounds, log, best) <= SOON
+    assert rounds.share_of_plain(log[SOON:]) >= NEAR * best
+    assert rounds.share_of_plain(log) >= NOTHING_LOST
+
+
+@pytest.mark.parametrize("path", [(1, 16, 64, 1), (1, 64, 16, 1), (64, 4, 64), (256, 16, 256), (256, 64, 1)], ids=str)
+def test_a_change_of_load_is_answered_within_32_steps(monkeypatch: pytest.MonkeyPatch, path: tuple[int, ...]) -> None:
+    rounds = Rounds(monkeypatch, path[0], machine=FAST_HEAD)
+    rounds.rounds(200)
+    for running in path[1:]:
+        rounds.resize(running)
+        log, best = rounds.rounds(200), FAST_HEAD.best_fixed(running)
+        assert steps_to_adapt(rounds, log, best) <= SOON
+        assert rounds.share_of_plain(log[SOON:]) >= NEAR * best
+        assert rounds.share_of_plain(log[:SOON]) >= NOTHING_LOST - 0.03
+
+
+@pytest.mark.parametrize("machine", [FAST_HEAD, SLOW_HEAD], ids=["fast head", "slow head"])
+def test_nothing_is_lost_where_load_crosses_thresholds_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    rounds, log = Rounds(monkeypatch, 16, machine=machine), []
+    for running in (64, 48, 64, 32, 64, 16, 64, 48, 33, 31, 33, 31, 64, 60):
+        rounds.resize(running)
+        log += rounds.rounds(60)
+    assert lowest_second(rounds, log) >= NOTHING_LOST
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.slow)])
+def test_nothing_is_lost_at_any_second_of_a_ramp(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    rounds, log, now = Rounds(monkeypatch, 1, machine=FAST_HEAD), [], 0.0
+    while now < seconds:
+        rounds.resize(max(1, round(128 * (1 - abs(2 * now / seconds - 1)))))
+        log += rounds.rounds(8)
+        now += sum(each.seconds for each in log[-8:])
+    assert lowest_second(rounds, log) >= NOTHING_LOST
+
+
+@pytest.mark.parametrize("context", [1024, 8192, 32768])
+@pytest.mark.parametrize("path", [(16, 1), (64, 16, 64), (64, 1, 64)], ids=str)
+def test_a_context_that_costs_more_than_the_model_is_priced(
+    monkeypatch: pytest.MonkeyPatch, context: int, path: tuple[int, ...]
+) -> None:
+    rounds = Rounds(monkeypatch, path[0], machine=FAST_HEAD)
+    rounds.context = context
+    for before, running in pairwise((0, *path)):
+        rounds.resize(running)
+        log, best = rounds.rounds(200), FAST_HEAD.best_fixed(running, context=context)
+        assert steps_to_adapt(rounds, log, best) <= SOON, (before, running)
+        assert rounds.share_of_plain(log[SOON:]) >= NEAR * best, (before, running)
+
+
+@pytest.mark.parametrize("running", [1, 16, 64])
+def test_a_drafter_that_gets_slow_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch, running: int) -> None:
+    rounds, slow = Rounds(monkeypatch, running, machine=FAST_HEAD), 10.0
+    rounds.rounds(200)
+    rounds.head.slow = slow
+    log, best = rounds.rounds(400), FAST_HEAD.best_fixed(running, slow=slow)
+    assert steps_to_adapt(rounds, log, best) <= SOON
+    assert rounds.share_of_plain(log[SOON:]) >= NOTHING_LOST
+    rounds.head.slow = 1.0
+    log, best = rounds.rounds(500), FAST_HEAD.best_fixed(running)
+    assert steps_to_adapt(rounds, log, best) <= 300
+    assert rounds.share_of_plain(log) >= NOTHING_LOST
+
+
+@pytest.mark.parametrize("running", [1, 16, 64])
+def test_a_head_that_got_better_is_found_out(monkeypatch: pytest.MonkeyPatch, running: int) -> None:
+    rounds = Rounds(monkeypatch, running, machine=FAST_HEAD)
+    rounds.head.chances = (0.1,)
+    rounds.rounds(100)
+    assert rounds.share_of_plain(rounds.rounds(300)) >= NOTHING_LOST
+    rounds.head.chances = (0.7,)
+    assert steps_to_adapt(rounds, rounds.rounds(500), FAST_HEAD.best_fixed(running)) <= 300
