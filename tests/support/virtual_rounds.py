@@ -20,7 +20,7 @@ from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
-from verify_service.core.step_time_model import StepTimeModel
+from verify_service.core.step_time_model import PROFILED_CONTEXT, StepTimeModel
 from verify_service.draft_link.hidden_state_feed import step_bytes
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.speculation.controller import SpeculationController
@@ -62,7 +62,7 @@ class Machine:
         return 1e-3 * _linear(self.host, requests)
 
     def pass_seconds(self, requests: int, nodes: int = 0, context: float = 1024) -> float:
-        beyond = requests * (context - _MEASURED_CONTEXT) * _KV_SECONDS
+        beyond = requests * (context - PROFILED_CONTEXT) * _KV_SECONDS
         return StepTimeModel(self.passes).seconds(requests, nodes) + beyond
 
     def best_fixed(self, requests: int, *, chance: float = 0.7, context: float = 1024, slow: float = 1.0) -> float:
@@ -85,7 +85,6 @@ FAST_HEAD = Machine(H200_TO_256, text=(0.2, 0.007), level=(0.16, 0.0009), host=(
 """A head within the process that takes 1.0 ms for a chain of 5 of one request, 1.2 of 16, 1.7 of 64, 4.0 of 256."""
 _KV_SECONDS = 131072 / 4.26e12
 """To read the keys and values of one token of context."""
-_MEASURED_CONTEXT = 1024
 
 
 class Head(ScriptedTrees):
@@ -179,8 +178,9 @@ class Rounds:
             )
         self._random = random.Random(running)
         self._machine, self._levels = machine, levels
-        self.context = _MEASURED_CONTEXT
+        self.context = PROFILED_CONTEXT
         """Tokens that each request has before it; those that a round adds are not counted."""
+        monkeypatch.setattr("verify_service.speculation.controller.mean_context", lambda _: self.context)
         self._costs = StepTimeModel(machine.passes)
         most = max(requests for requests, *_ in machine.passes)
         self._config = EngineConfig(num_pages=1 << 17, page_size=16, max_running=most, step_nodes=1024)
@@ -217,7 +217,7 @@ class Rounds:
 
     def plain_seconds(self, requests: int, nodes: int = 0) -> float:
         """Of a pass of so many requests without trees, or with some nodes, at the present context."""
-        beyond = requests * (self.context - _MEASURED_CONTEXT) * _KV_SECONDS
+        beyond = requests * (self.context - PROFILED_CONTEXT) * _KV_SECONDS
         return self._costs.seconds(requests, nodes) + beyond
 
     def share_of_plain(self, rounds: Iterable[Round]) -> float:

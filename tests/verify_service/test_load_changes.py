@@ -22,25 +22,6 @@ SOON = 32
 WINDOW = 16
 """Steps over which throughput is taken."""
 
-MISSED = {
-    "test_the_default_is_near_the_best_fixed_budget": ("64",),
-    "test_a_change_of_load_is_answered_within_32_steps": ("(1, 64, 16, 1)", "(64, 4, 64)", "(256, 64, 1)"),
-    "test_a_context_that_costs_more_than_the_model_is_priced": tuple(
-        f"({path})-{context}" for path in ("64, 16, 64", "64, 1, 64") for context in (1024, 8192, 32768)
-    ),
-    "test_a_drafter_that_gets_slow_is_left_and_found_again": ("1", "16", "64"),
-    "test_a_head_that_got_better_is_found_out": ("64",),
-}
-"""What the controller does not keep yet."""
-
-
-@pytest.fixture(autouse=True)
-def expected_to_miss(request: pytest.FixtureRequest) -> None:
-    """Mark what is missed; a case that is kept after all fails."""
-    name, _, case = request.node.name.partition("[")
-    if case[:-1] in MISSED.get(name, ()):
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason="the controller does not keep that yet"))
-
 
 def steps_to_adapt(rounds: Rounds, log: Sequence[Round], best: float) -> int:
     """Steps after which throughput is near the best; all of them where it never is."""

@@ -84,6 +84,13 @@ class Acceptance:
 
     def observe(self, tried: int, matched: int) -> None:
         self.last_accept_length = matched
+        self._add(tried, matched)
+
+    def expect(self, chance: float) -> None:
+        """Take in a level that was not verified, and had been matched with that chance."""
+        self._add(1.0, chance)
+
+    def _add(self, tried: float, matched: float) -> None:
         self.tried += tried - _FADE * self.tried
         self.matched += matched - _FADE * self.matched
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_time_model import PROFILED_CONTEXT
 from verify_service.hidden_states.device_ring import RingSlice
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ class VerifyResult(NamedTuple):
     item: ScheduledRequest
     path: AcceptedPath
     first_row: int
+
+
+def mean_context(decisions: Sequence[VerifyResult]) -> float:
+    """Tokens that each request of a step has; the profiled context of a step that decides nothing."""
+    lengths = [len(decision.item.state.tokens) for decision in decisions]
+    return sum(lengths) / len(lengths) if lengths else PROFILED_CONTEXT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

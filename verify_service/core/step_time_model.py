@@ -17,13 +17,16 @@ _LEAST_FACTOR, _MOST_FACTOR = 0.1, 10.0
 """Of what was measured at start-up, how much passes may take."""
 _MOST_OFF = 2.0
 """Times what is expected, or less by so many times, that one pass counts for: some capture a graph."""
+PROFILED_CONTEXT = 1024
+"""Tokens that each request has before it in the passes that are measured at start-up."""
 
 
 class StepTimeModel:
     """Seconds of a pass of some requests and nodes: measured at start-up, interpolated, corrected by what passes take.
 
-    More nodes never cost less. Two factors correct the table, one of what requests take without nodes and one of what
-    nodes add to that; a pass of both moves each by its share (normalised least mean squares).
+    More nodes never cost less. Three factors correct the table: of what requests take without nodes, of what nodes add
+    to that, and of what reading the context adds beyond that of the measured passes. A pass moves each by its share
+    (normalised least mean squares). All answers are for requests of the mean context of the latest pass.
     """
 
     def __init__(self, measured: Iterable[tuple[int, int, float]]) -> None:
@@ -40,43 +43,60 @@ class StepTimeModel:
         """Numbers of nodes of which the table has the seconds; between them they are interpolated."""
         self._table = np.maximum.accumulate(np.maximum.accumulate(self._rising(by_requests), axis=1), axis=0)
         """[requests, nodes]"""
-        self._plain = self._drafted = 1.0
+        self._plain = self._drafted = self._read = 1.0
+        self._token_seconds = self._seconds_of_a_token()
+        self._beyond = 0.0
+        """Tokens that a request of the latest pass has beyond the profiled context; may be negative."""
         self._known: dict[int, Floats] = {}
         """By requests, the table's seconds with 0, 1, 2, ... nodes, as far as was asked for."""
 
     @property
-    def factors(self) -> tuple[float, float]:
-        """Those that correct the table."""
-        return self._plain, self._drafted
+    def factors(self) -> tuple[float, float, float]:
+        """Those that correct the table, and what requests have come to take each by their context, in seconds."""
+        return self._plain, self._drafted, self._read * self._token_seconds * self._beyond
 
     def seconds(self, requests: int, nodes: int = 0) -> float:
         """Of one pass."""
         in_table = self._up_to(requests, nodes)
-        return float(self._corrected(in_table[nodes], in_table[0]))
+        return float(self._corrected(requests, in_table[nodes], in_table[0]))
+
+    def growth(self, requests: int) -> float:
+        """How many times longer a pass of so many requests takes than one of a single request, as measured at first."""
+        return float(self._up_to(requests, 0)[0] / self._up_to(1, 0)[0])
 
     def predict(self, requests: int, nodes: Floats) -> Floats:
         """Of passes with so many nodes each, on average perhaps."""
-        return self._corrected(self._in_table(requests, nodes), self._up_to(requests, 0)[0])
+        return self._corrected(requests, self._in_table(requests, nodes), self._up_to(requests, 0)[0])
 
     def predict_range(self, requests: int, nodes: int, count: int) -> Floats:
         """Of `count` passes, the first with so many nodes and each of the others with one more than the one before."""
         in_table = self._up_to(requests, nodes + count)
-        return self._corrected(in_table[nodes : nodes + count], in_table[0])
+        return self._corrected(requests, in_table[nodes : nodes + count], in_table[0])
 
-    def observe(self, requests: int, nodes: int, seconds: float) -> None:
-        """Take in one pass."""
+    def observe(self, requests: int, nodes: int, seconds: float, context: float = PROFILED_CONTEXT) -> None:
+        """Take in one pass, of requests that have so many tokens each before them on average."""
+        self._beyond = context - PROFILED_CONTEXT
         in_table = self._up_to(requests, nodes)
         plain, whole = float(in_table[0]), float(in_table[nodes])
-        added = whole - plain
-        expected = self._plain * plain + self._drafted * added
+        added, read = whole - plain, requests * self._token_seconds * self._beyond
+        expected = max(self._plain * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
         seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
-        step = _FAST * (seen - expected) / (plain * plain + added * added)
-        self._plain = min(max(self._plain + step * plain, _LEAST_FACTOR), _MOST_FACTOR)
-        self._drafted = min(max(self._drafted + step * added, _LEAST_FACTOR), _MOST_FACTOR)
+        step = _FAST * (seen - expected) / (plain * plain + added * added + read * read)
+        self._plain, self._drafted, self._read = (
+            min(max(factor + step * part, _LEAST_FACTOR), _MOST_FACTOR)
+            for factor, part in ((self._plain, plain), (self._drafted, added), (self._read, read))
+        )
 
-    def _corrected(self, in_table: Floats, plain: float) -> Floats:
-        seconds: Floats = self._drafted * in_table + (self._plain - self._drafted) * plain
+    def _corrected(self, requests: int, in_table: Floats, plain: float) -> Floats:
+        read = requests * self._read * self._token_seconds * self._beyond
+        least = _LEAST_FACTOR * plain
+        seconds: Floats = self._drafted * (in_table - plain) + max(self._plain * plain + read, least)
         return seconds
+
+    def _seconds_of_a_token(self) -> float:
+        """To read a token of context, which is most of what a further request adds; 0 where that was not measured."""
+        more = self._requests[-1] - self._requests[0]
+        return float(self._table[-1, 0] - self._table[0, 0]) / (more * PROFILED_CONTEXT) if more else 0.0
 
     def _up_to(self, requests: int, nodes: int) -> Floats:
         """The table's seconds with 0, 1, 2, ... nodes, up to so many at least."""

@@ -22,7 +22,7 @@ from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import DeviceStepResult, VerifyResult
+from verify_service.core.step_result import DeviceStepResult, VerifyResult, mean_context
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
@@ -271,6 +271,9 @@ class SpeculationController:
         rows = sum(item.count for item in items) + self._step_nodes - room
         tokens = sum(item.decides for item in items)
         parts = self._node_selector.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
+        for (item, _), proposed, part in zip(free, drafted, parts, strict=True):
+            if part is None:
+                self._optimizer.observe_untaken(item.state, self._node_selector.first_level_chance(proposed))
         chosen = [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
         for item, part in cut_trees(self._passes, chosen, items, room):
             item.tree = fit_tree(self._memory, item, part, room)
@@ -291,12 +294,12 @@ class SpeculationController:
             if tree is not None:
                 state, right = decision.item.state, decision.path.nodes
                 self._node_selector.observe(proposed_tree(state, tree), right)
-                self._optimizer.observe_tree(state.acceptance, depth=tree.depth, matched=len(right))
+                self._optimizer.observe_tree(state.acceptance, tree.depth, len(right), state.proposer)
                 if state.adaptive:
                     worth = len(tree) if decision.item.profitable_nodes is None else decision.item.profitable_nodes
                     self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         if requests:
-            self._optimizer.step_time.observe(requests, nodes, seconds)
+            self._optimizer.step_time.observe(requests, nodes, seconds, mean_context(decisions))
         self._optimizer.prepare()
         self._node_selector.prepare()
 
@@ -340,11 +343,8 @@ class SpeculationController:
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
             if state.num_unsent_tokens:
-                tokens, states, state.num_unsent_tokens = (
-                    tuple(state.tokens[-len(tokens) - state.num_unsent_tokens :]),
-                    None,
-                    0,
-                )
+                tokens = tuple(state.tokens[-len(tokens) - state.num_unsent_tokens :])
+                states, state.num_unsent_tokens = None, 0
             if states is not None:
                 states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None

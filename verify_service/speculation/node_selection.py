@@ -56,6 +56,11 @@ class NodeSelector:
             return [drafted.tree for drafted in trees]
         return _parts(trees, sorted(order[:best].tolist()))
 
+    def first_level_chance(self, drafted: ProposedTree) -> float:
+        """Of a tree, that one of the nodes below its root is output."""
+        chances = self._chances.path_probs([drafted])
+        return min(1.0, float(sum(chances[node] for node in drafted.tree.children(-1))))
+
     def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         self._chances.observe(drafted, matched)

@@ -7,12 +7,10 @@ from math import ceil
 
 from verify_service.core.draft_source import WaitUrgency
 from verify_service.core.request_state import RequestState
-from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, DepthCandidate, GoodputOptimizer
+from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
-REST_AFTER = 8
-"""Steps in a row in which no trees pay before drafters are told of few requests only."""
-KEPT_READY, READY_BEFORE = 4, 64
-"""Requests whose drafters are told for so many steps before a probe, which then finds out whether trees pay again."""
+KEPT_READY = 4
+"""Requests that a probe drafts for: to tell drafters of so few costs next to nothing."""
 AT_FIRST = 16.0
 """Nodes a level that all trees of a step together have, before any: with few, it would not be seen that more pay."""
 SPARE, WHOLE_SPARE = 1.5, 1.25
@@ -42,8 +40,7 @@ class TreeSizer:
         """step_nodes: drafted rows of a step, over all requests."""
         self._optimizer = budget
         self._step_nodes = step_nodes
-        self._unprofitable_steps = 0
-        """Steps in a row in which no trees were profitable."""
+        self._gate = budget.gate
         self._warm: list[RequestState] = []
         self.over_subscribed = False
         """Whether more requests run than a step has drafted rows."""
@@ -52,14 +49,9 @@ class TreeSizer:
         self.takes_whole = False
         """Whether steps take trees as they are, be they of many requests."""
 
-    @property
-    def paused(self) -> bool:
-        """Whether drafting is paused for all requests but the warm ones."""
-        return self._unprofitable_steps > REST_AFTER
-
     def begin(self, state: RequestState) -> None:
         """Begin a request, whose drafting may be paused from the start."""
-        rests = self.paused and len(self._warm) >= self._num_warm
+        rests = self._gate.paused and len(self._warm) >= self._num_warm
         state.drafting_paused = state.drafter_catching_up = rests and (state.adaptive or self.over_subscribed)
 
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
@@ -95,23 +87,23 @@ class TreeSizer:
 
         All of them are held up by that, more than it brings where little is left of the request.
         """
-        return state in self._warm or (not self._unprofitable_steps and _is_worth(state, running))
+        return state in self._warm or (not self._gate.unprofitable_steps and _is_worth(state, running))
 
     @property
     def _num_warm(self) -> int:
         """How many requests are kept warm while others are paused."""
-        since = self._unprofitable_steps % PROBE_EVERY
-        near = since >= PROBE_EVERY - READY_BEFORE or (since < PROBE_STEPS and self._unprofitable_steps >= PROBE_EVERY)
-        return KEPT_READY if near else 0
+        return KEPT_READY if self._gate.keeps_ready else 0
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.adaptive]
         bidders = {
-            index: DepthCandidate(states[index].acceptance, depths[index]) for index in adaptive if depths[index] > 0
+            index: DepthCandidate(states[index].acceptance, depths[index], states[index].proposer)
+            for index in adaptive
+            if depths[index] > 0
         }
         bidding = [index for index in bidders if not states[index].drafter_catching_up]
         if not adaptive:
-            self._unprofitable_steps = 0
+            self._gate.open()
         if not bidders:
             return depths
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
@@ -121,7 +113,6 @@ class TreeSizer:
             [bidders[index] for index in bidding], running, catching_up, nodes=fixed
         )
         self.is_profitable = any(granted)
-        self._unprofitable_steps = 0 if self._optimizer.is_profitable else self._unprofitable_steps + 1
         for index, depth in zip(bidding, granted, strict=True):
             depths[index] = depth
         return depths
@@ -129,8 +120,8 @@ class TreeSizer:
     def _pause(self, states: Sequence[RequestState]) -> None:
         """Update which requests are paused and which kept warm: first those warm already, then fewest unsent tokens."""
         if self.over_subscribed:
-            self._unprofitable_steps += 1
-        resting = [state for state in states if state.adaptive or self.over_subscribed] if self.paused else []
+            self._gate.step(profitable=False)
+        resting = [state for state in states if state.adaptive or self.over_subscribed] if self._gate.paused else []
         able = set(resting)
         self._warm = [state for state in self._warm if state in able and not state.finished]
         kept = self._num_warm
@@ -141,7 +132,7 @@ class TreeSizer:
                 others, key=lambda state: (state.drafter_catching_up, state.num_unsent_tokens, state.arrival_number)
             )
             self._warm += rising[: kept - len(self._warm)]
-        fades = self._unprofitable_steps % PROBE_EVERY == 0
+        fades = self._gate.probe_begins
         for state in states:
             state.drafting_paused = state in able and state not in self._warm
             state.drafter_catching_up |= state.drafting_paused

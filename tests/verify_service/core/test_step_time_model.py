@@ -124,3 +124,26 @@ def test_tables_never_fall_with_requests(table: list[tuple[int, int, float]], no
     costs = StepTimeModel(table)
     prices = [costs.seconds(requests, nodes) for requests in (1, 2, 3, 17, 40, 64, 90)]
     assert all(after >= before * (1 - 1e-9) for before, after in pairwise(prices))
+
+
+@pytest.mark.parametrize("context", [345, 8192, 32768])
+def test_contexts_are_priced_whatever_the_load_becomes(context: int) -> None:
+    model, truth = StepTimeModel(H200), StepTimeModel(H200)
+    token = 131072 / 4.26e12
+
+    def taken(requests: int, nodes: int) -> float:
+        return truth.seconds(requests, nodes) + requests * (context - 1024) * token
+
+    for step in range(60):
+        nodes = 64 * (step % 3)
+        model.observe(64, nodes, taken(64, nodes), context)
+    for requests, nodes in ((64, 0), (64, 192), (16, 64), (1, 0), (1, 5)):
+        assert model.seconds(requests, nodes) == pytest.approx(taken(requests, nodes), rel=0.1)
+
+
+def test_where_requests_were_not_measured_a_context_costs_nothing() -> None:
+    model = StepTimeModel(ROWS)
+    before = model.seconds(4, 2)
+    model.observe(1, 0, 1e-3, 32768)
+    assert model.seconds(4, 2) == pytest.approx(before)
+    assert model.growth(1) == 1.0

@@ -93,14 +93,14 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
 
     def meanwhile() -> None:
         drafting.observe_step([], 1, 0, 1e-3)
-        heard.append(dict(budget._uses))
+        heard.append(dict(budget.draft_time._uses))
 
     assert drafting.read([item], meanwhile)
     assert heard == [{}], "the wait is not over"
     assert source.waits == [[state.key]]
     assert (item.tree, item.profitable_nodes is None) == (tree or None, count == 0)
     drafting.observe_step([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
-    assert sum(budget._uses.values()) == 1
+    assert sum(budget.draft_time._uses.values()) == 1
     assert state.acceptance.tried == (1 if count else 0)
 
 

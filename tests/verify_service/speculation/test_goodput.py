@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.step_time_model import StepTimeModel
-from verify_service.speculation.goodput import (
-    FORGET_FIRST,
-    FORGET_LAST,
-    PROBE_EVERY,
-    PROBE_STEPS,
-    DepthCandidate,
-    GoodputOptimizer,
-)
+from verify_service.speculation.gate import FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS
+from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
 FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
 STEEP = [(1, 1, 1.0e-3), (1, 2, 2.0e-3), (1, 64, 64.0e-3)]
@@ -173,10 +167,10 @@ def test_what_a_busy_step_waits_for_is_not_held_against_a_request_alone() -> Non
 
 def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
     bidders = [DepthCandidate(accepted(0.6), 63)]
-    made, late = budget(FLAT, wait=1e-5), budget(FLAT, wait=2.1e-4)
+    made, late = budget(FLAT, wait=1e-5), budget(FLAT, wait=2.4e-4)
     assert made.choose_depths(bidders, 1) > [0]
     for _ in range(9):
-        made.observe_wait(2.1e-4 * 6, asked=1, arrived=1, levels=4)
+        made.observe_wait(2.4e-4 * 6, asked=1, arrived=1, levels=4)
     assert made.choose_depths(bidders, 1) > [0]
     assert late.choose_depths(bidders, 1) == [0]
     for _ in range(9):
@@ -186,7 +180,7 @@ def test_trees_that_pay_a_little_go_on_but_do_not_begin() -> None:
 
 def test_wide_trees_of_few_requests_are_not_held_against_narrow_ones_of_many() -> None:
     table = [(1, 1, 1.0e-3), (1, 64, 1.2e-3), (16, 16, 1.3e-3), (16, 64, 1.5e-3), (16, 256, 4.0e-3)]
-    made = budget(table, wait=1e-6)
+    made = budget(table, wait=5e-6)
     for _ in range(100):
         made.observe_nodes(1, nodes=40, depth=4)
     assert made.nodes_per_level(1) > 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from itertools import count
 
 import pytest
@@ -16,10 +17,12 @@ from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation import gate
 from verify_service.speculation import tree_sizing as tree_wishes
 from verify_service.speculation.controller import SpeculationController
-from verify_service.speculation.goodput import PROBE_EVERY, PROBE_STEPS, WEIGH_EVERY, DepthCandidate, GoodputOptimizer
-from verify_service.speculation.tree_sizing import KEPT_READY, READY_BEFORE, REST_AFTER, TreeSizer, haste_of
+from verify_service.speculation.gate import PROBE_EVERY, PROBE_STEPS, READY_BEFORE, REST_AFTER
+from verify_service.speculation.goodput import WEIGH_EVERY, DepthCandidate, GoodputOptimizer
+from verify_service.speculation.tree_sizing import KEPT_READY, TreeSizer, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
@@ -228,7 +231,8 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
     wishes = TreeSizer(made, 32)
     assert not any(rested(wishes, states, UNTIL_READY))
     awake = [state for state in states if not state.drafting_paused]
-    assert any(made.choose_depths([DepthCandidate(state.acceptance, state.depth_left) for state in awake], 9))
+    alone = [DepthCandidate(state.acceptance, state.depth_left) for state in awake]
+    assert any(deepcopy(made).choose_depths(alone, 9))
     assert not any(rested(wishes, states, READY_BEFORE // 2))
     assert sum(state.drafting_paused for state in states) == 9 - KEPT_READY
 
@@ -296,10 +300,11 @@ def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeyp
 
     def choose_depths(self: GoodputOptimizer, bidders: Sequence[DepthCandidate], *_: object, **__: object) -> list[int]:
         self.is_profitable = next(steps) // period % 2 == 0
+        self.gate.step(profitable=self.is_profitable)
         return [min(2, bidder.max_levels) if self.is_profitable else 0 for bidder in bidders]
 
     monkeypatch.setattr(GoodputOptimizer, "choose_depths", choose_depths)
-    monkeypatch.setattr(tree_wishes, "REST_AFTER", 0)
+    monkeypatch.setattr(gate, "REST_AFTER", 0)
     monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
     asked = some_requests(0.8)
     with running_loop(model, LOOP) as runner:

@@ -1,0 +1,64 @@
+"""What steps wait for trees: the latest of a size, the nearest size, and other sizes after a change."""
+
+from __future__ import annotations
+
+import pytest
+
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.draft_time import DraftTimeModel
+
+PASSES = [(1, 1, 4e-3), (16, 16, 5e-3), (64, 64, 8e-3)]
+
+
+def model_of(*waits: tuple[int, float], steps: int = 0) -> DraftTimeModel:
+    """`waits` has requests, all of which ask for 2 levels, and seconds."""
+    model = DraftTimeModel(StepTimeModel(PASSES))
+    see(model, *waits, steps=steps)
+    return model
+
+
+def see(model: DraftTimeModel, *waits: tuple[int, float], steps: int = 0) -> None:
+    for requests, seconds in waits:
+        model.count_step()
+        model.observe(seconds, asked=requests, running=requests, levels=2)
+    for _ in range(steps):
+        model.count_step()
+
+
+def seconds(model: DraftTimeModel, requests: int) -> float:
+    return model.seconds(requests, requests, 2)
+
+
+def test_before_any_wait_one_is_guessed_that_grows_as_passes_do() -> None:
+    assert seconds(model_of(), 64) == pytest.approx(2 * seconds(model_of(), 1))
+    assert 0.0 < seconds(model_of(), 1) < 4e-3
+
+
+def test_the_first_wait_of_a_size_counts_and_the_nearest_size_tells_of_others() -> None:
+    model = model_of((1, 2e-3), (64, 9e-3))
+    assert seconds(model, 1) == pytest.approx(2e-3)
+    assert seconds(model, 64) == pytest.approx(9e-3)
+    assert seconds(model, 48) == pytest.approx(9e-3, rel=0.2)
+
+
+def test_what_is_captured_at_first_is_not_the_price_but_what_stays_is() -> None:
+    model = model_of((1, 1.0), (1, 1.0))
+    assert seconds(model, 1) < 4e-3
+    see(model, (1, 1.0))
+    assert seconds(model, 1) == pytest.approx(1.0)
+
+
+def test_of_waits_seen_long_ago_few_outlive_new_ones() -> None:
+    recent, old = (model_of(*[(1, 2e-3)] * 13, steps=steps) for steps in (0, 100))
+    for model in (recent, old):
+        see(model, *[(1, 3e-3)] * 3)
+    assert seconds(recent, 1) == pytest.approx(2e-3)
+    assert seconds(old, 1) == pytest.approx(3e-3)
+
+
+@pytest.mark.parametrize(("now", "kept"), [(2.2e-3, True), (20e-3, False), (0.2e-3, False)])
+def test_a_drafter_that_is_another_makes_what_other_sizes_took_out_of_date(now: float, *, kept: bool) -> None:
+    model = model_of(*[(64, 6e-3)] * 5, *[(1, 2e-3)] * 5, steps=100)
+    see(model, *[(1, now)] * 5)
+    assert (seconds(model, 64) == pytest.approx(6e-3)) == kept
+    assert seconds(model, 1) == pytest.approx(now)

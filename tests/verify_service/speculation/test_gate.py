@@ -1,0 +1,62 @@
+"""When drafters rest, and when a few requests look whether trees pay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from verify_service.speculation.gate import (
+    FORGET_FIRST,
+    PROBE_COST,
+    PROBE_EVERY,
+    PROBE_STEPS,
+    READY_BEFORE,
+    REST_AFTER,
+    SpeculationGate,
+)
+
+
+def probes(gate: SpeculationGate, steps: int, cost: float = 0.0) -> list[int]:
+    """Steps at which probes begin that cost so many plain steps for each of theirs."""
+    begun = []
+    for step in range(1, steps + 1):
+        gate.step(profitable=False)
+        gate.charge(cost)
+        if gate.probe_begins:
+            begun.append(step)
+    return begun
+
+
+def test_drafters_rest_after_a_few_steps_and_at_once_no_longer() -> None:
+    gate = SpeculationGate()
+    for _ in range(REST_AFTER):
+        gate.step(profitable=False)
+    assert not gate.paused
+    gate.step(profitable=False)
+    assert gate.paused
+    gate.step(profitable=True)
+    assert not gate.paused
+
+
+def test_a_few_are_kept_ready_from_before_a_probe_to_its_end() -> None:
+    gate, ready, probing = SpeculationGate(), [], []
+    for step in range(1, 2 * PROBE_EVERY - READY_BEFORE):
+        gate.step(profitable=False)
+        ready += [step] if gate.keeps_ready else []
+        probing += [step] if gate.probing else []
+    assert ready == list(range(PROBE_EVERY - READY_BEFORE, PROBE_EVERY + PROBE_STEPS))
+    assert probing == list(range(PROBE_EVERY, PROBE_EVERY + PROBE_STEPS))
+
+
+def test_probes_that_cost_much_come_more_rarely() -> None:
+    assert probes(SpeculationGate(), 5 * PROBE_EVERY) == [PROBE_EVERY * time for time in range(1, 6)]
+    dear = probes(SpeculationGate(), 50 * PROBE_EVERY, cost=2.0)
+    assert {after - before for before, after in pairwise(dear)} == {int(2.0 * PROBE_STEPS / PROBE_COST)}
+
+
+def test_what_trees_of_all_cost_is_forgotten_ever_more_rarely_until_they_paid_for_long() -> None:
+    gate = SpeculationGate()
+    forgotten = [step for step in range(1, 8 * FORGET_FIRST) if gate.step(profitable=False)]
+    assert forgotten == [FORGET_FIRST, 3 * FORGET_FIRST, 7 * FORGET_FIRST]
+    for _ in range(FORGET_FIRST + 1):
+        assert not gate.step(profitable=True)
+    assert [step for step in range(1, 2 * FORGET_FIRST) if gate.step(profitable=False)] == [FORGET_FIRST]

@@ -1,0 +1,83 @@
+"""Whether requests are drafted for, and when a few of them look whether trees would pay after all."""
+
+from __future__ import annotations
+
+REST_AFTER = 8
+"""Steps in a row in which no trees pay before drafters are told of few requests only: fewer are a moment's noise."""
+PROBE_EVERY, PROBE_STEPS = 128, 4
+"""Steps from one probe to the next, and of a probe: as many rounds as outvote the two waits kept from before."""
+READY_BEFORE = 32
+"""Steps before a probe from which on drafters of a few requests are told all: states of a prompt take that long."""
+PROBE_COST = 0.01
+"""Of the time in which no trees pay, what probes may take; those of a drafter that is slow come more rarely."""
+FORGET_FIRST, FORGET_LAST = 1024, 8192
+"""Plain steps after which trees of all requests are tried anew, as if little were known of what they cost.
+
+Probes are of few requests, and do not tell what those of all cost. The second number is that of plain steps between
+trials once several of them were in vain.
+"""
+
+
+class SpeculationGate:
+    """Counts the steps in which no trees paid: drafters rest after a few, and probes are due now and then."""
+
+    def __init__(self) -> None:
+        self.unprofitable_steps = 0
+        """In a row."""
+        self._profitable_steps = 0
+        """In a row."""
+        self._probe_at = PROBE_EVERY
+        self._probe_cost = 0.0
+        """Of the last probe, in plain steps."""
+        self._remembered = 0
+        """Steps since any trees paid, or what they cost was forgotten."""
+        self._forget_after = FORGET_FIRST
+
+    @property
+    def paused(self) -> bool:
+        """Whether drafting is paused for all requests but those kept ready."""
+        return self.unprofitable_steps > REST_AFTER
+
+    @property
+    def keeps_ready(self) -> bool:
+        """Whether drafters of a few requests are told all, for the sake of a probe that is near or under way."""
+        return self.unprofitable_steps >= self._probe_at - READY_BEFORE
+
+    @property
+    def probing(self) -> bool:
+        """Whether this step asks for small trees although none pay."""
+        return self.unprofitable_steps >= self._probe_at
+
+    @property
+    def probe_begins(self) -> bool:
+        """Whether it is the first such step."""
+        return self.unprofitable_steps == self._probe_at
+
+    def step(self, *, profitable: bool) -> bool:
+        """Count a step; return whether what trees of all requests cost is to be forgotten."""
+        if profitable:
+            self.open()
+            self._profitable_steps += 1
+            if self._profitable_steps > FORGET_FIRST:
+                self._forget_after = FORGET_FIRST
+            return False
+        self._profitable_steps = 0
+        self.unprofitable_steps += 1
+        if self.unprofitable_steps >= self._probe_at + PROBE_STEPS:
+            self._probe_at += max(PROBE_EVERY, int(self._probe_cost / PROBE_COST))
+            self._probe_cost = 0.0
+        self._remembered += 1
+        if self._remembered < self._forget_after:
+            return False
+        self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
+        return True
+
+    def charge(self, steps: float) -> None:
+        """Count what a step waited for a probe's trees, in plain steps."""
+        if self.probing:
+            self._probe_cost += steps
+
+    def open(self) -> None:
+        """Begin to count anew."""
+        self.unprofitable_steps = self._remembered = 0
+        self._probe_at, self._probe_cost = PROBE_EVERY, 0.0
