@@ -17,6 +17,17 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
+def percentile(values: Sequence[float], part: float) -> float | None:
+    """Between the nearest two values, linearly, as numpy has it; `part` is from 0 to 1. None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
 def middle(values: Sequence[float]) -> float:
     """The median; 0.0 of nothing."""
     return statistics.median(values) if values else 0.0
