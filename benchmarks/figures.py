@@ -20,6 +20,7 @@ from benchmarks.drafter_faults import tables as fault_tables
 from benchmarks.lib.report import markdown_table
 from benchmarks.lib.repository import ROOT
 from benchmarks.proposers import tables as proposer_tables
+from benchmarks.serving import tables as serving_tables
 from benchmarks.speculation import report
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -216,6 +217,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "coupling": proposer_tables.coupling,
     "proposer_search": proposer_tables.search,
     "speculation": speculation,
+    "serving": serving_tables.text,
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
     "drafter_faults_shm": drafter_faults,

@@ -24,13 +24,15 @@ context; `none`. Answers carry token ids only there unless --token-ids says othe
 Budgets are what requests say of speculation: nothing (default), that there is to be none (off), or how many rows of a
 step they take and how deep (ROWS/DEPTH). A form without a drafter is measured with the default alone.
 
-Exit status 1 if an answer of ours differs from the first one to the same prompt in any form, budget and load, or if a
-load had no answer. Answers of --server are compared, too, but not judged: those of other makes depend on the batch.
+Exit status 1 if an answer of ours differs from the first one to the same prompt in any form, budget and load, if a load
+had no answer, or if a form did not start; the others are measured all the same. Answers of --server are compared, too,
+but not judged: those of other makes depend on the batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             servers = _servers(options, Path(options.logs or folder))
             content = run(options, prompts, servers)
-    except (PromptFileError, ServeError, NotReadyError, OSError) as error:
+    except (PromptFileError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     print(tables.text(content))
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(
     options: argparse.Namespace, prompts: dict[int, PromptSet], servers: dict[str, tuple[Server, Sequence[Budget]]]
 ) -> dict[str, Any]:
-    """What goes into the file of results, which is written after each load."""
+    """What goes into the file of results, written after each load. A server that fails does not end the run."""
     comparison = Comparison()
     content: dict[str, Any] = {
         "machine": gpu_machine(options.device or "cpu"),
@@ -90,21 +92,32 @@ def run(
         session = Session(crowd, _settings(options, prompts), comparison)
         for name, (server, budgets) in servers.items():
             print(f"{name}: start", file=sys.stderr, flush=True)
-            with server() as running:
-                content["servers"][name] = dict(running.facts)
-                for cell in session.cells(name, running, budgets):
-                    content["cells"].append(cell)
-                    content["comparison"] = comparison.summary()
-                    print(tables.line(cell), file=sys.stderr, flush=True)
-                    if options.output:
-                        write_json(options.output, content)
+            facts = content["servers"].setdefault(name, {})
+            try:
+                with server() as running:
+                    facts |= running.facts
+                    for cell in session.cells(name, running, budgets):
+                        content["cells"].append(cell)
+                        content["comparison"] = comparison.summary()
+                        print(tables.line(cell), file=sys.stderr, flush=True)
+                        _write(options, content)
+            except (ServeError, NotReadyError, OSError, subprocess.SubprocessError) as error:
+                facts["failure"] = str(error)
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+                _write(options, content)
     return content
+
+
+def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    if options.output:
+        write_json(options.output, content)
 
 
 def verdict(content: dict[str, Any], *, judged: bool) -> int:
     """The exit status."""
     empty = [cell for cell in content["cells"] if not cell["answers"]]
-    return int(bool(empty) or (judged and content["comparison"]["differing"] > 0))
+    failed = [name for name, facts in content["servers"].items() if "failure" in facts]
+    return int(bool(empty or failed) or (judged and content["comparison"]["differing"] > 0))
 
 
 def _servers(options: argparse.Namespace, logs: Path) -> dict[str, tuple[Server, Sequence[Budget]]]:

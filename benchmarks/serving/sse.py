@@ -93,14 +93,15 @@ class ResponseReader:
                 self._left -= len(part)
                 taken += part
                 continue
-            line, end, _ = self._buffer.partition(_LINE_END)
-            if not end:
+            length = self._buffer.find(_LINE_END)
+            if length < 0:
                 break
-            del self._buffer[: len(line) + len(end)]
+            line = bytes(self._buffer[:length])
+            del self._buffer[: length + len(_LINE_END)]
             if self._last:
                 self.done = not line  # the end of the trailers
             elif line:  # an empty one ends the chunk before
-                self._left = _number(bytes(line.partition(b";")[0]), 16)
+                self._left = _number(line.partition(b";")[0], 16)
                 self._last = not self._left
         return bytes(taken)
 

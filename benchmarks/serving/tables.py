@@ -30,7 +30,8 @@ GOODPUT = {"goodput": "goodput, tokens/s", "good_share": "answers within bounds"
 def text(content: Mapping[str, Any]) -> str:
     """All tables: tokens a second at a glance, each cell in full, ramps, starts, and how the answers compared."""
     cells: Sequence[Cell] = content["cells"]
-    parts = [overview(cells), *details(cells), ramps(cells), starts(content["servers"])]
+    failed = [f"{name} failed: {facts['failure']}" for name, facts in content["servers"].items() if "failure" in facts]
+    parts = [overview(cells), *details(cells), ramps(cells), starts(content["servers"]), *failed]
     return "\n\n".join([*filter(None, parts), compared(content["comparison"]), _note(content)])
 
 

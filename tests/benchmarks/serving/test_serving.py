@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks.serving.__main__ import _prompts, main, run, verdict
-from benchmarks.serving.forms import DRAFT_SERVICE, Running, form, started
+from benchmarks.serving.forms import DRAFT_SERVICE, NotReadyError, Running, form, started
 from benchmarks.serving.options import parse
 from benchmarks.serving.session import Budget
 from benchmarks.serving.tables import text
@@ -118,6 +118,21 @@ def test_one_token_that_differs_is_found(running, tiny_model, prompts):
 def test_nothing_answered_is_no_success(prompts):
     options = ("--server", "http://127.0.0.1:9", "--model", "m", "--attach-seconds", "0", "--warm", "none")
     assert main(["--prompts", str(prompts), *options, "--count", "2", "--concurrency", "1"]) == 1
+
+
+def test_a_form_that_does_not_start_is_told_and_the_others_are_measured(running, prompts, tmp_path):
+    def refused():
+        raise NotReadyError("not attached: no such head")
+
+    output = tmp_path / "out.json"
+    options = parse("", ["--prompts", str(prompts), "--server", running.url, *LOADS, "--output", str(output)])
+    options.concurrency = (2,)
+    servers = {"broken": (refused, [Budget()]), "own": (lambda: nullcontext(running), [Budget()])}
+    content = run(options, _prompts(options), servers)
+    assert json.loads(output.read_text()) == content
+    assert [(cell["form"], cell["answers"]) for cell in content["cells"]] == [("own", 6)]
+    assert "broken failed: not attached: no such head" in text(content)
+    assert verdict(content, judged=False) == 1
 
 
 @pytest.mark.parametrize(
