@@ -32,10 +32,12 @@ but not judged: those of other makes depend on the batch.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -82,7 +84,7 @@ def run(
     """What goes into the file of results, written after each load. A server that fails does not end the run."""
     comparison = Comparison()
     content: dict[str, Any] = {
-        "machine": gpu_machine(options.device or "cpu"),
+        "machine": _machine(options.device),
         "settings": _told(options, prompts),
         "servers": {},
         "cells": [],
@@ -106,6 +108,12 @@ def run(
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
                 _write(options, content)
     return content
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """Facts about it, of a process of their own: this one keeps off the GPU that is measured."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(gpu_machine, device).result()
 
 
 def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def started(form: Form, log: Path, attach_seconds: float) -> Iterator[Running]:
         environment = stack.enter_context(mps_server()) if form.mps else None
         begun = time.perf_counter()
         server = stack.enter_context(served(form.model, form.draft, log, *form.arguments, environment=environment))
-        facts: dict[str, Any] = {"seconds_to_ready": time.perf_counter() - begun}
+        facts: dict[str, Any] = {"seconds_to_greeting": time.perf_counter() - begun}
         if form.drafts:
             facts |= _wait_attached(server, form.draft, attach_seconds)
             facts["seconds_to_attached"] = time.perf_counter() - begun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.lib.repository import DEMO_HEAD, DEMO_MODEL
 from benchmarks.serving.client import Target
-from benchmarks.serving.forms import FORMS, ON_CPU, ON_GPU, form
+from benchmarks.serving.forms import FORMS, ON_CPU, ON_GPU, Form, form
 from benchmarks.serving.load import Ramp
 from benchmarks.serving.prompt_sets import AS_THEY_ARE
 from benchmarks.serving.session import SAME, TOKEN_IDS, UNTIMED, WARM, Budget
@@ -161,18 +161,19 @@ def _complete(options: argparse.Namespace) -> None:
         or min(options.rates, default=1) <= 0
     ):
         raise ValueError("--count, --new-tokens, --processes, --concurrency and --rates must be positive")
+    options.device = options.device or _device()
     options.forms = _forms(options)
     if options.tokenizer is None and not options.server:
         options.tokenizer = options.forms[0].model
 
 
-def _forms(options: argparse.Namespace) -> list[object]:
+def _forms(options: argparse.Namespace) -> list[Form]:
     if options.server:
         Target.of(options.server)
         if options.forms or options.draft:
             raise ValueError("--forms and --draft are of servers that are started here, and --server runs already")
         return []
-    device = options.device = options.device or _device()
+    device = options.device
     model = Path(options.model or DEMO_MODEL).resolve()
     if options.draft is None and options.model is not None and options.forms != "plain":
         raise ValueError("--draft: name what drafts for this --model, such as eagle3:DIR, or --forms plain")

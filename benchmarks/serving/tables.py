@@ -68,11 +68,11 @@ def ramps(cells: Sequence[Cell]) -> str:
 
 def starts(servers: Mapping[str, Mapping[str, Any]]) -> str:
     """How long each form took to be ready and to draft, and by which way its drafts come; empty for other servers."""
-    keys = ("seconds_to_ready", "seconds_to_attached", "transport", "draft_device")
+    keys = ("seconds_to_greeting", "seconds_to_attached", "transport", "draft_device")
     rows: list[list[object]] = [
         [name, *(facts.get(key) for key in keys)] for name, facts in servers.items() if keys[0] in facts
     ]
-    header = ("form", "ready after, s", "drafter attached after, s", "transport", "drafts on")
+    header = ("form", "serve greets after, s", "drafter attached after, s", "transport", "drafts on")
     return markdown_table(header, rows) if rows else ""
 
 
