@@ -31,7 +31,8 @@ def _frontier(axes: Any, cells: Sequence[Cell]) -> None:
             for cell in group
             if cell["tokens_per_second_a_user"] and cell["tokens_per_second"]
         ]
-        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", label=title)
+        style = "--" if group[0]["kind"] == "open" else "-"
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], style, marker="o", label=title)
         for x, y, load in points:
             axes.annotate(load, (x, y), textcoords="offset points", xytext=(4, 4), fontsize="x-small")
     axes.set_xlabel("interactivity: tokens a second of a request (1 / median TPOT)")
@@ -50,10 +51,12 @@ def _ramp(axes: Any, cells: Sequence[Cell]) -> None:
 
 
 def _groups(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """Cells that one line joins, by its title: open loops apart, whose points mean rates and no clients."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         context = f", context {cell['context']}" if cell["context"] else ""
-        groups.setdefault(f"{cell['form']}, {cell['budget']}{context}", []).append(cell)
+        kind = ", open loop" if cell["kind"] == "open" else ""
+        groups.setdefault(f"{cell['form']}, {cell['budget']}{context}{kind}", []).append(cell)
     return groups
 
 
