@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from benchmarks.lib.server_process import with_test_modules
+from launcher.cli.app import app
 from launcher.cli.info import collect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
@@ -55,6 +59,15 @@ def test_they_are_shown_as_attached_in_this_process(served):
         assert (each.attached, each.transport, each.process_id) == (True, "inproc", facts.verify.process_id)
     assert facts.drafts == ()
     assert {(each["proposer"], each["transport"]) for each in facts.verify.drafters} == {(n, "inproc") for n in NAMES}
+
+
+@pytest.mark.parametrize("place", ["", "inproc:"])
+def test_each_proposer_is_shown_on_the_device_that_it_names(tiny_model, place):
+    draft = (f"{place}placed=support.proposers:placed:cuda:0", f"{place}ngram")
+    with Cluster(tiny_model, draft=draft, gateway=False, env=with_test_modules()) as cluster:
+        shown = CliRunner().invoke(app, ["info", "--json", "--verify", cluster.verify_address])
+    proposers = json.loads(shown.stdout)["verify"]["proposers"]
+    assert {each["name"]: each["device"] for each in proposers} == {"placed": "cuda:0", "ngram": "cpu"}
 
 
 def test_trees_are_those_of_a_draft_service(tiny_model, tiny_draft_model):

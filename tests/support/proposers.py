@@ -144,3 +144,10 @@ def random_tree(options: ProposerOptions) -> Proposer:
 
 def oracle(options: ProposerOptions) -> Proposer:
     return OracleProposer(options)
+
+
+def placed(options: ProposerOptions) -> Proposer:
+    """One that says it computes on the device that is its argument."""
+    proposer = RandomTreeProposer(options)
+    proposer.device = options.argument
+    return proposer
