@@ -188,7 +188,7 @@ class SessionTable:
         _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot)
         if proposer.feature_boundaries and slot.featured:
             self.partial += 1
-            _log.info("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
+            _log.debug("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
         self._want(slot, record)
         if self.max_ahead and proposer.forkable:
             fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))

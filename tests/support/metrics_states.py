@@ -22,5 +22,6 @@ LOOP = LoopState(
     prefix_hit_tokens=16,
     draining=False,
 )
-TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, sources={"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)})
+SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
+TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, sources=SOURCES)
 DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)

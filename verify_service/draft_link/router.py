@@ -325,6 +325,7 @@ class DraftRouter:
         )
         if attachment.outbox.put((record,)):
             slot.in_sync = slot.opened = True
+            slot.stats.partial_sessions += bool(slot.boundaries and slot.states_sent_until)
             attachment.outbox.forget_gap(slot.index)
         else:
             self._gap(attachment, slot)

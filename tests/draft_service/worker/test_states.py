@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -99,10 +100,19 @@ def test_states_of_prompts_and_steps_are_handed_on_in_order() -> None:
     assert bench.table.partial == 0
 
 
+def test_a_session_without_older_states_is_counted_and_no_line_of_every_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.DEBUG, "draft_service"):
+        bench.open(10)
+        bench.open(10, cached=4)
+    assert bench.table.partial == 1
+    (record,) = (each for each in caplog.records if "without the states of 4 tokens" in each.getMessage())
+    assert record.levelno == logging.DEBUG
+
+
 def test_what_came_before_is_not_handed_on_again() -> None:
     bench = Bench()
     bench.open(10, cached=4)
-    assert bench.table.partial == 1
     assert bench.taker.opening.cached_length == 4
     assert bench.extend(4, 6) is None
     assert bench.extend(4, 6) is None

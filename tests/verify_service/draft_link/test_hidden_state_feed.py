@@ -82,6 +82,8 @@ def test_a_prefix_hit_brings_what_is_kept_of_it(kept: int | None, first: int) ->
     commit(link, 13)
     peer.read()
     assert peer.has == (first, 12)
+    (drafter,) = link.state().drafters
+    assert drafter.stats.partial_sessions == (first > 0)
 
 
 def test_a_prefix_hit_of_all_but_the_last_token() -> None:
