@@ -28,11 +28,11 @@ class DraftStats:
     had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
     no step under way could lead to, or that were more than are kept.
 
-    `partial_sessions` counts requests that the drafter was opened for without the hidden states of all older tokens,
-    where its proposer wants states.
-
     `sources` shares out `drafted` and `accepted` of trees that several proposers made, by the proposer's name; there is
     at most one entry for each offer of the attachment.
+
+    `partial_sessions` counts requests that the drafter was opened for without the hidden states of all older tokens,
+    where its proposer wants states.
     """
 
     hits: int = 0
@@ -45,8 +45,8 @@ class DraftStats:
     ahead_late: int = 0
     ahead_stale: int = 0
     waits: int = 0
-    partial_sessions: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
+    partial_sessions: int = 0
     answers: AnswerTimes = field(default_factory=AnswerTimes, compare=False)
     _observed_trees: float = field(default=0.0, compare=False)
     _accepted_levels: float = field(default=0.0, compare=False)
