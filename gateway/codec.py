@@ -66,6 +66,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
             str(message.tensor_parallel_size),
         ),
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
+        serving_seconds=message.serving_seconds,
     )
 
 

@@ -105,6 +105,11 @@ class GatewaySettings(GatewayTransportSettings):
     longest prompt take. Nothing restarts it but a token. With another replica at hand streams go on there at once.
     0: nobody waits."""
 
+    wait_for_drafter: Annotated[float, Ge(0)] = 0.0
+    """For how many seconds of a verify service's life /ready and gRPC health wait at most for the proposers that it is
+    configured with to be attached; those that are refused are not waited for, and nothing is once all have been there.
+    Requests are taken meanwhile. 0: ready when a verify service is."""
+
     drain_seconds: Annotated[float, Ge(0)] = 30.0
     """How long running streams may take to finish after SIGTERM."""
 

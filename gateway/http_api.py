@@ -24,7 +24,7 @@ from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, Out
 from gateway.openai_types import ModelEntry, ModelList, Readiness
 from gateway.openapi_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.request import ChoiceRequest, VerifyInfo
-from gateway.service import Gateway
+from gateway.service import READY, Gateway
 from gateway.text.prepared import Job, Prepared
 from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, SlipstreamError
 
@@ -102,14 +102,11 @@ class OpenAiApi:
         return _json({"status": "ok", "process_id": os.getpid()})
 
     async def ready(self) -> Response:
-        """Whether requests are taken: a verify service is ready, and no shutdown has begun."""
-        gateway = self._gateway
-        missing = await missing_proposers(gateway.client.replicas)
-        reason = "draining" if gateway.draining else "ready" if gateway.ready else "no verify service is ready"
-        if gateway.client.ready and not (gateway.ready or gateway.draining):
-            reason = "the text workers are not ready"
-        body: Readiness = {"status": reason, "process_id": os.getpid(), "missing_proposers": missing}
-        return _json(body, 200 if gateway.ready else 503)
+        """Whether requests are to be sent here: a verify service is ready, and no shutdown has begun."""
+        missing = await missing_proposers(self._gateway.client.replicas)
+        status = self._gateway.status
+        body: Readiness = {"status": status, "process_id": os.getpid(), "missing_proposers": missing}
+        return _json(body, 200 if status == READY else 503)
 
     async def metrics(self) -> Response:
         """Counters in the Prometheus text format."""

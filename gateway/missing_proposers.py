@@ -13,13 +13,13 @@ from slipstream.rpc.errors import SlipstreamError
 
 ANSWER_SECONDS: Final = 0.5
 """How long a verify service may take to say what it has now; else what it said last counts."""
-NOT_ATTACHED: Final = "no draft service that offers it is attached"
+NOT_ATTACHED: Final = "no draft service that offers it is attached; until one is, its requests are decoded plainly"
 
 
 async def missing_proposers(replicas: Iterable[Replica]) -> list[MissingProposer]:
     """Those of all these verify services, with the reasons."""
     asked = [replica for replica in replicas if replica.info is not None]
-    answers = await asyncio.gather(*map(_latest_info, asked))
+    answers = await asyncio.gather(*map(latest_info, asked))
     return [
         {"proposer": name, "verify_service": replica.address, "reason": reason}
         for replica, info in zip(asked, answers, strict=True)
@@ -27,11 +27,18 @@ async def missing_proposers(replicas: Iterable[Replica]) -> list[MissingProposer
     ]
 
 
-async def _latest_info(replica: Replica) -> VerifyInfo | None:
+async def latest_info(replica: Replica) -> VerifyInfo | None:
+    """What a verify service says of itself now, or said last; None if it said nothing in this session."""
     try:
         return await asyncio.wait_for(replica.fetch_info(), ANSWER_SECONDS)
     except (SlipstreamError, TimeoutError):
         return replica.info
+
+
+def unattached_proposers(info: VerifyInfo) -> list[str]:
+    """Configured proposers that may still be attached: no draft service offers them, and none was refused with them."""
+    refused = {refusal.proposer for refusal in info.refusals}
+    return [each.name for each in info.proposers if not each.attached and each.name not in refused]
 
 
 def _missing(info: VerifyInfo) -> dict[str, str]:

@@ -119,6 +119,8 @@ class VerifyInfo:
     build: tuple[str, ...] = ()
     """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""
     refusals: tuple[ProposerRefusal, ...] = ()
+    serving_seconds: float = 0.0
+    """For how long the service had taken requests as it stated them."""
 
     def continues(self, other: VerifyInfo) -> bool:
         """Whether this service decides the very tokens that the other one would."""

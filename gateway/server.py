@@ -25,7 +25,7 @@ from gateway.http_listener import BACKLOG, doors, leave, listen
 from gateway.http_protocol import BoundedHttpProtocol
 from gateway.known_hosts import KnownHosts
 from gateway.request_guard import RequestGuard
-from gateway.service import Gateway
+from gateway.service import READY, Gateway
 from gateway.tls_handshake import behind_tls
 from slipstream.rpc.descriptors import connection_limit, raise_limit
 from slipstream.rpc.errors import SlipstreamError
@@ -86,7 +86,6 @@ async def serve(settings: GatewaySettings) -> None:
     connections = _connections(gateway)
     http_server = _HttpServer(_http_config(_application(gateway), connections, settings), connections)
     http = asyncio.create_task(http_server.serve(sockets=acceptors(listener)))
-    health = asyncio.create_task(_report_health(gateway, grpc_server))
 
     async def drain() -> None:
         health.cancel()
@@ -99,7 +98,9 @@ async def serve(settings: GatewaySettings) -> None:
         _log.info("stopped")
 
     await gateway.start()
-    _log.info("ready http=%s grpc=%s", *doors(settings, listener, grpc_port))
+    where = doors(settings, listener, grpc_port)
+    _log.info("listening http=%s grpc=%s", *where)
+    health = asyncio.create_task(_report_health(gateway, grpc_server, where))
     await run_until_terminated(drain)
 
 
@@ -184,8 +185,15 @@ def acceptors(listener: socket.socket) -> list[socket.socket]:
     return [listener, *(listener.dup() for _ in range(_ACCEPTORS - 1))]
 
 
-async def _report_health(gateway: Gateway, server: GrpcServer) -> None:
-    """Keep the health service in step with the verify services."""
+async def _report_health(gateway: Gateway, server: GrpcServer, where: tuple[str, str]) -> None:
+    """Keep the health service and the log in step with readiness, which /ready tells as well."""
+    told = ""
     while True:
-        await server.set_serving(gateway.ready)
+        status = gateway.status
+        await server.set_serving(status == READY)
+        if status != told and status == READY:
+            _log.info("ready http=%s grpc=%s", *where)
+        elif status != told:
+            _log.info("not ready: %s", status)
+        told = status
         await asyncio.sleep(_HEALTH_SECONDS)

@@ -12,6 +12,7 @@ from typing import Final, Self
 from gateway.access_log import AccessLog
 from gateway.auth import ApiKeys
 from gateway.config import GatewaySettings
+from gateway.drafter_wait import DrafterWait
 from gateway.generation import Backend, FieldNames, Generation, Running
 from gateway.limits import (
     check_context,
@@ -33,6 +34,9 @@ from slipstream.rpc.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 
+READY: Final = "ready"
+"""The status of a gateway that takes requests."""
+
 _LAST_WORDS_SECONDS: Final = 1.0
 """What readers get to pass on the error of a request that the drain has cut short."""
 
@@ -45,8 +49,8 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_draining", "_monitor", "_running", "access_log", "client", "keys",
-                 "metrics", "settings", "text", "tokenizer")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "access_log", "client",
+                 "keys", "metrics", "settings", "text", "tokenizer")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
@@ -65,6 +69,7 @@ class Gateway:
             metrics=self.metrics,
             connect=functools.partial(Replica, tls=settings.tls),
         )
+        self._drafters = DrafterWait(self.client, settings.wait_for_drafter)
         self._draining = False
         self._running = Running()
         self._backend = Backend(
@@ -83,22 +88,30 @@ class Gateway:
         """Connect to the verify services in the background."""
         self._monitor.start()
         await self.client.start()
+        self._drafters.start()
 
     async def close(self) -> None:
         """End all sessions and all text workers."""
         self._monitor.stop()
+        await self._drafters.stop()
         await self.client.close()
         await self.text.close()
 
     @property
-    def ready(self) -> bool:
-        """Whether new requests are taken."""
-        return self.client.ready and self.text.ready and not self._draining
+    def status(self) -> str:
+        """READY where new requests are to be sent, or else the reason why not."""
+        if self._draining:
+            return "draining"
+        if not self.client.ready:
+            return "no verify service is ready"
+        if not self.text.ready:
+            return "the text workers are not ready"
+        return READY if self._drafters.over else "waiting for proposers to be attached"
 
     @property
-    def draining(self) -> bool:
-        """Whether a drain has begun."""
-        return self._draining
+    def ready(self) -> bool:
+        """Whether new requests are to be sent here."""
+        return self.status == READY
 
     def check_draining(self) -> None:
         """UnavailableError once a drain has begun."""

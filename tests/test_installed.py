@@ -101,10 +101,10 @@ def test_a_service_of_its_own_beside_strangers(whole: Installed, tiny_model: Pat
         log = []
         for line in gateway.stderr:
             log.append(line)
-            if ready := "gateway: ready http=" in line:
+            if listening := "gateway: listening http=" in line:
                 gateway.send_signal(signal.SIGTERM)
                 break
-        assert ready, log
+        assert listening, log
 
 
 @pytest.mark.parametrize(

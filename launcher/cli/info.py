@@ -188,9 +188,10 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
             device = f", on {_place(proposer.device, proposer.gpu_uuid)}" if proposer.device else ""
             why = f" ({proposer.transport_reason})" if proposer.transport_reason else ""
             place = f"attached, epoch {proposer.epoch}, {proposer.transport}{why}{device}, pid {proposer.process_id}"
+            place += default
         else:
-            place = "not attached"
-        branch.add(f"proposer {proposer.name}: {place}{default}")
+            place = f"not attached{default}; its requests are decoded plainly until it is"
+        branch.add(f"proposer {proposer.name}: {place}")
     for refused in verify.refusals:
         where = f"{refused.name} {refused.address} pid {refused.process_id}"
         branch.add(f"[red]refused[/red] {escape(refused.proposer)} of {escape(where)}: {escape(refused.reason)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -131,6 +132,16 @@ def serve(
         typer.Option(help="Time without an answer to health checks after which a service is killed; 0: never.", min=0),
     ] = 30.0,
     start_seconds: Annotated[float, typer.Option(help="How long the services may take to start.", min=1)] = 300.0,
+    wait_for_drafter: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long the server, once it could answer, waits at most for its proposers to be attached before it "
+            "says that it is ready; requests that come meanwhile are answered. 0: not at all. [default: 60 where a "
+            "draft service is started, else 0]",
+            min=0,
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Whether the gateway logs a line for each request.")
@@ -169,7 +180,7 @@ def serve(
         resolve_model,
         resolve_template,
     )
-    from launcher.supervision.serve import PortTakenError, ServeOptions, check_ports
+    from launcher.supervision.serve import PortTakenError, ServeOptions, check_ports, wait_seconds
     from launcher.supervision.serve import serve as run
     from slipstream.extras import require
     from slipstream.speculation.reading import json_text, parse
@@ -219,6 +230,7 @@ def serve(
             ),
             tls=tls_files(tls_ca, tls_cert, tls_key, tls_server_name, mutual=True),
         )
+        layout = replace(layout, wait_for_drafter=wait_seconds(wait_for_drafter, layout))
         check_ports(layout)
     except (ModelNotFoundError, PortTakenError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error

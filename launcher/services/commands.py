@@ -38,6 +38,8 @@ class Layout:
     """Of connections between the services; None: plain text."""
     health_socket: Path | None = None
     """Where the gateway is asked for its health, in place of its gRPC address."""
+    wait_for_drafter: float = 0.0
+    """For how many seconds the gateway's readiness waits for proposers to be attached."""
 
     @property
     def proposers(self) -> tuple[str, ...]:
@@ -53,6 +55,11 @@ class Layout:
     def served_names(self) -> tuple[str, ...]:
         """Names of those of the draft service."""
         return tuple(map(proposer_name, self.served))
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of those of the verify service's own process."""
+        return tuple(proposer_name(spec) for spec in self.draft if spec.startswith(IN_PROCESS))
 
     @property
     def verify(self) -> ServiceCommand:
@@ -84,10 +91,13 @@ class Layout:
         if self.health_socket is not None:
             doors["--health-uds"] = str(self.health_socket)
         flags = tuple(part for door in doors.items() for part in door)
+        if self.wait_for_drafter:
+            flags = (*flags, "--wait-for-drafter", f"{self.wait_for_drafter:g}")
         arguments = ("--verify", self.verify_address, "--model", str(self.model), *flags, *self.gateway_arguments)
         asked = f"{SCHEME}{self.health_socket}" if self.health_socket is not None else reachable(self.grpc_address)
         # Its ports speak TLS with clients, if at all: the files of `tls` are for its connections to verify services.
-        return replace(self._command("gateway", "gateway", asked, arguments), tls=None)
+        command = self._command("gateway", "gateway", asked, arguments)
+        return replace(command, tls=None, serves_later=bool(self.wait_for_drafter))
 
     def _command(
         self, name: str, module: str, address: str, arguments: Sequence[str], *, essential: bool = True

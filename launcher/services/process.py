@@ -45,6 +45,8 @@ class ServiceCommand:
     """Whether nothing is served without it."""
     tls: Tls | None = None
     """What it takes to speak to it; None: plain text."""
+    serves_later: bool = False
+    """Whether it has started once it answers health checks, though it may wait for others before it says it serves."""
 
 
 class Spawner:

@@ -103,9 +103,12 @@ def served_folder(verify_address: str, timeout: float = PROBE_SECONDS, tls: Tls 
 
 
 def wait_serving(processes: Sequence[ServiceProcess], deadline: float) -> None:
-    """Return once all report SERVING; StartupError if one ends first or `deadline` (monotonic) passes."""
+    """Return once all have started; StartupError if one ends first or `deadline` (monotonic) passes.
+
+    One has started when it reports SERVING, or anything where its command says that it serves later.
+    """
     waiting = list(processes)
-    while waiting := [process for process in waiting if not _serves(process)]:
+    while waiting := [process for process in waiting if not _started(process)]:
         for process in processes:
             _check(process, deadline, "ready", late=process in waiting)
         time.sleep(POLL_SECONDS)
@@ -137,8 +140,10 @@ def _decided(verify_address: str, proposers: Sequence[str], tls: Tls | None) -> 
     return {name: reasons[name] for name in missing} if all(name in reasons for name in missing) else None
 
 
-def _serves(process: ServiceProcess) -> bool:
-    return is_serving(process.command.address, tls=process.command.tls)
+def _started(process: ServiceProcess) -> bool:
+    with open_sync_channel(process.command.address, tls=process.command.tls) as channel:
+        status = _check_health(channel, PROBE_SECONDS)
+    return status == health_pb2.HealthCheckResponse.SERVING or (process.command.serves_later and status is not None)
 
 
 def _check(process: ServiceProcess, deadline: float, what: str, *, late: bool = True) -> None:

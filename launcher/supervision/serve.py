@@ -9,15 +9,17 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from launcher.services.commands import IN_PROCESS, Layout, proposer_name, reachable, split_address
+from launcher.services.commands import Layout, reachable, split_address
 from launcher.services.http_access import http_access, speaks_tls
 from launcher.services.metrics_ports import LOOPBACK, metrics_port
-from launcher.services.readiness import StartupError, attached_proposers, wait_attached
+from launcher.services.process import ServiceCommand
+from launcher.services.readiness import StartupError, attached_proposers, is_serving, wait_attached
 from launcher.supervision.first_request import first_request
 from launcher.supervision.log_view import LogView
 from launcher.supervision.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
@@ -26,8 +28,12 @@ from slipstream.rpc.unix_socket import is_unix
 GIVEN_UP = 0
 """Takes the place of a signal's number where a service cannot be kept running."""
 KILL_POLL_SECONDS = 0.1
-ATTACH_SECONDS = 10.0
-"""How long the banner waits for the draft service to be attached."""
+READY_POLL_SECONDS = 0.1
+WAIT_SECONDS = 60.0
+"""How long readiness waits for a draft service that is started here: it starts beside the verify service, and takes but
+seconds longer unless it compiles kernels."""
+BESIDE_SECONDS = 10.0
+"""How long the banner waits for a draft service's proposer that the verify service has in its own process as well."""
 NOTHING_MISSING: Mapping[str, str] = MappingProxyType({})
 DRAIN_MARGIN_SECONDS = 5.0
 """Services end their own drain first; the launcher's limit is this much later."""
@@ -100,10 +106,17 @@ def _serve(layout: Layout, options: ServeOptions, view: LogView) -> int:
         return 130
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: ends.put(number))
-    missing = _await_attachment(layout, supervisor, view) if layout.served else {}
-    view.flush()
-    with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
-        print(greeting(layout, options.model_name, missing), flush=True)
+    try:
+        _await_ready(layout.gateway, ends, options.start_seconds + layout.wait_for_drafter)
+    except StartupError as error:
+        view("slipstream", f"{error.reason}; its log is above")
+        supervisor.kill()
+        return 1
+    if ends.empty():
+        missing = _await_attachment(layout, supervisor, view) if layout.served else {}
+        view.flush()
+        with contextlib.suppress(OSError):  # a reader that has left is no reason to stop
+            print(greeting(layout, options.model_name, missing), flush=True)
     given_up = ends.get() == GIVEN_UP
     view("slipstream", "draining; again to stop at once")
     status = _drain(supervisor, options.drain_seconds + DRAIN_MARGIN_SECONDS, ends)
@@ -142,7 +155,7 @@ def _metrics(layout: Layout) -> str:
 
 def _proposer_lines(layout: Layout, missing: Mapping[str, str]) -> str:
     """The names, and below them why some are not attached."""
-    here = {proposer_name(spec) for spec in layout.draft if spec.startswith(IN_PROCESS)}
+    here = layout.own_names
     names = []
     for index, name in enumerate(layout.proposers):
         notes = [
@@ -154,11 +167,29 @@ def _proposer_lines(layout: Layout, missing: Mapping[str, str]) -> str:
     return "\n             ".join((", ".join(names) or "none", *reasons))
 
 
+def wait_seconds(asked: float | None, layout: Layout) -> float:
+    """For how long readiness waits for proposers, where the operator has `asked` for so many seconds, or for none."""
+    return asked if asked is not None else WAIT_SECONDS if layout.served else 0.0
+
+
+def _await_ready(gateway: ServiceCommand, ends: queue.SimpleQueue[int], seconds: float) -> None:
+    """Return once the gateway serves, or there is a reason to end; StartupError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while ends.empty() and not is_serving(gateway.address, tls=gateway.tls):
+        if time.monotonic() > deadline:
+            raise StartupError(f"{gateway.name} was not ready in time")
+        time.sleep(READY_POLL_SECONDS)
+
+
 def _await_attachment(layout: Layout, supervisor: Supervisor, view: LogView) -> dict[str, str]:
-    """What the draft service does not attach, and why: it serves before it does, and its absence costs speed alone."""
-    names = layout.served_names
+    """What the draft service does not attach, and why: its absence costs speed alone.
+
+    Readiness has waited for it, but not for proposers that the verify service has in its own process as well.
+    """
+    beside = layout.wait_for_drafter and set(layout.served_names) & set(layout.own_names)
+    names, seconds = layout.served_names, min(BESIDE_SECONDS, layout.wait_for_drafter) if beside else 0.0
     try:
-        return wait_attached(layout.verify_address, names, supervisor.process("draft"), ATTACH_SECONDS)
+        return wait_attached(layout.verify_address, names, supervisor.process("draft"), seconds)
     except StartupError as error:
         view("slipstream", f"decoding plainly for now: {error.reason}")
         attached = attached_proposers(layout.verify_address, tls=layout.verify.tls)

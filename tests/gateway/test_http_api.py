@@ -308,6 +308,6 @@ def test_readiness_names_proposers_that_are_missing_now(gateway: GatewayProcess,
         {
             "proposer": "suffix",
             "verify_service": verify.address,
-            "reason": "no draft service that offers it is attached",
+            "reason": "no draft service that offers it is attached; until one is, its requests are decoded plainly",
         },
     ]

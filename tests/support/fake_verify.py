@@ -88,6 +88,7 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
                 *(verify_pb2.ProposerStatus(name=name, configured=True) for name in owner.missing),
             ],
             default_proposer="ngram",
+            serving_seconds=owner.serving_seconds,
             refusals=[
                 verify_pb2.ProposerRefusal(proposer=name, reason=reason)
                 for name, reason in owner.missing.items()
@@ -147,6 +148,7 @@ class FakeVerify:
         self.max_requests = max_requests
         self.version = "1"
         self.missing: dict[str, str] = {}  # proposers that are not attached, and why, if a draft service said so
+        self.serving_seconds = 0.0
         self.script = Script()
         self.seen = Seen()
         self.port = 0

@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx
 
-_READY = re.compile(r"ready http=(\S+) grpc=(\S+)")
+_LISTENING = re.compile(r"listening http=(\S+) grpc=(\S+)")
 
 
 class GatewayProcess:
@@ -91,7 +91,7 @@ class GatewayProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.append(line)
-            if found := _READY.search(line):
+            if found := _LISTENING.search(line):
                 scheme = "http" if self._context is None else "https"
                 http, grpc = found.groups()
                 self.http_url = f"{scheme}://127.0.0.1:{http}" if http.isdigit() else http

@@ -108,7 +108,11 @@ def _error(error: SlipstreamError) -> sampling_pb2.Error:
 
 
 def encode_info(
-    facts: VerifyFacts, proposers: Sequence[ProposerStatus], default: str | None, refusals: Sequence[Refusal] = ()
+    facts: VerifyFacts,
+    proposers: Sequence[ProposerStatus],
+    default: str | None,
+    refusals: Sequence[Refusal] = (),
+    serving_seconds: float = 0.0,
 ) -> bytes:
     """A GetInfoResponse."""
     return verify_pb2.GetInfoResponse(
@@ -134,6 +138,7 @@ def encode_info(
         tensor_parallel_size=facts.tensor_parallel_size,
         gpu_uuid=facts.gpu_uuid,
         refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
+        serving_seconds=serving_seconds,
     ).SerializeToString()
 
 

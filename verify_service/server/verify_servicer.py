@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -40,6 +40,8 @@ class Backend:
     facts: VerifyFacts
     loop: VerifyLoop
     link: DraftLink
+    since: float = field(default_factory=time.monotonic)
+    """When it was ready."""
 
 
 class VerifyServicer:
@@ -80,7 +82,8 @@ class VerifyServicer:
             if self._draining:
                 raise UnavailableError("the verify service drains")
             link = backend.link
-            return encode_info(backend.facts, link.proposers(), link.default(), link.refusals())
+            seconds = time.monotonic() - backend.since
+            return encode_info(backend.facts, link.proposers(), link.default(), link.refusals(), seconds)
         except SlipstreamError as error:
             await abort(context, error)
 

@@ -86,6 +86,16 @@ def test_placement_is_shown_by_device_and_gpu_and_transports_with_their_reason(c
     assert "epoch 8, grpc (shm: another user), pid 6" in shown
 
 
+def test_a_proposer_that_is_not_attached_is_shown_with_what_that_means(capsys):
+    state = dict.fromkeys(("running", "queued", "pages_free", "pages_total"), 0)
+    state |= dict.fromkeys(("drafted_tokens", "accepted_tokens", "steps", "committed_tokens"), 0)
+    proposer = ProposerFacts("eagle3", True, False, True, None, "", "", None)
+    verify = VerifyFacts("host:1", "serving", state=state, proposers=(proposer,))
+    render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
+    shown = capsys.readouterr().out
+    assert "proposer eagle3: not attached, the default; its requests are decoded plainly until it is" in shown
+
+
 def test_a_gateway_is_found_by_a_name_that_it_does_not_know(tiny_cluster, monkeypatch):
     resolve = socket.getaddrinfo
 

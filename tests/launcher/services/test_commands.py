@@ -104,6 +104,14 @@ def test_the_gateway_may_be_reached_through_files():
     assert ("--health-uds", "/run/health.sock") in options(gateway.arguments)
 
 
+def test_a_gateway_that_waits_for_drafters_has_started_before_it_serves():
+    waiting = layout(wait_for_drafter=60.0).gateway
+    assert ("--wait-for-drafter", "60") in options(waiting.arguments)
+    assert waiting.serves_later
+    assert not layout().gateway.serves_later
+    assert "--wait-for-drafter" not in layout().gateway.arguments
+
+
 def test_files_of_tls_go_to_every_service_and_no_key_is_shown(tmp_path):
     files = write_certificates(tmp_path, "slipstream.test")
     secured = layout(tls=files.files)

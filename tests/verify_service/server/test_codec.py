@@ -178,10 +178,11 @@ def test_info_and_state_carry_every_figure() -> None:
     facts = VerifyFacts(
         "n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2
     )
-    info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None))
+    info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None, (), 2.5))
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
+    assert info.serving_seconds == 2.5
     stats = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
     drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
