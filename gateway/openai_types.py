@@ -236,6 +236,6 @@ class MissingProposer(TypedDict):
 
 
 class Readiness(Health):
-    """Answer of /ready. Proposers that are missing cost speed alone."""
+    """Answer of /ready. `status` is "ready", or the reason why not; proposers that are missing cost speed alone."""
 
     missing_proposers: list[MissingProposer]

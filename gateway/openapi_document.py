@@ -74,8 +74,8 @@ PROBE_RESPONSES: Final[dict[str, Responses]] = {
     "version": {200: {"model": Version, "description": "The server's version."}},
     "health": {200: {"model": Health, "description": "The process lives."}},
     "ready": {
-        200: {"model": Readiness, "description": "Requests are taken."},
-        503: {"model": Readiness, "description": "Requests are not taken."},
+        200: {"model": Readiness, "description": "Requests are to be sent here."},
+        503: {"model": Readiness, "description": "Requests are to be sent elsewhere, or later; `status` says why."},
     },
 }
 _BODIES: Final[dict[str, type[BaseModel]]] = {

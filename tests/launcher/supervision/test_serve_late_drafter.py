@@ -60,9 +60,9 @@ def greeting(served: Served) -> str:
     return "".join(lines)
 
 
-def ask(served: Served) -> int:
-    body = {"model": "tiny", "prompt": "The harbour", "max_tokens": 4, "speculation": {"enabled": True}}
-    return httpx.post(f"{served.http}/v1/completions", json=body, timeout=120).status_code
+def ask(served: Served, proposer: str) -> httpx.Response:
+    body = {"model": "tiny", "prompt": "The harbour", "max_tokens": 4, "speculation": {"proposer": proposer}}
+    return httpx.post(f"{served.http}/v1/completions", json=body, timeout=120)
 
 
 def test_it_is_ready_when_the_drafter_is_attached_and_stays_so_without_it(tiny_model, tmp_path):
@@ -70,7 +70,10 @@ def test_it_is_ready_when_the_drafter_is_attached_and_stays_so_without_it(tiny_m
     with serving(tiny_model, tmp_path, "--wait-for-drafter", "3600") as served:
         wait_until(lambda: readiness(served) == waits, served.log.read_text)
         assert not is_serving(served.grpc)
-        assert ask(served) == 200
+        answer = ask(served, "late")
+        assert (answer.status_code, answer.json()["usage"]["drafted_tokens"]) == (200, 0)
+        answer = ask(served, "unheard-of")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speculation.proposer")
         drafter = served.pids()["draft"]
         os.kill(drafter, signal.SIGKILL)
         wait_until(lambda: served.pids().get("draft", drafter) != drafter, served.log.read_text)
