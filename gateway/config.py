@@ -13,6 +13,7 @@ from gateway.known_hosts import checked_origin
 from gateway.transport_settings import GatewayTransportSettings
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
+from slipstream.rpc.vllm_metrics import MetricNames
 from slipstream.settings import Names
 from slipstream.transport_settings import checked_address
 
@@ -119,6 +120,9 @@ class GatewaySettings(GatewayTransportSettings):
     loop_monitor_ms: Annotated[int, Ge(5), Le(10_000)] = 100
     """Milliseconds between the beats by which holds of the event loop are measured: holds up to as long may be missed
     in part. Each beat costs some 0.1 ms."""
+
+    metrics_names: MetricNames = "slipstream"
+    """Names of metrics: `slipstream`, our own; `vllm`, beside these the names that dashboards of vLLM know."""
 
     access_log: bool = True
     """Whether a line is logged for each request when it is over: status, tokens, times, never text. Requests of

@@ -15,10 +15,14 @@ from gateway.queue_wait import QueueWait
 from gateway.request import ChoiceRequest, Delta, Sampling, StepOutput, VerifyInfo
 from gateway.resumable_stream import ResumableStream
 from gateway.stream import ChoiceStream
+from gateway.token_figures import TokenTimes
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.generation_types import FinishReason, Timings, Usage
-from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError
+from slipstream.rpc.errors import CancelledError, InternalError, ResourceExhaustedError, SlipstreamError
+
+_CANCELS: Final = (CancelledError, asyncio.CancelledError)
+"""What ends a request whose caller went away."""
 
 _SAMPLING_FIELDS: Final = frozenset(entry.name for entry in fields(Sampling))
 
@@ -90,8 +94,8 @@ class Generation:
     A reader that leaves too many outputs unread loses the request, since a verify service cannot wait for it.
     """
 
-    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_streams", "_unfinished",
-                 "choices", "requests", "seed")  # fmt: skip
+    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_streams", "_times",
+                 "_unfinished", "choices", "request_id", "requests", "seed")  # fmt: skip
 
     def __init__(
         self, requests: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
@@ -102,6 +106,8 @@ class Generation:
             ChoiceStream(index, request, backend.tokenizer, info.eos_token_ids)
             for index, request in enumerate(requests)
         ]
+        self.request_id = ""
+        """What the caller's log calls the request, where that is known."""
         self._backend = backend
         self._names = names
         self._arrived: BatchQueue[tuple[int, StepOutput]] = BatchQueue()
@@ -109,6 +115,7 @@ class Generation:
         self._unfinished = len(requests)
         self._arrival = time.monotonic()
         self._first_token = 0.0
+        self._times = [TokenTimes() for _ in requests]
         self._streams = [self._stream(index, request) for index, request in enumerate(requests)]
 
     def __enter__(self) -> Self:
@@ -128,7 +135,13 @@ class Generation:
         self.cancel()
         self._backend.queue.end(len(self.requests))
         self._backend.running.discard(self)
-        self._backend.metrics.end([choice.usage for choice in self.choices], self._first_token, self._elapsed())
+        metrics, usages = self._backend.metrics, [choice.usage for choice in self.choices]
+        metrics.end(usages, self._first_token, self._elapsed(), self.request_id)
+        unfinished = FinishReason.CANCELLED if error is None or isinstance(error, _CANCELS) else FinishReason.ERROR
+        metrics.finish(
+            (choice.finish_reason or unfinished for choice in self.choices),
+            (times.per_token(usage.completion_tokens) for times, usage in zip(self._times, usages, strict=True)),
+        )
 
     @property
     def first_token_seconds(self) -> float:
@@ -185,6 +198,8 @@ class Generation:
         if not self._first_token and output.token_ids:
             self._first_token = self._elapsed()
         delta = choice.feed(output)
+        gap = self._times[index].arrive(time.monotonic()) if delta.token_ids else None
+        self._backend.metrics.tokens.count(len(delta.token_ids), output.step, gap)
         if delta.finish_reason is not None:
             self._unfinished -= 1
             self._backend.queue.finish()

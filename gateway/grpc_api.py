@@ -104,6 +104,7 @@ class GatewayServicer:
         )
         generation = self._gateway.open([choice_request], info, prompt_field=request.prompt_field, prefix="sampling.")
         access.generates(generation, info.model_name)
+        generation.request_id = access.answer_id
         return generation
 
     def _authenticate(self, context: Context) -> str | None:

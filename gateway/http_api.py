@@ -9,7 +9,6 @@ from typing import Any, Final
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -108,10 +107,11 @@ class OpenAiApi:
         body: Readiness = {"status": status, "process_id": os.getpid(), "missing_proposers": missing}
         return _json(body, 200 if status == READY else 503)
 
-    async def metrics(self) -> Response:
-        """Counters in the Prometheus text format."""
+    async def metrics(self, request: Request) -> Response:
+        """Counters in the Prometheus text format, or OpenMetrics where it is accepted."""
         self._gateway.metrics.verify_ready.set(self._gateway.client.ready)
-        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        body, media_type = self._gateway.metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": media_type})
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """What an endpoint raised."""

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
 
 from gateway.request import ChoiceRequest
-from slipstream.generation_types import Usage
+from gateway.token_figures import TokenFigures
+from slipstream.generation_types import FinishReason, Usage
+from slipstream.rpc.metrics import keeping_names
+from slipstream.rpc.vllm_metrics import GATEWAY_NAMES, with_vllm_names
 
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PAUSE_BUCKETS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60, 120, 300)
 _HOLD_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_PER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
+_CHOICE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+_TOKEN_BUCKETS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+
+_EXEMPLAR_LABEL: Final = "request_id"
+_MOST_EXEMPLAR_CHARACTERS: Final = 128
+"""Of names and values of an exemplar's labels together, which OpenMetrics bounds."""
 
 
 class Metrics:
-    """Counted once a request or a pause, never once a token."""
+    """Counted once a request or a pause; what is counted once a step is in `tokens`."""
 
-    __slots__ = ("_accepted", "_completion", "_drafted", "_duration", "_first_token", "_hold", "_late", "_longest",
-                 "_longest_hold", "_pause", "_prompt", "_requests", "_resumed", "_steps", "_text_ends",
-                 "http_connections", "paused", "registry", "running", "verify_ready")  # fmt: skip
+    __slots__ = ("_cached", "_choices", "_duration", "_finished", "_first_token", "_hold", "_late", "_longest",
+                 "_longest_hold", "_max_tokens", "_pause", "_per_token", "_prompt", "_published", "_requests",
+                 "_resumed", "_text_ends", "http_connections", "paused", "registry", "running", "tokens",
+                 "verify_ready")  # fmt: skip
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = self._published = registry = CollectorRegistry()
+        self.tokens = TokenFigures()
+        registry.register(self.tokens)
         self.running = Gauge("slipstream_gateway_running_choices", "Choices under way", registry=registry)
         self.verify_ready = Gauge("slipstream_gateway_verify_ready", "1 while a verify service is", registry=registry)
         self._requests = Counter(
@@ -42,10 +57,32 @@ class Metrics:
             registry=registry,
         )
         self._prompt = Counter("slipstream_gateway_prompt_tokens", "Prompt tokens", registry=registry)
-        self._completion = Counter("slipstream_gateway_completion_tokens", "Output tokens", registry=registry)
-        self._steps = Counter("slipstream_gateway_verify_steps", "Verify steps of all outputs", registry=registry)
-        self._drafted = Counter("slipstream_gateway_drafted_tokens", "Drafted tokens verified", registry=registry)
-        self._accepted = Counter("slipstream_gateway_accepted_tokens", "Drafted tokens accepted", registry=registry)
+        self._cached = Counter(
+            "slipstream_gateway_cached_prompt_tokens",
+            "Prompt tokens whose KV came from the prefix cache",
+            registry=registry,
+        )
+        self._finished = Counter(
+            "slipstream_gateway_finished_choices", "Choices that ended", ("finished_reason",), registry=registry
+        )
+        self._choices = Histogram(
+            "slipstream_gateway_request_choices",
+            "Choices of a request",
+            buckets=_CHOICE_BUCKETS,
+            registry=registry,
+        )
+        self._max_tokens = Histogram(
+            "slipstream_gateway_request_max_tokens",
+            "max_tokens of requests that set it",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._per_token = Histogram(
+            "slipstream_gateway_time_per_output_token_seconds",
+            "Mean time between the tokens of a choice",
+            buckets=_PER_TOKEN_BUCKETS,
+            registry=registry,
+        )
         self._first_token = Histogram(
             "slipstream_gateway_first_token_seconds",
             "Time to the first token",
@@ -81,21 +118,37 @@ class Metrics:
             "slipstream_gateway_text_worker_ends", "Text workers that were replaced", ("reason",), registry=registry
         )
 
+    def publish_vllm_names(self, model_name: Callable[[], str]) -> None:
+        """Render vLLM's names as well from now on; see `with_vllm_names`."""
+        self._published = with_vllm_names(self.registry, GATEWAY_NAMES, model_name)
+
     def begin(self, requests: Sequence[ChoiceRequest]) -> None:
         """A request has been admitted."""
         self.running.inc(len(requests))
+        self._choices.observe(len(requests))
+        if (most := requests[0].sampling.max_tokens) is not None:
+            self._max_tokens.observe(most)
 
-    def end(self, usages: Sequence[Usage], first_token: float, duration: float) -> None:
-        """An admitted request is over; `first_token` is 0 if there was none. Times in seconds."""
+    def end(self, usages: Sequence[Usage], first_token: float, duration: float, request_id: str = "") -> None:
+        """An admitted request is over; `first_token` is 0 if there was none. Times in seconds.
+
+        `request_id` becomes the exemplar of its times: what its line in the log has, too.
+        """
         self.running.dec(len(usages))
         self._prompt.inc(sum(usage.prompt_tokens for usage in usages))
-        self._completion.inc(sum(usage.completion_tokens for usage in usages))
-        self._steps.inc(sum(usage.verify_steps for usage in usages))
-        self._drafted.inc(sum(usage.drafted_tokens for usage in usages))
-        self._accepted.inc(sum(usage.accepted_tokens for usage in usages))
+        self._cached.inc(sum(usage.cached_tokens for usage in usages))
+        exemplar = _exemplar(request_id)
         if first_token:
-            self._first_token.observe(first_token)
-        self._duration.observe(duration)
+            self._first_token.observe(first_token, exemplar)
+        self._duration.observe(duration, exemplar)
+
+    def finish(self, reasons: Iterable[FinishReason], per_token: Iterable[float | None]) -> None:
+        """Choices of a request are over, for `reasons`; `per_token` are mean seconds between tokens of each."""
+        for reason in reasons:
+            self._finished.labels(reason.value).inc()
+        for seconds in per_token:
+            if seconds is not None:
+                self._per_token.observe(seconds)
 
     def resumed(self, seconds: float) -> None:
         """A choice goes on, so long after it lost its service."""
@@ -118,6 +171,13 @@ class Metrics:
         """A request of `api` ("http" or "grpc") was answered with `outcome`, its status code."""
         self._requests.labels(api, outcome).inc()
 
-    def render(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics and their media type: OpenMetrics where the header `accept` has it, else Prometheus's text."""
+        encode, media_type = choose_encoder(keeping_names(accept))
+        return encode(self._published), media_type
+
+
+def _exemplar(request_id: str) -> dict[str, str] | None:
+    """None where there is no id, or OpenMetrics has no room for it."""
+    fits = 0 < len(request_id) <= _MOST_EXEMPLAR_CHARACTERS - len(_EXEMPLAR_LABEL)
+    return {_EXEMPLAR_LABEL: request_id} if fits else None

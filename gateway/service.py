@@ -70,6 +70,8 @@ class Gateway:
             connect=functools.partial(Replica, tls=settings.tls),
         )
         self._drafters = DrafterWait(self.client, settings.wait_for_drafter)
+        if settings.metrics_names == "vllm":
+            metrics.publish_vllm_names(lambda: self.client.model_name)
         self._draining = False
         self._running = Running()
         self._backend = Backend(

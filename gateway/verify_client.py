@@ -104,6 +104,11 @@ class VerifyClient:
             raise _unreachable()
         return (usable[0].info if usable else None) or self._served
 
+    @property
+    def model_name(self) -> str:
+        """The model served, or served last; empty before any service has answered."""
+        return "" if self._served is None else self._served.model_name
+
     async def fetch_info(self) -> VerifyInfo:
         """Facts of this moment, asked of a replica."""
         usable = self._usable()

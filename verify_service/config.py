@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from slipstream.rpc.vllm_metrics import MetricNames
 from slipstream.settings import Names, Numbers
 from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB, HostLimits
@@ -163,6 +164,10 @@ class VerifySettings(TransportSettings):
         default=SecretStr(""), description="Secret that draft services beyond loopback must present"
     )
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Prometheus port on --host; 0: none")
+    metrics_names: MetricNames = Field(
+        default="slipstream",
+        description="Names of metrics: slipstream, our own; vllm, beside these the names that dashboards of vLLM know",
+    )
     drain_seconds: float = Field(
         default=30.0, ge=0.0, allow_inf_nan=False, description="How long requests may finish after SIGTERM"
     )

@@ -146,6 +146,10 @@ def serve(
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Whether the gateway logs a line for each request.")
     ] = True,
+    metrics_names: Annotated[
+        Literal["slipstream", "vllm"] | None,
+        typer.Option(help="vllm: metrics also under the names that dashboards of vLLM know. [default: slipstream]"),
+    ] = None,
     uds: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Unix socket for the HTTP API, in place of --http-port.")
     ] = None,
@@ -207,7 +211,7 @@ def serve(
                 *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
                 *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
-                *_flags({"max-context": max_context}),
+                *_flags({"max-context": max_context, "metrics-names": metrics_names}),
                 *_flags({"draft-deadline-ms": draft_deadline_ms, "inproc-threads": draft_threads}),
                 *metrics_flags(verify_arg or (), "SLIPSTREAM_VERIFY_METRICS_PORT", VERIFY_PORT, ports),
                 *(verify_arg or ()),
@@ -223,6 +227,7 @@ def serve(
                 *_flags({"api-keys-file": api_keys_file, "resume-seconds": resume_seconds}),
                 *_flags({"chat-template": resolve_template(chat_template)}),
                 *_flags({"generation-config": resolve_defaults(generation_config, folder)}),
+                *_flags({"metrics-names": metrics_names}),
                 *(() if access_log else ("--no-access-log",)),
                 *_flags({"ssl-certfile": ssl_certfile, "ssl-keyfile": ssl_keyfile}),
                 *_flags({"ssl-ca-certs": ssl_ca_certs, "ssl-cert-reqs": ssl_cert_reqs}),

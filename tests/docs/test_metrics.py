@@ -13,12 +13,14 @@ from draft_service.server.metrics import make_registry
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from gateway.metrics import Metrics
+from slipstream.rpc.vllm_metrics import GATEWAY_NAMES, VERIFY_NAMES
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.draft_link.link_config import LinkState
 from verify_service.server.metrics import VerifyMetrics
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(slipstream_\w+)` \| (\w+) \|", re.MULTILINE)
+VLLM_ROW = re.compile(r"^\| `(vllm:\w+)` \| (\w+) \| `(\w+)` \|", re.MULTILINE)
 
 
 def offered(registry: CollectorRegistry) -> dict[str, str]:
@@ -43,3 +45,14 @@ def draft() -> dict[str, str]:
 def test_all_are_documented_with_their_kind() -> None:
     told = dict(ROW.findall(PAGE.read_text()))
     assert told == offered(Metrics().registry) | verify() | draft()
+
+
+def test_vllm_names_are_told_with_their_service_and_source() -> None:
+    kinds = {"gateway": offered(Metrics().registry), "verify": verify()}
+    expected = set()
+    for service, names in (("gateway", GATEWAY_NAMES), ("verify", VERIFY_NAMES)):
+        for own, theirs in names.items():
+            suffix = "_total" if f"{own}_total" in kinds[service] else ""
+            assert own + suffix in kinds[service]
+            expected.add((theirs + suffix, service, own + suffix))
+    assert set(VLLM_ROW.findall(PAGE.read_text())) == expected

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import SourceCount
 from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.records import Mode
 from verify_service.engine.loop_stats import LoopState
 
+ROWS, SECONDS = BucketCounts((1, 2, 4)), BucketCounts((0.5, 1.0))
+ROWS.observe(3)
+SECONDS.observe(0.75)
 LOOP = LoopState(
     running=2,
     queued=3,
@@ -21,6 +25,9 @@ LOOP = LoopState(
     preemptions=1,
     prefix_hit_tokens=16,
     draining=False,
+    prompt_tokens=14,
+    step_rows=ROWS,
+    step_seconds=SECONDS,
 )
 SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
 TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, sources=SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.bucket_counts import BucketCounts
 from verify_service.engine.output_processor import OutputProcessor
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
@@ -57,6 +58,10 @@ class LoopState:
     """Tokens of prompts that steps have computed."""
     verify_steps: int = 0
     """Steps, counted once for each request that they decided tokens of."""
+    step_rows: BucketCounts | None = None
+    """Rows of steps, which go on growing; None where none are told."""
+    step_seconds: BucketCounts | None = None
+    """Seconds that steps took the model, from the launch or the end of the step before; go on growing, too."""
 
 
 def snapshot(
@@ -90,4 +95,6 @@ def snapshot(
         cut_nodes=passes.cut_nodes,
         prompt_tokens=counters.prompt_tokens,
         verify_steps=epilogue.verify_steps,
+        step_rows=epilogue.step_rows,
+        step_seconds=epilogue.step_seconds,
     )

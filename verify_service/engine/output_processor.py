@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import FinishReason, SpeculationStep
 from slipstream.rpc.errors import InternalError
 from verify_service.core.acceptance import NO_TOKEN, accepted_by_source
@@ -22,6 +23,25 @@ from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
 
 _log = logging.getLogger(__name__)
+
+_ROW_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SECOND_BUCKETS: Final = (
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.25,
+    1.0,
+    5.0,
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +70,8 @@ class OutputProcessor:
         self.committed_tokens = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
+        self.step_rows = BucketCounts(_ROW_BUCKETS)
+        self.step_seconds = BucketCounts(_SECOND_BUCKETS)
 
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""
@@ -78,6 +100,8 @@ class OutputProcessor:
         failed: list[RequestState] = []
         decided, self._decided = self._decided, []
         for each in decided:
+            self.step_rows.observe(sum(item.count + item.max_rows - 1 for item in each.step.items))
+            self.step_seconds.observe(each.seconds)
             self._learn(each)
             for item in each.scored:
                 self._try(each, item.state, failed, partial(self._scores, each, item))

@@ -8,6 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from slipstream.bucket_counts import PositionCounts
+from slipstream.generation_types import Timings
+from slipstream.rpc.metrics import histogram_family, position_family
 from verify_service.core.request import StepOutput
 from verify_service.draft_link.link_config import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
@@ -31,6 +34,11 @@ class VerifyMetrics:
         self._per_token = histogram("time_per_output_token_seconds", "Mean time between a request's tokens.", _SECONDS)
         self._latency = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
         self._queued = histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token.", _SECONDS)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last one.", _SECONDS)
+        self._inference = histogram(
+            "request_inference_time_seconds", "From the first step to the last token.", _SECONDS
+        )
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._generated = histogram("request_generation_tokens", "Tokens output for a request.", _TOKENS)
         self._accepted = histogram("step_tokens", "Tokens one verify step yields for one request.", _ACCEPTED)
@@ -40,10 +48,11 @@ class VerifyMetrics:
             "slipstream_request_success", "Requests that ended.", ["finished_reason"], registry=registry
         )
         self._prompt_tokens = Counter("slipstream_prompt_tokens", "Prompt tokens of ended requests.", registry=registry)
+        self._positions = PositionCounts()
 
     def watch(self, loop: Callable[[], LoopState], link: Callable[[], LinkState]) -> None:
         """Publish the counters of the loop and of the draft link from now on."""
-        self._registry.register(_Counters(loop, link))
+        self._registry.register(_Counters(loop, link, self._positions))
 
     def draft_wait(self, seconds: float) -> None:
         """A step has waited for trees."""
@@ -56,6 +65,8 @@ class VerifyMetrics:
             if output.token_ids:
                 batch += 1
                 self._accepted.observe(len(output.token_ids))
+            if output.step is not None:
+                self._positions.count(output.step.drafted, output.step.accepted)
             if output.finish_reason is not None:
                 self._finish(output)
         if batch:
@@ -70,20 +81,27 @@ class VerifyMetrics:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._prompt.observe(usage.prompt_tokens)
         self._generated.observe(usage.completion_tokens)
+        self._observe_times(timings)
+        if timings.first_token and usage.completion_tokens > 1:
+            self._per_token.observe((timings.total - timings.first_token) / (usage.completion_tokens - 1))
+
+    def _observe_times(self, timings: Timings) -> None:
         self._latency.observe(timings.total)
         self._queued.observe(timings.queued)
         if timings.first_token:
             self._first_token.observe(timings.first_token)
-            if usage.completion_tokens > 1:
-                self._per_token.observe((timings.total - timings.first_token) / (usage.completion_tokens - 1))
+            self._prefill.observe(timings.first_token - timings.queued)
+            self._decode.observe(timings.total - timings.first_token)
+            self._inference.observe(timings.total - timings.queued)
 
 
 class _Counters(Collector):
     """Reads both states once a scrape."""
 
-    def __init__(self, loop: Callable[[], LoopState], link: Callable[[], LinkState]) -> None:
+    def __init__(self, loop: Callable[[], LoopState], link: Callable[[], LinkState], positions: PositionCounts) -> None:
         self._loop = loop
         self._link = link
+        self._positions = positions
 
     def collect(self) -> Iterator[Metric]:
         loop, link = self._loop(), self._link()
@@ -108,7 +126,13 @@ class _Counters(Collector):
             ("num_preemptions", "Requests preempted because pages ran out.", loop.preemptions),
             ("share_displaced_requests", "Queued requests refused for another tenant's share.", loop.displaced),
             ("share_cut_nodes", "Drafted nodes left out of passes for another tenant's share.", loop.cut_nodes),
+            (
+                "prefix_cache_queries",
+                "Prompt tokens whose KV came from the prefix cache or was computed.",
+                loop.prefix_hit_tokens + loop.prompt_tokens,
+            ),
             ("prefix_cache_hits", "Prompt tokens whose KV came from the prefix cache.", loop.prefix_hit_tokens),
+            ("spec_decode_num_drafts", "Steps with drafted tokens, of each request.", self._positions.drafts),
             ("spec_decode_num_draft_tokens", "Drafted tokens verified.", loop.drafted_tokens),
             ("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", loop.accepted_tokens),
             ("draft_waits", "Steps that waited for trees.", link.waits),
@@ -121,6 +145,15 @@ class _Counters(Collector):
             yield GaugeMetricFamily(f"slipstream_{name}", text, value=value)
         for name, text, value in counters:
             yield CounterMetricFamily(f"slipstream_{name}", text, value=value)
+        yield position_family(
+            "slipstream_spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by their place after the last token.",
+            self._positions,
+        )
+        if loop.step_rows is not None:
+            yield histogram_family("slipstream_step_rows", "Rows of a verify step.", loop.step_rows)
+        if loop.step_seconds is not None:
+            yield histogram_family("slipstream_step_seconds", "Time a verify step took the model.", loop.step_seconds)
         yield from _drafter_metrics(link.drafters)
 
 

@@ -16,6 +16,7 @@ from slipstream import __version__
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
+from slipstream.rpc.vllm_metrics import VERIFY_NAMES, with_vllm_names
 from slipstream_kernels.draft_protocol.proposer_host import ProposerHost
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemoryError
 from slipstream_kernels.models.capture_layers import boundaries_of
@@ -71,7 +72,9 @@ async def serve(settings: VerifySettings) -> None:
         unix_socket=settings.unix_socket,
     )
     port = await server.start()
-    endpoint = serve_metrics(settings.metrics_port, registry, host=settings.host) if settings.metrics_port else None
+    vllm = settings.metrics_names == "vllm"
+    published = with_vllm_names(registry, VERIFY_NAMES, lambda: settings.served_name) if vllm else registry
+    endpoint = serve_metrics(settings.metrics_port, published, host=settings.host) if settings.metrics_port else None
 
     hosts: list[ProposerHost] = []
     background: list[asyncio.Task[None]] = []

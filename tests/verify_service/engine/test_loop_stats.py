@@ -24,3 +24,8 @@ def test_prompts_and_steps_add_up_to_those_of_the_requests(target: Target) -> No
     assert state.prompt_tokens + state.prefix_hit_tokens == len(requests) * len(PROMPT)
     assert state.verify_steps == sum(usage.verify_steps for usage in usages)
     assert state.committed_tokens == sum(usage.completion_tokens for usage in usages) == 36
+    assert state.step_rows is not None and state.step_seconds is not None
+    assert sum(state.step_rows.counts) == sum(state.step_seconds.counts) == state.steps
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    decoding = state.verify_steps - len(requests)  # each request's first token is decided by its prompt's last row
+    assert state.step_rows.total == state.prompt_tokens + decoding + drafted

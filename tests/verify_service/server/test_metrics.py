@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from slipstream.generation_types import FinishReason, Timings, Usage
+from slipstream.generation_types import FinishReason, SpeculationStep, Timings, Usage
 from slipstream.rpc.errors import ResourceExhaustedError
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.core.request import RequestKey, StepOutput
@@ -19,10 +19,15 @@ def test_steps_and_ends_are_counted() -> None:
     metrics.draft_wait(0.002)
     key = RequestKey(1, 1)
     last = StepOutput(
-        key, (1, 2, 3), finish_reason=FinishReason.LENGTH, usage=Usage(8, 5, 0, 2, 4, 3), timings=Timings(0.1, 0.2, 1.0)
+        key,
+        (1, 2, 3),
+        step=SpeculationStep(3, 2, "ngram"),
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(8, 5, 0, 2, 4, 3),
+        timings=Timings(0.1, 0.2, 1.0),
     )
     refused = StepOutput(key, finish_reason=FinishReason.ERROR, error=ResourceExhaustedError("full"))
-    metrics.step([StepOutput(key, (4, 5)), last, refused])
+    metrics.step([StepOutput(key, (4, 5), step=SpeculationStep(1, 1, "ngram")), last, refused])
     metrics.step([])
 
     expected = {
@@ -33,6 +38,11 @@ def test_steps_and_ends_are_counted() -> None:
         "spec_decode_num_draft_tokens_total": 20,
         "spec_decode_num_accepted_tokens_total": 11,
         "prefix_cache_hits_total": 16,
+        "prefix_cache_queries_total": 30,
+        "spec_decode_num_drafts_total": 2,
+        "step_rows_sum": 3,
+        "step_rows_count": 1,
+        "step_seconds_sum": 0.75,
         "num_preemptions_total": 1,
         "draft_misses_total": 3,
         "draft_stale_records_total": 4,
@@ -48,9 +58,18 @@ def test_steps_and_ends_are_counted() -> None:
         "time_to_first_token_seconds_sum": 0.2,
         "time_per_output_token_seconds_sum": 0.2,
         "e2e_request_latency_seconds_sum": 1.0,
+        "request_queue_time_seconds_sum": 0.1,
+        "request_prefill_time_seconds_sum": 0.1,
+        "request_decode_time_seconds_sum": 0.8,
+        "request_inference_time_seconds_sum": 0.9,
     }
     found = {name: registry.get_sample_value(f"slipstream_{name}") for name in expected}
     assert found == expected
+    positions = [
+        registry.get_sample_value("slipstream_spec_decode_num_accepted_tokens_per_pos_total", {"position": position})
+        for position in "012"
+    ]
+    assert positions == [2, 1, None]
     labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm", "mode": "ahead"}
     names = (
         "requests",
