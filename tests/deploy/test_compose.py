@@ -27,7 +27,17 @@ PROFILES = {
     "gpu": {"gateway", "verify-gpu", "draft-gpu", "mps", "pause"},
     "inproc": {"gateway", "verify-inproc"},
     "gpu-inproc": {"gateway", "verify-gpu-inproc"},
+    "watch": {"prometheus", "grafana"},
 }
+NETWORKS = {
+    "gateway": {"services", "watch", "public"},
+    "verify": {"services", "watch"},
+    "draft": {"services"},
+    "prometheus": {"watch"},
+    "grafana": {"watch", "public"},
+}
+"""Those of a service, or of the containers that run it; others have none."""
+PUBLISHED = {"gateway": ["127.0.0.1:8000:8000", "127.0.0.1:50051:50051"], "grafana": ["127.0.0.1:3000:3000"]}
 SHARED = {"mps"}
 """Volumes that several services write: the pipe folder of MPS, which is what it is for."""
 INFO_VARIABLES = {"SLIPSTREAM_VERIFY_ADDRESS", "SLIPSTREAM_GATEWAY_ADDRESS"}
@@ -47,6 +57,8 @@ def services() -> dict[str, dict[str, Any]]:
 
 def service_name(service: Mapping[str, Any]) -> str:
     """verify, draft or gateway; empty for what supports them."""
+    if not {"build", "entrypoint"} & set(service):
+        return ""
     program, *rest = entrypoint(service)
     return rest[1] if program == "slipstream" and rest[0] == "run" else ""
 
@@ -125,16 +137,12 @@ def test_shared_namespaces_belong_to_a_container_that_only_sleeps(services):
     assert overridden["pause"]["profiles"] == ["cpu"]
 
 
-def test_no_container_but_the_gateway_reaches_or_is_reached_from_outside(services):
-    networks = compose()["networks"]
-    assert networks["services"] == {"internal": True}
+def test_no_container_but_the_gateway_and_grafana_reaches_or_is_reached_from_outside(services):
+    assert compose()["networks"] == {"services": {"internal": True}, "watch": {"internal": True}, "public": None}
     for name, service in services.items():
         joined = set(service.get("networks", ())) or {service["network_mode"]}
-        assert joined == (
-            {"services", "public"} if name == "gateway" else {"services"} if "expose" in service else {"none"}
-        )
-        assert ("ports" in service) == (name == "gateway")
-    assert services["gateway"]["ports"] == ["127.0.0.1:8000:8000", "127.0.0.1:50051:50051"]
+        assert joined == NETWORKS.get(service_name(service) or name, {"none"})
+        assert service.get("ports", []) == PUBLISHED.get(name, [])
     moved = compose(HTTP_PORT="9000", GRPC_PORT="9001", BIND_ADDRESS="0.0.0.0")["services"]["gateway"]["ports"]
     assert moved == ["0.0.0.0:9000:8000", "0.0.0.0:9001:50051"]
 
@@ -168,6 +176,16 @@ def test_the_model_is_named_by_its_folder_unless_the_operator_names_it(services)
     assert verify["volumes"][0]["source"] == compose(MODELS_DIR="/data")["services"]["draft"]["volumes"][0]["source"]
     named = compose(MODEL_NAME="llama")["services"]["verify"]["environment"]
     assert named["SLIPSTREAM_VERIFY_MODEL_NAME"] == "llama"
+
+
+def test_images_of_others_are_pinned_and_read_files_that_are_there(services):
+    images = {name: service["image"] for name, service in services.items() if "build" not in service}
+    assert set(images) == PROFILES["watch"]
+    assert all(re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image) for image in images.values())
+    for name in images:
+        binds = [volume for volume in services[name]["volumes"] if not isinstance(volume, str)]
+        assert all((DEPLOY / bind["source"]).is_dir() and bind["read_only"] for bind in binds)
+        assert all(bind["bind"] == {"create_host_path": False} for bind in binds)
 
 
 def test_every_variable_is_explained():

@@ -66,6 +66,8 @@ def test_images_for_a_gpu_and_no_others_have_a_c_compiler():
 def test_images_without_a_gpu_take_pytorch_for_the_cpu_unless_told_otherwise():
     for services, index in ((compose()["services"], "https://download.pytorch.org/whl/cpu"), (no_index(), "")):
         for name, service in services.items():
+            if "build" not in service:
+                continue
             arguments = service["build"]["args"]
             on_gpu = arguments["DEVICE"] == "gpu"
             assert on_gpu == ("gpu" in name or name == "mps")

@@ -68,6 +68,14 @@ def classes() -> frozenset[str]:
 
 
 @cache
+def alerts() -> frozenset[str]:
+    """Every alert of ours."""
+    return frozenset(
+        re.findall(r"alert: (\w+)", (ROOT / "deploy" / "prometheus" / "rules.yml").read_text(encoding="utf-8"))
+    )
+
+
+@cache
 def defined(path: Path) -> frozenset[str]:
     """Names that a module defines or imports at its top."""
     names: set[str] = set()
@@ -108,7 +116,7 @@ def module_exists(name: str) -> bool:
 
 def unknown(text: str) -> list[str]:
     """What a text names in code and the project does not have."""
-    found = [each for each in classes_named(text) if each not in classes() | OUTSIDE]
+    found = [each for each in classes_named(text) if each not in classes() | alerts() | OUTSIDE]
     for piece in code(text):
         paths = [each.rstrip("/") for each in PATH.findall(piece)]
         found += [each for each in paths if each not in OUTSIDE and not is_there(each)]
