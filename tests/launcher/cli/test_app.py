@@ -49,6 +49,13 @@ def test_without_flags_the_services_settle_it(layout_of, monkeypatch):
     assert load_settings(list(layout.drafter.arguments[3:])).device == "auto"
 
 
+@pytest.mark.parametrize(("flags", "names"), [((), "slipstream"), (("--metrics-names", "vllm"), "vllm")])
+def test_gateway_and_verify_publish_metrics_under_the_same_names(layout_of, flags, names):
+    layout = layout_of(*flags)
+    assert load(GatewaySettings, "gateway", list(layout.gateway.arguments[3:])).metrics_names == names
+    assert load(VerifySettings, "verify_service", list(layout.verify.arguments[3:])).metrics_names == names
+
+
 def test_access_lines_can_be_turned_off(layout_of):
     for flags, logged in (((), True), (("--no-access-log",), False)):
         arguments = list(layout_of(*flags).gateway.arguments[3:])
