@@ -172,7 +172,7 @@ class Rounds:
         levels: int | None = None,
     ) -> None:
         self._clock = SimpleNamespace(now=0.0)
-        for module in ("controller", "draft_latency"):
+        for module in ("on_device_trees", "draft_latency"):
             monkeypatch.setattr(
                 f"verify_service.speculation.{module}.time", SimpleNamespace(perf_counter=lambda: self._clock.now)
             )
