@@ -44,6 +44,7 @@ def test_both_apis_wait_while_requests_are_answered_and_stay_ready_afterwards(
         assert [each["proposer"] for each in answer.json()["missing_proposers"]] == ["eagle3"]
         assert not is_serving(gateway.grpc_address)
         assert complete(gateway).status_code == 200
+        wait_until(lambda: "waiting up to 3600 s" in gateway.logs, lambda: gateway.logs)
 
         lacking.missing = {}
         gateway.wait_ready()

@@ -95,7 +95,9 @@ class VerifyLoop:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Do the work ahead that drafters attached by now need, then start the thread."""
+        while self._prepare():
+            pass
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> None:
