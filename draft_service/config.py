@@ -13,6 +13,7 @@ from draft_service.proposers.registry import ProposerSpec
 from draft_service.protocol.codec import CUDA_IPC, TRANSPORTS
 from draft_service.protocol.placement import Placement
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.rpc.logs import LogFormat
 from slipstream.settings import Names, load
 from slipstream.speculation.reading import json_text, parse
 from slipstream.transport_settings import TransportSettings
@@ -142,6 +143,7 @@ class DraftSettings(TransportSettings):
     attach_token: str = Field(default="", description="Shared secret that verify asks for beyond loopback")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of Prometheus metrics; 0: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
+    log_format: LogFormat = Field(default="text", description="Log lines: text, or json for one JSON object a line")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,18 +13,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import request_id
 from gateway.generation import Generation
 from slipstream.generation_types import FinishReason, Usage
+from slipstream.request_context import NO_CONTEXT, RequestContext
 from slipstream.rpc.errors import CancelledError, SlipstreamError, codes_of
+from slipstream.rpc.logs import with_fields
+from slipstream.tracing.tracer import NO_SPAN, Span
 
 _log = logging.getLogger(__name__)
 
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 """What supervisors ask every few seconds is told at level debug alone."""
 
-REQUEST_ID_KEY: Final = "x-request-id"
-"""Metadata by which a caller of the gRPC API names its request."""
-
 _MOST_CHARACTERS: Final = 200
 """Of a path, a field or an id as the caller wrote it."""
+
+_DIGITS: Final = 6
+"""Of times in seconds, and of ratios."""
 
 _EXTENSION: Final = "slipstream.access"
 
@@ -40,52 +43,62 @@ class Access:
     peer: str
     level: int = logging.INFO
     status: str = "-"
+    context: RequestContext = NO_CONTEXT
     answer_id: str = ""
-    """The answer's, or the caller's own of a gRPC call."""
-    request_id: str = ""
-    """What the answer's X-Request-Id says."""
+    """What the answer calls itself, if it does."""
     model: str = ""
     generation: Generation | None = None
+    stream: bool = False
+    """Whether the answer comes in parts."""
+    server: tuple[str, int | None] | None = None
+    """Where the request came in, if that is known."""
+    operation: str = ""
+    """What the request's span is called; see slipstream.tracing.names."""
+    span: Span = NO_SPAN
     error: BaseException | None = None
     begun: float = field(default_factory=time.monotonic)
 
     def generates(self, generation: Generation, model: str, answer_id: str = "") -> None:
         """The request has been understood, and is about to run. `answer_id`: what the answer carries, if anything."""
-        self.generation, self.model = generation, model
-        self.answer_id = answer_id or self.answer_id
+        self.generation, self.model, self.answer_id = generation, model, answer_id
 
     def fails(self, error: BaseException) -> None:
         """The caller is told of `error`, whatever the status said before."""
         self.error = error
 
-    def line(self) -> str:
-        """The request as `peer "call" status name=value ...`."""
-        parts = [f'{self.peer} "{self.call}" {self.status}']
-        if self.answer_id:
-            parts.append(f"id={_shown(self.answer_id)}")
-        if self.generation is not None:
-            parts.append(f"model={_shown(self.model)}")
-            parts += _figures(self.generation, self.error)
-        if self.error is not None:
-            parts += _reason(self.error)
-        parts.append(f"seconds={time.monotonic() - self.begun:.3f}")
-        if self.request_id:
-            parts.append(f"request_id={self.request_id}")
-        return " ".join(parts)
+    @property
+    def head(self) -> str:
+        """The request as `peer "call" status`."""
+        return f'{self.peer} "{self.call}" {self.status}'
+
+    def fields(self) -> dict[str, Any]:
+        """Figures and names of the request, None where there are none; times in seconds."""
+        generation = self.generation
+        return {
+            "id": _shown(self.answer_id) or None,
+            **({} if generation is None else {"model": _shown(self.model), **_figures(generation, self.error)}),
+            **({} if self.error is None else _reason(self.error)),
+            "seconds": round(time.monotonic() - self.begun, _DIGITS),
+            "request_id": self.context.request_id or None,
+            "trace_id": self.span.trace_id or None,
+        }
 
 
 class AccessLog:
-    """Writes the lines, unless it is told not to."""
+    """Writes the lines, unless it is told not to. `on_end` is told of every request that is over."""
 
-    __slots__ = ("_enabled",)
+    __slots__ = ("_enabled", "_on_end")
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *, enabled: bool, on_end: Callable[[Access], None] = lambda access: None) -> None:
         self._enabled = enabled
+        self._on_end = on_end
 
     def end(self, access: Access) -> None:
         """The request is over."""
+        self._on_end(access)
         if self._enabled and _log.isEnabledFor(access.level):
-            _log.log(access.level, "%s", access.line())
+            told = {"peer": access.peer, "call": access.call, "status": access.status}
+            _log.log(access.level, "%s", access.head, extra=with_fields(told, **access.fields()))
 
 
 class AccessLogged:
@@ -122,9 +135,9 @@ def access_of(scope: Scope) -> Access:
     return _of_http(scope) if noted is None else noted
 
 
-def access_of_grpc(method: str, peer: str, call_id: str) -> Access:
+def access_of_grpc(method: str, peer: str, context: RequestContext) -> Access:
     """A call of the public gRPC API, from a peer as gRPC names it: `ipv4:127.0.0.1:4711`."""
-    return Access(f"gRPC {method}", _shown(peer.partition(":")[2] or peer), answer_id=call_id)
+    return Access(f"gRPC {method}", _shown(peer.partition(":")[2] or peer), context=context)
 
 
 def _of_http(scope: Scope) -> Access:
@@ -133,33 +146,34 @@ def _of_http(scope: Scope) -> Access:
     level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
     call = f"{scope['method']} {_shown(raw.decode('latin-1'))}"
     peer = "-" if client is None else f"{client[0]}:{client[1]}"
-    return Access(call, peer, level, request_id=request_id.of(scope))
+    context, server = request_id.context_of(scope), scope.get("server")
+    return Access(call, peer, level, context=context, server=None if server is None else (server[0], server[1]))
 
 
-def _figures(generation: Generation, error: BaseException | None) -> list[str]:
+def _figures(generation: Generation, error: BaseException | None) -> dict[str, Any]:
     """Tokens, times and ends of all choices together; names are those of the API's usage."""
     usage: Usage = generation.usage
-    parts = [f"prompt_tokens={usage.prompt_tokens}"]
-    if usage.cached_tokens:
-        parts.append(f"cached_tokens={usage.cached_tokens}")
-    parts.append(f"completion_tokens={usage.completion_tokens}")
-    if generation.first_token_seconds:
-        parts.append(f"ttft={generation.first_token_seconds:.3f}")
-    if usage.verify_steps:
-        parts.append(f"acceptance_length={usage.completion_tokens / usage.verify_steps:.2f}")
-    if len(generation.choices) > 1:
-        parts.append(f"choices={len(generation.choices)}")
     unfinished = FinishReason.CANCELLED if error is None or isinstance(error, CancelledError) else FinishReason.ERROR
     ends = dict.fromkeys((choice.finish_reason or unfinished).value for choice in generation.choices)
-    return [*parts, f"finish_reason={','.join(ends)}"]
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens or None,
+        "completion_tokens": usage.completion_tokens,
+        "ttft": round(generation.first_token_seconds, _DIGITS) or None,
+        "acceptance_length": round(usage.completion_tokens / usage.verify_steps, _DIGITS)
+        if usage.verify_steps
+        else None,
+        "drafted_tokens": usage.drafted_tokens or None,
+        "accepted_tokens": usage.accepted_tokens if usage.drafted_tokens else None,
+        "choices": len(generation.choices) if len(generation.choices) > 1 else None,
+        "finish_reason": ",".join(ends),
+    }
 
 
-def _reason(error: BaseException) -> list[str]:
+def _reason(error: BaseException) -> dict[str, Any]:
     """The kind of an error and the field it names. Its message may quote the request."""
-    parts = [f"error={codes_of(error).openai_type}"]
-    if isinstance(error, SlipstreamError) and error.field:
-        parts.append(f"param={_shown(error.field)}")
-    return parts
+    field_name = error.field if isinstance(error, SlipstreamError) else ""
+    return {"error": codes_of(error).openai_type, "param": _shown(field_name) or None}
 
 
 def _shown(text: str) -> str:

@@ -24,6 +24,7 @@ from slipstream.generation_codec import (
     write_usage,
 )
 from slipstream.generation_types import FinishReason, Usage
+from slipstream.request_context import NO_CONTEXT, RequestContext
 from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, error_of
 from slipstream.v1 import gateway_pb2, sampling_pb2, verify_pb2
 
@@ -87,6 +88,8 @@ def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequen
     )
     if order.weight != 1.0:
         submit.weight = order.weight
+    if order.context != NO_CONTEXT:
+        _write_context(order.context, submit.context)
     if order.speculation is not None:
         submit.speculation.CopyFrom(write_speculation(order.speculation))
     message = verify_pb2.SessionRequest(submit=submit)
@@ -94,6 +97,11 @@ def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequen
         # In place: to copy a long prompt costs more than to decode it.
         message.submit.MergeFromString(order.prompt_wire)
     return message
+
+
+def _write_context(context: RequestContext, message: verify_pb2.RequestContext) -> None:
+    message.request_id = context.request_id
+    message.traceparent, message.tracestate = context.traceparent, context.tracestate
 
 
 def write_prompt(token_ids: Sequence[int]) -> bytes:

@@ -13,6 +13,7 @@ from gateway.known_hosts import checked_origin
 from gateway.transport_settings import GatewayTransportSettings
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
+from slipstream.rpc.logs import LogFormat
 from slipstream.rpc.vllm_metrics import MetricNames
 from slipstream.settings import Names
 from slipstream.transport_settings import checked_address
@@ -128,8 +129,18 @@ class GatewaySettings(GatewayTransportSettings):
     """Whether a line is logged for each request when it is over: status, tokens, times, never text. Requests of
     /health, /ready and /metrics are told at level debug."""
 
+    otlp_traces_endpoint: str = ""
+    """Where spans of requests are sent by OTLP, such as http://127.0.0.1:4317; without it OTEL_* variables say, and
+    where they say nothing, requests are not traced. Needs the extra `otel`."""
+
+    trace_names: Literal["genai", "vllm"] = "genai"
+    """Attributes of spans: genai, those of OpenTelemetry's conventions; vllm, beside them those that vLLM has used."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
+
+    log_format: LogFormat = "text"
+    """How log lines are written: text, or json for one JSON object a line."""
 
     @field_validator("verify")
     @classmethod

@@ -13,7 +13,7 @@ from gateway.batch_queue import BatchQueue
 from gateway.metrics import Metrics
 from gateway.queue_wait import QueueWait
 from gateway.request import ChoiceRequest, Delta, Sampling, StepOutput, VerifyInfo
-from gateway.resumable_stream import ResumableStream
+from gateway.resumable_stream import ResumableStream, Resumed
 from gateway.stream import ChoiceStream
 from gateway.token_figures import TokenTimes
 from gateway.tokenizer import Tokenizer
@@ -94,26 +94,26 @@ class Generation:
     A reader that leaves too many outputs unread loses the request, since a verify service cannot wait for it.
     """
 
-    __slots__ = ("_arrival", "_arrived", "_backend", "_failure", "_first_token", "_names", "_streams", "_times",
-                 "_unfinished", "choices", "request_id", "requests", "seed")  # fmt: skip
+    __slots__ = ("_arrived", "_backend", "_failure", "_first_token", "_names", "_streams", "_times", "_unfinished",
+                 "arrival", "choices", "info", "requests", "seed", "timings")  # fmt: skip
 
     def __init__(
         self, requests: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
     ) -> None:
         self.requests = requests
+        self.info = info
         self.seed = seed
         self.choices = [
             ChoiceStream(index, request, backend.tokenizer, info.eos_token_ids)
             for index, request in enumerate(requests)
         ]
-        self.request_id = ""
-        """What the caller's log calls the request, where that is known."""
         self._backend = backend
         self._names = names
         self._arrived: BatchQueue[tuple[int, StepOutput]] = BatchQueue()
         self._failure: SlipstreamError | None = None
         self._unfinished = len(requests)
-        self._arrival = time.monotonic()
+        self.arrival = time.monotonic()
+        self.timings: Timings | None = None  # of the choice that has ended last
         self._first_token = 0.0
         self._times = [TokenTimes() for _ in requests]
         self._streams = [self._stream(index, request) for index, request in enumerate(requests)]
@@ -136,7 +136,7 @@ class Generation:
         self._backend.queue.end(len(self.requests))
         self._backend.running.discard(self)
         metrics, usages = self._backend.metrics, [choice.usage for choice in self.choices]
-        metrics.end(usages, self._first_token, self._elapsed(), self.request_id)
+        metrics.end(usages, self._first_token, self._elapsed(), self.requests[0].context.request_id)
         unfinished = FinishReason.CANCELLED if error is None or isinstance(error, _CANCELS) else FinishReason.ERROR
         metrics.finish(
             (choice.finish_reason or unfinished for choice in self.choices),
@@ -147,6 +147,16 @@ class Generation:
     def first_token_seconds(self) -> float:
         """From the arrival to the first token of any choice; 0.0 as long as there is none."""
         return self._first_token
+
+    @property
+    def resumes(self) -> list[tuple[int, Resumed]]:
+        """When choices, by their index, went on after they had lost their service."""
+        return [(index, resumed) for index, stream in enumerate(self._streams) for resumed in stream.resumes]
+
+    @property
+    def replicas(self) -> list[str]:
+        """Addresses of the verify services that had the choices last."""
+        return list(dict.fromkeys(stream.replica.address for stream in self._streams if stream.replica is not None))
 
     @property
     def usage(self) -> Usage:
@@ -205,6 +215,7 @@ class Generation:
             self._backend.queue.finish()
             if delta.timings is None:
                 delta.timings = Timings(0.0, self._first_token, self._elapsed())
+            self.timings = delta.timings
             if output.finish_reason is None:
                 self._backend.client.cancel(self._streams[index])
         return delta
@@ -219,4 +230,4 @@ class Generation:
         return ResumableStream(request, deliver)
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._arrival
+        return time.monotonic() - self.arrival

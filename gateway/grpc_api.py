@@ -10,14 +10,15 @@ from typing import Any, Final
 
 import grpc
 
-from gateway import codec
-from gateway.access_log import REQUEST_ID_KEY, Access, access_of_grpc
+from gateway import codec, request_id
+from gateway.access_log import Access, access_of_grpc
 from gateway.generation import Generation
 from gateway.request import ChoiceRequest
 from gateway.service import Gateway
 from gateway.text.prepared import Job
 from slipstream.rpc.errors import codes_of
 from slipstream.rpc.server import abort
+from slipstream.tracing.names import OPERATION_CHAT, OPERATION_COMPLETION
 from slipstream.v1 import gateway_pb2
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class GatewayServicer:
         try:
             async with self._answering(access, context):
                 with await self._open(data, context, access) as generation:
-                    await _stream(generation, context)
+                    await _stream(generation, context, access.context.request_id)
         finally:
             self._gateway.metrics.answered("grpc", access.status)
 
@@ -83,28 +84,32 @@ class GatewayServicer:
         except Exception as error:  # noqa: BLE001  # the edge: the table of errors answers for all of them
             access.status = codes_of(error).status.name
             access.fails(error)
-            await abort(context, error)
+            await abort(context, error, ((request_id.METADATA_KEY, access.context.request_id),))
         finally:
             self._gateway.access_log.end(access)
 
     async def _open(self, data: bytes, context: Context, access: Access) -> Generation:
+        self._gateway.tracing.begin(access, OPERATION_COMPLETION)
+        access.stream = True
         tenant = self._authenticate(context)
         codec.check_size(data, self._most)
         info = self._gateway.model()
         request = await self._gateway.text.prepare(Job.GENERATE, data, info)
+        if request.prompt_field.startswith("chat"):
+            access.operation = OPERATION_CHAT
         choice_request = ChoiceRequest(
             prompt_token_ids=request.prompts[0],
             sampling=request.sampling,
             speculation=request.speculation,
             stop=request.stop,
             tenant=request.tenant if tenant is None else tenant,
+            context=access.span.context,
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
             prompt_wire=request.wires[0],
         )
         generation = self._gateway.open([choice_request], info, prompt_field=request.prompt_field, prefix="sampling.")
         access.generates(generation, info.model_name)
-        generation.request_id = access.answer_id
         return generation
 
     def _authenticate(self, context: Context) -> str | None:
@@ -113,16 +118,22 @@ class GatewayServicer:
 
 
 def _access(method: str, context: Context) -> Access:
-    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return access_of_grpc(method, context.peer(), metadata.get(REQUEST_ID_KEY, ""))
+    named = request_id.context_of_metadata(context.invocation_metadata() or ())
+    return access_of_grpc(method, context.peer(), named)
 
 
-async def _stream(generation: Generation, context: Context) -> None:
-    """One message a verify step, and those of the prompt's logprobs before them; the seed with the first one."""
+async def _stream(generation: Generation, context: Context, named: str) -> None:
+    """One message a verify step, and those of the prompt's logprobs before them; the seed with the first one.
+
+    The request's id goes before them: not before it is known that there are any, since a call that has not been
+    answered at all is one that clients may repeat by themselves.
+    """
     seed: int | None = generation.seed
     choice_request = generation.requests[0]
     choice, write = generation.choices[0], context.write
-    while deltas := await generation.next():
+    deltas = await generation.next()
+    await context.send_initial_metadata(((request_id.METADATA_KEY, named),))
+    while deltas:
         if seed is not None and choice_request.sampling.prompt_logprobs is not None:
             await write(codec.write_prompt_start(seed))
             seed = None
@@ -135,3 +146,4 @@ async def _stream(generation: Generation, context: Context) -> None:
                     codec.write_prompt_logprobs(scores, choice_request.prompt_token_ids[scores.first : scores.end])
                 )
                 await asyncio.sleep(0)
+        deltas = await generation.next()

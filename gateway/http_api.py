@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway import request_id
-from gateway.access_log import access_of
+from gateway.access_log import Access, access_of
 from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
@@ -136,14 +136,19 @@ class OpenAiApi:
         return Response(body, media_type="application/json")
 
     async def _generate(self, request: Request, job: Job, shape: Shape) -> Response:
+        access = access_of(request.scope)
+        self._gateway.tracing.begin(access, shape.operation)
         tenant = self._authenticate(request)
         raw = await _read_body(request, self._gateway.settings.max_body_bytes)
         info = self._gateway.model()
-        return self._answer(await self._gateway.text.prepare(job, raw, info), shape, info, tenant)
+        prepared = await self._gateway.text.prepare(job, raw, info)
+        return self._answer(prepared, shape, info, tenant, access)
 
-    def _answer(self, request: Prepared, shape: Shape, info: VerifyInfo, tenant: str | None) -> Response:
+    def _answer(
+        self, request: Prepared, shape: Shape, info: VerifyInfo, tenant: str | None, access: Access
+    ) -> Response:
         """The answer with `choices` choices for each prompt, those of a prompt beside each other."""
-        count = request.choices
+        count, access.stream = request.choices, request.stream
         choice_requests = [
             ChoiceRequest(
                 prompt_token_ids=prompt,
@@ -152,6 +157,7 @@ class OpenAiApi:
                 stop=request.stop,
                 tenant=request.tenant if tenant is None else tenant,
                 choice_index=choice,
+                context=access.span.context,
                 prompt_wire=wire,
             )
             for prompt, wire in zip(request.prompts, request.wires, strict=True)

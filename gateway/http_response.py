@@ -50,7 +50,6 @@ class GenerationResponse(Response):
         """ASGI."""
         status, access = 200, access_of(scope)
         access.generates(self._generation, self._writer.model, self._writer.request_id)
-        self._generation.request_id = access.request_id
         try:
             with self._generation, _cancelled_on_disconnect(receive, self._generation):
                 first = await self._generation.next()

@@ -26,6 +26,7 @@ from gateway.prompt_logprobs import PromptLogprobs
 from gateway.request import Delta
 from gateway.tokenizer import Tokenizer
 from slipstream.generation_types import PositionLogprobs, TokenLogprob, Usage
+from slipstream.tracing.names import OPERATION_CHAT, OPERATION_COMPLETION
 
 DONE: Final = b"data: [DONE]\n\n"
 _MARK: Final = "\x00text\x00"
@@ -76,6 +77,8 @@ class Shape(Protocol):
     """What differs between chat and plain completions."""
 
     id_prefix: str
+    operation: str
+    """Of the request's span."""
     chunk_object: str
     body_object: str
     prompt_in_choice: bool
@@ -242,6 +245,7 @@ class ChatShape:
     """Chat completions."""
 
     id_prefix = "chatcmpl-"
+    operation = OPERATION_CHAT
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
     prompt_in_choice = False
@@ -281,6 +285,7 @@ class CompletionShape:
     """Plain completions."""
 
     id_prefix = "cmpl-"
+    operation = OPERATION_COMPLETION
     chunk_object = "text_completion"
     body_object = "text_completion"
     prompt_in_choice = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationOptions, SpeculationStep, Timings
+from slipstream.request_context import NO_CONTEXT, RequestContext
 
 if TYPE_CHECKING:
     from gateway.prompt_logprobs import PromptLogprobs
@@ -38,7 +39,7 @@ class Sampling:
 class ChoiceRequest:
     """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows.
 
-    `weight` is the tenant's, by which it shares the service with others.
+    `weight` is the tenant's, by which it shares the service with others. `context` decides on no token.
     """
 
     prompt_token_ids: Sequence[int]
@@ -49,6 +50,7 @@ class ChoiceRequest:
     adapter_id: str = ""
     choice_index: int = 0
     weight: float = 1.0
+    context: RequestContext = NO_CONTEXT
     prompt_wire: bytes = b""
     """The prompt as the bytes of a Submit with these token ids alone, where it has been encoded elsewhere: to decode
     them takes a seventh of the time. Empty: it has not."""
@@ -121,6 +123,11 @@ class VerifyInfo:
     refusals: tuple[ProposerRefusal, ...] = ()
     serving_seconds: float = 0.0
     """For how long the service had taken requests as it stated them."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a token depends on its request alone."""
+        return "exact" in self.build
 
     def continues(self, other: VerifyInfo) -> bool:
         """Whether this service decides the very tokens that the other one would."""

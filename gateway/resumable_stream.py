@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.request import ChoiceRequest, StepOutput, VerifyInfo
 from slipstream.generation_types import FinishReason, Timings
@@ -14,6 +14,19 @@ from slipstream.rpc.errors import SlipstreamError
 if TYPE_CHECKING:
     from gateway.prompt_logprobs import PromptLogprobs
     from gateway.replica import Replica
+
+
+MOST_RESUMES: Final = 64
+"""That are remembered of one stream."""
+
+
+class Resumed(NamedTuple):
+    """A stream went on, at time.monotonic() in seconds, from one service's address at another's; `position`: tokens."""
+
+    at: float
+    former: str
+    later: str
+    position: int
 
 
 class ResumableStream:
@@ -25,9 +38,9 @@ class ResumableStream:
     seconds.
     """
 
-    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "begun", "deliver", "losses", "origin",
-                 "paused_at", "reason", "received", "replica", "request", "request_id", "scored", "sent_at",
-                 "yielded")  # fmt: skip
+    __slots__ = ("_began", "_cached_tokens", "_first_token", "_kept", "_lost_at", "begun", "deliver", "losses",
+                 "origin", "paused_at", "reason", "received", "replica", "request", "request_id", "resumes", "scored",
+                 "sent_at", "yielded")  # fmt: skip
 
     def __init__(self, request: ChoiceRequest, deliver: Callable[[StepOutput], None]) -> None:
         assert request.sampling.seed is not None
@@ -39,6 +52,8 @@ class ResumableStream:
         self.losses = 0  # services that went away, or gave it back, when they had taken it
         self.paused_at = 0.0  # when it was lost first, or began to wait, since its last output; 0.0 while outputs come
         self.reason: SlipstreamError | None = None  # why it was lost, or waits
+        self.resumes: list[Resumed] = []
+        self._lost_at = ""  # address of the service that it was lost with, until it is sent to one again
         self.replica: Replica | None = None
         self.request_id = 0
         self.sent_at = 0.0  # when it was submitted last
@@ -66,6 +81,9 @@ class ResumableStream:
 
     def send(self, replica: Replica, request_id: int) -> None:
         """Note the submission to `replica`."""
+        if self._lost_at and len(self.resumes) < MOST_RESUMES:
+            self.resumes.append(Resumed(time.monotonic(), self._lost_at, replica.address, len(self.received)))
+        self._lost_at = ""
         self.replica, self.request_id = replica, request_id
         if not self.bound:
             self.origin = replica.info
@@ -95,6 +113,7 @@ class ResumableStream:
     def on_lost(self, reason: SlipstreamError) -> None:
         """Note that its service has gone, or has given it back."""
         self.losses += 1
+        self._lost_at = "" if self.replica is None else self.replica.address
         self._kept = len(self.received)
         self.wait(reason)
 

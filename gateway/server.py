@@ -57,7 +57,7 @@ _MOST_GRPC_CONNECTIONS: Final = 4096
 def main(argv: list[str] | None = None) -> None:
     """Run until told to stop; exits with status 1 if the gateway cannot start."""
     settings = load(GatewaySettings, "gateway", argv)
-    set_up_logging("gateway", settings.log_level)
+    set_up_logging("gateway", settings.log_level, settings.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_limit()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import secrets
@@ -26,11 +27,14 @@ from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.replica import Replica
 from gateway.request import ChoiceRequest, VerifyInfo
+from gateway.request_tracing import RequestTracing
 from gateway.sampling_defaults import completed, read_defaults
 from gateway.text.pool import TextWorkers
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import UnavailableError
+from slipstream.tracing.opening import open_tracer
+from slipstream.tracing.tracer import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,9 @@ READY: Final = "ready"
 
 _LAST_WORDS_SECONDS: Final = 1.0
 """What readers get to pass on the error of a request that the drain has cut short."""
+
+_LAST_SPANS_SECONDS: Final = 2.0
+"""How long sending them may take at the end."""
 
 _LENGTHS_SHOWN: Final = 8
 
@@ -49,10 +56,10 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "access_log", "client",
-                 "keys", "metrics", "settings", "text", "tokenizer")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "_tracer", "access_log",
+                 "client", "keys", "metrics", "settings", "text", "tokenizer", "tracing")  # fmt: skip
 
-    def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers) -> None:
+    def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers, tracer: Tracer) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
         self.settings = settings
         self.text = text
@@ -60,7 +67,9 @@ class Gateway:
         self._defaults = read_defaults(settings.model, settings.generation_config)
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = metrics
-        self.access_log = AccessLog(enabled=settings.access_log)
+        self.tracing = RequestTracing(tracer, vllm_names=settings.trace_names == "vllm")
+        self.access_log = AccessLog(enabled=settings.access_log, on_end=self.tracing.end)
+        self._tracer = tracer
         self._monitor = LoopMonitor(metrics, settings.loop_monitor_ms / 1e3)
         self.client = VerifyClient(
             settings.verify,
@@ -80,11 +89,14 @@ class Gateway:
 
     @classmethod
     async def load(cls, settings: GatewaySettings) -> Self:
-        """A gateway with its text workers. FailedPreconditionError if tokenizer or template cannot be used."""
+        """A gateway with its text workers.
+
+        FailedPreconditionError if tokenizer or template cannot be used, or requests cannot be traced as a flag asks.
+        """
         metrics = Metrics()
         text = TextWorkers(settings, metrics.text_worker_ended)
         await text.start()
-        return cls(settings, metrics, text)
+        return cls(settings, metrics, text, open_tracer("slipstream-gateway", settings.otlp_traces_endpoint))
 
     async def start(self) -> None:
         """Connect to the verify services in the background."""
@@ -98,6 +110,7 @@ class Gateway:
         await self._drafters.stop()
         await self.client.close()
         await self.text.close()
+        await asyncio.to_thread(self._tracer.close, _LAST_SPANS_SECONDS)
 
     @property
     def status(self) -> str:

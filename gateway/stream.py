@@ -17,7 +17,7 @@ class ChoiceStream:
 
     __slots__ = ("_accepted_tokens", "_cached_tokens", "_completion_tokens", "_detokenizer", "_drafted_tokens",
                  "_ending_ids", "_index", "_min_tokens", "_prompt_tokens", "_stops", "_verify_steps",
-                 "finish_reason")  # fmt: skip
+                 "finish_reason", "proposers")  # fmt: skip
 
     def __init__(self, index: int, request: ChoiceRequest, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         sampling = request.sampling
@@ -29,6 +29,7 @@ class ChoiceStream:
         if not sampling.ignore_eos:
             self._ending_ids |= eos_token_ids
         self.finish_reason: FinishReason | None = None
+        self.proposers: set[str] = set()  # whose trees were verified
         self._prompt_tokens = len(request.prompt_token_ids)
         self._completion_tokens = self._cached_tokens = 0
         self._verify_steps = self._drafted_tokens = self._accepted_tokens = 0
@@ -101,5 +102,7 @@ class ChoiceStream:
             self._cached_tokens = output.cached_tokens
         if output.step is not None:
             self._verify_steps += 1
-            self._drafted_tokens += output.step.drafted
+            if output.step.drafted:
+                self._drafted_tokens += output.step.drafted
+                self.proposers.add(output.step.proposer)
             self._accepted_tokens += output.step.accepted

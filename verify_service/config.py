@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from slipstream.rpc.logs import LogFormat
 from slipstream.rpc.vllm_metrics import MetricNames
 from slipstream.settings import Names, Numbers
 from slipstream.transport_settings import TransportSettings
@@ -184,7 +185,13 @@ class VerifySettings(TransportSettings):
         allow_inf_nan=False,
         description="Time between lines of throughput in the log while there is something to do; 0: none",
     )
+    otlp_traces_endpoint: str = Field(
+        default="",
+        description="Where spans of requests are sent by OTLP, such as http://127.0.0.1:4317; without it OTEL_* "
+        "variables say, and where they say nothing, requests are not traced. Needs the extra otel",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log")
+    log_format: LogFormat = Field(default="text", description="Log lines: text, or json for one JSON object a line")
 
     @property
     def on_cpu(self) -> bool:

@@ -14,6 +14,7 @@ from draft_service.proposers.base import Opening, Proposer, Sampling, Target
 from draft_service.proposers.hidden_states import bfloat16_rows
 from draft_service.protocol.placement import CPU, Placement
 from draft_service.protocol.records import Close, Open, Record
+from slipstream.request_context import is_request_id
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
 from slipstream_kernels.draft_protocol.records import (
@@ -287,7 +288,8 @@ def _decode_open(message: draft_pb2.Open) -> Open:
         adapter_id=message.adapter_id,
         cached_length=message.cached_length,
     )
-    return Open(_decode_stamp(message.stamp), message.proposer, opening, message.max_nodes, message.max_depth)
+    stamp, named = _decode_stamp(message.stamp), message.request_id if is_request_id(message.request_id) else ""
+    return Open(stamp, message.proposer, opening, message.max_nodes, message.max_depth, named)
 
 
 def _decode_sampling(message: sampling_pb2.SamplingParams, choice: int) -> Sampling:

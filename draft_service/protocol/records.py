@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request begins or is handed over. `proposer` indexes the proposers offered at attachment."""
+    """A request begins or is handed over. `proposer` indexes the proposers offered at attachment.
+
+    `request_id` names the request in logs; empty if it has no name.
+    """
 
     stamp: Stamp
     proposer: int
     opening: Opening
     max_nodes: int
     max_depth: int
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

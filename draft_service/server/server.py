@@ -87,7 +87,7 @@ async def serve(settings: DraftSettings) -> None:
 def run() -> int:
     """Serve as the command line says until terminated; the exit status."""
     settings = load_settings()
-    set_up_logging("draft", settings.log_level)
+    set_up_logging("draft", settings.log_level, settings.log_format)
     raise_limit()
     try:
         uvloop.run(serve(settings))

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
 from draft_service.proposers.hidden_states import placed
 from draft_service.protocol.records import Close, Open, Record
 from draft_service.worker.ahead_state import AheadState, CachedSpeculation
 from draft_service.worker.fan_out import FanOut
+from slipstream.rpc.logs import with_fields
 from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest
 from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap, Nack, Reply, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
@@ -38,7 +39,7 @@ class Slot:
 
     stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
     after Resume, refused or failed). wants_tree: that state has not been answered yet. featured: the first position
-    whose hidden states have not come.
+    whose hidden states have not come. request_id: how logs name the request.
     """
 
     stamp: Stamp
@@ -49,6 +50,7 @@ class Slot:
     wants_tree: bool = False
     awaits_open: bool = False
     featured: int = 0
+    request_id: str = ""
     ahead: AheadState | None = None
     """Set for a request that is drafted ahead."""
 
@@ -171,7 +173,7 @@ class SessionTable:
     def _open(self, record: Open, slot: Slot | None) -> Reply | None:
         if slot is not None:
             self._forget(slot)
-        slot = self._slots[record.stamp.slot] = Slot(record.stamp)
+        slot = self._slots[record.stamp.slot] = Slot(record.stamp, request_id=record.request_id)
         fault = self._fault_of(record)
         if fault:
             del self._slots[record.stamp.slot]
@@ -182,13 +184,14 @@ class SessionTable:
         except SessionRefusedError as refusal:
             return self.refuse(slot, str(refusal))
         except Exception:  # noqa: BLE001 (a third party's code; one request loses its trees, nothing else)
-            _log.exception("proposer %s failed to open a session", proposer.name)
+            _log.exception("proposer %s failed to open a session", proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {proposer.name} failed")
         slot.proposer, slot.session, slot.featured = proposer, session, record.opening.cached_length
-        _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot)
+        _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot, extra=_named(slot))
         if proposer.feature_boundaries and slot.featured:
             self.partial += 1
-            _log.debug("proposer %s begins a session without the states of %d tokens", proposer.name, slot.featured)
+            text = "proposer %s begins a session without the states of %d tokens"
+            _log.debug(text, proposer.name, slot.featured, extra=_named(slot))
         self._want(slot, record)
         if self.max_ahead and proposer.forkable:
             fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
@@ -219,7 +222,7 @@ class SessionTable:
             else:
                 found = slot.ahead.advance(slot.proposer, slot.session, record)
         except Exception:  # noqa: BLE001 (as in _open)
-            _log.exception("proposer %s failed to take tokens", slot.proposer.name)
+            _log.exception("proposer %s failed to take tokens", slot.proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {slot.proposer.name} failed")
         slot.stamp = stamp
         self._want(slot, record)
@@ -268,7 +271,7 @@ class SessionTable:
         try:
             proposer.take_features(slot.session, slot.featured, placed(states[slot.featured - first :], proposer))
         except Exception:  # noqa: BLE001 (as in _open)
-            _log.exception("proposer %s failed to take states", proposer.name)
+            _log.exception("proposer %s failed to take states", proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {proposer.name} failed")
         slot.featured = end
         return None
@@ -304,15 +307,20 @@ class SessionTable:
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
-        _log.debug("session %d: over", session)
+        _log.debug("session %d: over", session, extra=_named(slot))
         try:
             if ahead is not None:
                 ahead.close(proposer)
             proposer.close(session)
         except Exception:  # noqa: BLE001 (as in _open)
-            _log.exception("proposer %s failed to close a session", proposer.name)
+            _log.exception("proposer %s failed to close a session", proposer.name, extra=_named(slot))
 
     @staticmethod
     def _want(slot: Slot, record: Open | Commit[torch.Tensor]) -> None:
         slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
         slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0
+
+
+def _named(slot: Slot) -> dict[str, Any]:
+    """The fields of a log line about a slot."""
+    return with_fields(session=slot.session or None, request_id=slot.request_id or None)

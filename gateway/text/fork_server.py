@@ -29,7 +29,7 @@ from typing import Final, NoReturn
 from gateway.text import worker
 from gateway.text.jobs import Jobs
 from slipstream.rpc.errors import SlipstreamError
-from slipstream.rpc.logs import set_up_logging
+from slipstream.rpc.logs import LogFormat, set_up_logging
 
 _PR_SET_PDEATHSIG: Final = 1
 COMMAND: Final = struct.Struct("<cI")
@@ -51,6 +51,7 @@ class Options:
     worker_memory_bytes: int
     loading_memory_bytes: int
     log_level: str
+    log_format: LogFormat
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _end_with(options.parent)
-    set_up_logging("gateway", options.log_level)
+    set_up_logging("gateway", options.log_level, options.log_format)
     jobs = _load(control, options)
     gc.collect()
     gc.freeze()

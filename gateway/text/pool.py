@@ -50,6 +50,7 @@ class TextWorkers:
             worker_memory_bytes=settings.text_memory_mib * _MIB,
             loading_memory_bytes=_LOADING_BYTES,
             log_level=settings.log_level,
+            log_format=settings.log_format,
         )
         self._queue = WorkerQueue(settings.text_workers)
         self._server: ServerProcess | None = None

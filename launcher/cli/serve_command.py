@@ -143,6 +143,17 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", callback=_level)] = "info",
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="json: all log lines are JSON objects, one a line.")
+    ] = "text",
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where spans of requests are sent by OTLP, such as http://127.0.0.1:4317. [default: as OTEL_* "
+            "variables say, else nowhere]",
+        ),
+    ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Whether the gateway logs a line for each request.")
     ] = True,
@@ -192,7 +203,9 @@ def serve(
     require("serve", "slipstream serve")
     if draft and speculative_config is not None:
         raise typer.BadParameter("--draft and --speculative-config exclude each other")
-    shared = ("--log-level", log_level, "--drain-seconds", str(drain_seconds))
+    logged = ("--log-level", log_level, "--log-format", log_format)
+    traced = _flags({"otlp-traces-endpoint": otlp_traces_endpoint})
+    shared = (*logged, *traced, "--drain-seconds", str(drain_seconds))
     spare = iter(free_ports(4))
     ports = [port or next(spare) for port in (http_port, grpc_port, verify_port, draft_port)]
     try:
@@ -217,7 +230,7 @@ def serve(
                 *(verify_arg or ()),
             ),
             draft_arguments=(
-                *("--log-level", log_level),
+                *logged,
                 *_flags({"threads": draft_threads, "device": device}),
                 *metrics_flags(draft_arg or (), "SLIPSTREAM_DRAFT_METRICS_PORT", DRAFT_PORT, ports),
                 *(draft_arg or ()),
@@ -245,6 +258,7 @@ def serve(
         drain_seconds=drain_seconds,
         max_restarts=max_restarts,
         hang_seconds=hang_seconds,
+        log_format=log_format,
     )
     raise typer.Exit(run(layout, options))
 

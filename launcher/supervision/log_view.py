@@ -8,8 +8,12 @@ from collections import deque
 from types import TracebackType
 from typing import Self, TextIO
 
+from slipstream.rpc.logs import LogFormat, json_line
+
 _COLOURS = {"gateway": "36", "verify": "32", "draft": "35", "slipstream": "1"}
 _WIDTH = max(len(name) for name in _COLOURS)
+_OBJECT = '{"time": '
+"""How a service's own lines begin."""
 FLUSH_SECONDS = 2.0
 
 
@@ -19,11 +23,14 @@ class LogView:
     Nobody who logs waits for the reader: a terminal that is stopped must not stop the services. Up to `max_lines`
     are kept for it, those beyond are dropped and counted, as are lines that nobody can read. At the end of a `with`
     block what is left gets a moment to be written.
+
+    In style json all lines are JSON objects: those of services as they are, what else a process writes as `message`.
     """
 
-    def __init__(self, output: TextIO, max_lines: int = 10_000) -> None:
+    def __init__(self, output: TextIO, max_lines: int = 10_000, style: LogFormat = "text") -> None:
         self._output = output
         self._max_lines = max_lines
+        self._style = style
         self._colour = output.isatty()
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()
@@ -33,12 +40,10 @@ class LogView:
 
     def __call__(self, name: str, line: str) -> None:
         """Have one line of a service written."""
-        label = name.ljust(_WIDTH)
-        if self._colour:
-            label = f"\x1b[{_COLOURS.get(name, '0')}m{label}\x1b[0m"
+        shown = self._shown(name, line)
         with self._changed:
             if len(self._lines) < self._max_lines:
-                self._lines.append(f"{label} | {line}\n")
+                self._lines.append(shown)
                 self._changed.notify_all()
             else:
                 self._dropped += 1
@@ -56,6 +61,14 @@ class LogView:
     ) -> None:
         self.flush()
 
+    def _shown(self, name: str, line: str) -> str:
+        if self._style == "json":
+            return f"{line if line.startswith(_OBJECT) else json_line(name, line)}\n"
+        label = name.ljust(_WIDTH)
+        if self._colour:
+            label = f"\x1b[{_COLOURS.get(name, '0')}m{label}\x1b[0m"
+        return f"{label} | {line}\n"
+
     def _write(self) -> None:
         while True:
             with self._changed:
@@ -67,7 +80,7 @@ class LogView:
                 self._lines.clear()
                 self._dropped = 0
             if dropped:
-                text += f"{'slipstream'.ljust(_WIDTH)} | {dropped} lines were dropped, as nobody read them\n"
+                text += self._shown("slipstream", f"{dropped} lines were dropped, as nobody read them")
             with contextlib.suppress(OSError, ValueError):
                 self._output.write(text)
                 self._output.flush()

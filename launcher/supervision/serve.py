@@ -23,6 +23,7 @@ from launcher.services.readiness import StartupError, attached_proposers, is_ser
 from launcher.supervision.first_request import first_request
 from launcher.supervision.log_view import LogView
 from launcher.supervision.supervisor import HANG_SECONDS, MOST_FAILURES, RestartPolicy, Supervisor
+from slipstream.rpc.logs import LogFormat
 from slipstream.rpc.unix_socket import is_unix
 
 GIVEN_UP = 0
@@ -48,6 +49,7 @@ class ServeOptions:
     drain_seconds: float
     max_restarts: int = MOST_FAILURES
     hang_seconds: float = HANG_SECONDS
+    log_format: LogFormat = "text"
 
 
 class PortTakenError(RuntimeError):
@@ -80,7 +82,7 @@ def serve(layout: Layout, options: ServeOptions) -> int:
     The first SIGTERM or SIGINT drains: running streams finish, new requests are refused. The second ends everything.
     An essential service that ends again and again, soon after each start, ends everything with status 1.
     """
-    with LogView(sys.stderr) as view, contextlib.ExitStack() as stack:
+    with LogView(sys.stderr, style=options.log_format) as view, contextlib.ExitStack() as stack:
         if speaks_tls(layout):
             # Clients' certificates are not the launcher's, and that of the server may be issued for any name.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipstream-"))

@@ -11,9 +11,10 @@ import grpc
 import httpx
 import pytest
 
-from gateway.access_log import Access, access_of_grpc
+from gateway.access_log import access_of_grpc
 from slipstream import Client
-from slipstream.rpc.errors import CancelledError, InvalidArgumentError
+from slipstream.request_context import NO_CONTEXT
+from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
@@ -38,7 +39,9 @@ def test_a_completion_has_one_line_with_its_figures(gateway: GatewayProcess, ver
     assert re.search(r' 127\.0\.0\.1:\d+ "POST /v1/completions" 200 id=cmpl-\w+ model=tiny ', line)
     tokens = f"prompt_tokens={answer['usage']['prompt_tokens']} cached_tokens=3 completion_tokens=9"
     assert tokens in line
-    assert re.search(r" ttft=\d\.\d{3} acceptance_length=3\.00 finish_reason=length ", line)
+    assert re.search(
+        r" ttft=\d\.\d{3} acceptance_length=3\.000 drafted_tokens=12 accepted_tokens=6 finish_reason=length ", line
+    )
     assert re.search(r" seconds=\d+\.\d{3} request_id=\w+$", line)
     assert SECRET not in gateway.logs
 
@@ -62,10 +65,10 @@ def test_a_call_of_the_grpc_api_has_one_too(gateway: GatewayProcess, verify: Fak
         request = gateway_pb2.GenerateRequest(text=SECRET)
         request.sampling.max_tokens = 4
         list(stub.Generate(request, metadata=(("x-request-id", "order-66"),), timeout=60))
-    (line,) = lines_of(gateway, "id=order-66")
-    assert '"gRPC Generate" OK id=order-66 model=tiny' in line
+    (line,) = lines_of(gateway, "request_id=order-66")
+    assert '"gRPC Generate" OK model=tiny' in line
     assert "completion_tokens=4" in line
-    assert "acceptance_length=2.00 finish_reason=length" in line
+    assert "acceptance_length=2.000 drafted_tokens=8 accepted_tokens=2 finish_reason=length" in line
     with Client(gateway.grpc_address) as client, pytest.raises(InvalidArgumentError):
         client.generate(SECRET, temperature=-1.0)
     assert lines_of(gateway, 'gRPC Generate" INVALID_ARGUMENT error=invalid_request_error param=sampling.temperature')
@@ -120,10 +123,35 @@ def test_without_access_log_and_at_level_debug(tokenizer_folder: Path, verify: F
 
 
 def test_what_a_caller_wrote_makes_no_line_of_its_own() -> None:
-    access = access_of_grpc("Generate", "ipv6:%5B::1%5D:80", 'a\n2026 "forged" \x1b[2J' + "x" * 500)
-    access.fails(CancelledError("gone"))
-    line = access.line()
-    assert line.isprintable()
-    assert line.startswith('%5B::1%5D:80 "gRPC Generate" - id=a?2026??forged??')
-    assert len(line) < 400
-    assert "- -" not in Access("GET /", "-").line()
+    forged = 'a\n2026 "forged" \x1b[2J' + "x" * 500
+    access = access_of_grpc("Generate", f"ipv6:%5B::1%5D:80{forged}", NO_CONTEXT)
+    access.fails(InvalidArgumentError("no", field=forged))
+    assert access.head.isprintable()
+    assert access.head.startswith("%5B::1%5D:80a?2026??forged??")
+    assert len(access.head) < 300
+    assert access.fields()["param"].startswith("a?2026??forged??")
+    assert len(access.fields()["param"]) < 300
+
+
+def test_as_json_a_line_has_its_figures_as_fields(tokenizer_folder: Path, verify: FakeVerify) -> None:
+    verify.reset(tokens_per_step=3)
+    with GatewayProcess(tokenizer_folder, verify.address, "--log-format", "json", wait_ready=False) as gateway:
+        gateway.wait_ready()
+        reply = httpx.post(
+            f"{gateway.http_url}/v1/completions",
+            json={"model": "tiny", "prompt": SECRET, "max_tokens": 9},
+            headers={"X-Request-Id": "json-1"},
+            timeout=60,
+        )
+        (line,) = lines_of(gateway, '"json-1"')
+    told = json.loads(line)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", told.pop("peer"))
+    assert told.pop("message").endswith(' "POST /v1/completions" 200')
+    assert 0 < told.pop("ttft") < told.pop("seconds") < 60
+    assert told.pop("time").endswith("Z")
+    assert told == {
+        "level": "info", "service": "gateway", "logger": "gateway.access_log", "call": "POST /v1/completions",
+        "status": "200", "id": reply.json()["id"], "model": "tiny", "prompt_tokens": 6, "cached_tokens": 3,
+        "completion_tokens": 9, "acceptance_length": 3.0, "drafted_tokens": 12, "accepted_tokens": 6,
+        "finish_reason": "length", "request_id": "json-1",
+    }  # fmt: skip

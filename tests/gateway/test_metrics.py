@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from prometheus_client import Metric
@@ -13,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
 from slipstream.generation_types import FinishReason, Usage
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
@@ -59,6 +61,17 @@ def test_a_request_is_counted_under_both_names(known_as_vllm: GatewayProcess) ->
         exemplars = [sample.exemplar for sample in families[name].samples if sample.exemplar]
         assert [exemplar.labels for exemplar in exemplars] == [{"request_id": request_id}]
     assert {sample.labels["engine"] for sample in families["vllm:prompt_tokens"].samples} == {"0"}
+
+
+def test_a_call_of_the_grpc_api_has_its_id_as_exemplar(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset()
+    named = uuid.uuid4().hex
+    with grpc.insecure_channel(gateway.grpc_address) as channel:
+        request = gateway_pb2.GenerateRequest(text="a b c d")
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        list(stub.Generate(request, metadata=(("x-request-id", named),), timeout=60))
+    samples = scrape(gateway)["slipstream_gateway_request_seconds"].samples
+    assert {"request_id": named} in [sample.exemplar.labels for sample in samples if sample.exemplar]
 
 
 def test_our_names_are_alone_unless_others_are_asked_for(gateway: GatewayProcess) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 
+import grpc
 import httpx
 import openai
 import pytest
 
 from gateway import request_id
 from gateway.http_errors import error_response
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from support import raw_http
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
@@ -94,3 +96,41 @@ def test_the_official_client_reads_it(gateway: GatewayProcess, verify: FakeVerif
         client.chat.completions.create(**CHAT, max_tokens=0)
     assert MADE.fullmatch(caught.value.request_id or "")
     assert MADE.fullmatch(httpx.get(f"{gateway.http_url}/metrics", timeout=60).headers["x-request-id"])
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_it_goes_to_the_verify_service_with_the_parent_span(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset(breaks=[1])
+    headers = {"X-Request-Id": "carried-1", "traceparent": PARENT, "tracestate": "a=1"}
+    httpx.post(f"{gateway.http_url}/v1/completions", json=BODY | {"n": 2}, headers=headers, timeout=60)
+    assert len(verify.seen.submits) > 2, "nothing was resumed"
+    for submit in verify.seen.submits:
+        context = submit.context
+        assert (context.request_id, context.traceparent, context.tracestate) == ("carried-1", PARENT, "a=1")
+
+
+def test_callers_of_the_grpc_api_are_told_it_too(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    verify.reset()
+    with grpc.insecure_channel(gateway.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        asked = gateway_pb2.GenerateRequest(text="abc")
+        asked.sampling.max_tokens = 2
+        named = (("x-request-id", "carried-2"), ("traceparent", PARENT), ("tracestate", "a=1"), ("tracestate", "b=2"))
+        call = stub.Generate(asked, metadata=named, timeout=60)
+        list(call)
+        assert dict(call.initial_metadata())["x-request-id"] == "carried-2"
+        call = stub.Generate(asked, timeout=60)
+        list(call)
+        assert MADE.fullmatch(dict(call.initial_metadata())["x-request-id"])
+        asked.sampling.max_tokens = 0
+        call = stub.Generate(asked, metadata=(("x-request-id", "carried-3"),), timeout=60)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert not call.initial_metadata()
+        assert dict(call.trailing_metadata())["x-request-id"] == "carried-3"
+    first, second = (submit.context for submit in verify.seen.submits)
+    assert (first.request_id, first.traceparent, first.tracestate) == ("carried-2", PARENT, "a=1,b=2")
+    assert MADE.fullmatch(second.request_id)
+    assert not second.traceparent

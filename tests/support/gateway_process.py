@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx
 
-_LISTENING = re.compile(r"listening http=(\S+) grpc=(\S+)")
+_LISTENING = re.compile(r'listening http=([^\s"]+) grpc=([^\s"]+)')
 
 
 class GatewayProcess:

@@ -25,7 +25,7 @@ class Opening:
     """A request that begins to run. No tree is wanted yet; the first `Committed` asks for one.
 
     `token_ids` is prompt and prior output, `prompt_length` of them the prompt, `cached_length` of them a
-    prefix-cache hit. `sampling.seed` is the seed in force.
+    prefix-cache hit. `sampling.seed` is the seed in force. `request_id` names the request in logs.
     """
 
     key: RequestKey
@@ -39,6 +39,7 @@ class Opening:
     cached_length: int
     history: HiddenStateHistory | None = None
     """Hidden states of the request's positions, for the loop's thread; None where none are kept."""
+    request_id: str = ""
 
 
 class WaitUrgency(Enum):

@@ -13,6 +13,7 @@ from slipstream.generation_types import (
     Timings,
     Usage,
 )
+from slipstream.request_context import NO_CONTEXT, RequestContext
 from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.prompt_scores import PromptScores
 
@@ -58,7 +59,7 @@ class GenerationRequest:
 
     `output_token_ids` were output before, by this service or another: they count as output for penalties,
     positions and limits, and are not sent again. `arrival` is time.monotonic() in seconds. `weight` is the tenant's,
-    by which it shares the service with others.
+    by which it shares the service with others. `context` names the request in logs and traces.
     """
 
     key: RequestKey
@@ -71,6 +72,7 @@ class GenerationRequest:
     adapter_id: str = ""
     choice_index: int = 0
     weight: float = 1.0
+    context: RequestContext = NO_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)

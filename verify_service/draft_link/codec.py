@@ -286,6 +286,7 @@ def _fill_open(message: draft_pb2.Open, record: Open) -> None:
     message.tenant, message.adapter_id = record.tenant, record.adapter_id
     message.cached_length = record.cached_length
     message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
+    message.request_id = record.request_id
 
 
 def _finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason:

@@ -45,6 +45,7 @@ class Open:
     cached_length: int
     max_nodes: int
     max_depth: int
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

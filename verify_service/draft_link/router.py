@@ -322,6 +322,7 @@ class DraftRouter:
             cached_length=slot.states_sent_until,
             max_nodes=slot.max_nodes,
             max_depth=slot.max_depth,
+            request_id=opening.request_id,
         )
         if attachment.outbox.put((record,)):
             slot.in_sync = slot.opened = True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError, UnavailableError
+from slipstream.rpc.logs import with_fields
 from verify_service.core.device_fault import end_if_device_lost
 from verify_service.core.draft_source import DraftSource, HiddenStateTaker, OnDeviceDrafter, OutcomeTreeSource
 from verify_service.core.engine_config import EngineConfig
@@ -297,7 +298,8 @@ class VerifyLoop:
         self._updates.send(self._scheduler.num_running, self._step_queue.under_way)
         for state in undecided:
             error = undecided_error(len(state.tokens))
-            _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error)
+            named = with_fields(request_id=state.request.context.request_id or None)
+            _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error, extra=named)
             self._leave([state.key], FinishReason.ERROR, error, keep=False)
 
     def _tell_behind_launch(self) -> None:

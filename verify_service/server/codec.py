@@ -16,6 +16,7 @@ from slipstream.generation_codec import (
     write_timings,
     write_usage,
 )
+from slipstream.request_context import checked
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
 from verify_service.core.prompt_scores import PromptScores
@@ -64,6 +65,7 @@ def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: flo
         choice_index=submit.choice_index,
         weight=submit.weight if submit.HasField("weight") else 1.0,
         arrival=arrival,
+        context=checked(submit.context.request_id, submit.context.traceparent, submit.context.tracestate),
     )
 
 

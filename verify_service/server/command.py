@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 def run(argv: list[str] | None = None) -> None:
     """Run until terminated. Exit status 1 for a model, address or memory that will not do."""
     settings = load(VerifySettings, "verify_service", argv)
-    set_up_logging("verify", settings.log_level)
+    set_up_logging("verify", settings.log_level, settings.log_format)
     raise_limit()
     # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
     from slipstream_kernels.models.checkpoint.model_config import CheckpointError

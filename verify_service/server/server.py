@@ -17,6 +17,7 @@ from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
 from slipstream.rpc.vllm_metrics import VERIFY_NAMES, with_vllm_names
+from slipstream.tracing.opening import open_tracer
 from slipstream_kernels.draft_protocol.proposer_host import ProposerHost
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemoryError
 from slipstream_kernels.models.capture_layers import boundaries_of
@@ -57,7 +58,8 @@ async def serve(settings: VerifySettings) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
-    verify, draft = VerifyServicer(metrics), DraftLinkServicer()
+    tracer = open_tracer("slipstream-verify", settings.otlp_traces_endpoint)
+    verify, draft = VerifyServicer(metrics, tracer), DraftLinkServicer()
 
     def register(server: grpc.aio.Server) -> None:
         verify.register(server)

@@ -15,12 +15,15 @@ from typing import Any
 import grpc
 
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
+from slipstream.rpc.logs import with_fields
 from slipstream.rpc.server import abort
+from slipstream.tracing.tracer import NullTracer, Tracer
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.request_traces import RequestTraces
 from verify_service.server.server_info import VerifyFacts
 from verify_service.server.session import Session
 
@@ -29,6 +32,9 @@ _log = logging.getLogger(__name__)
 SERVICE = "slipstream.v1.VerifyService"
 FLUSH_SECONDS = 2.0
 """How long a session's stream may take to carry the last outputs when the service stops."""
+TRACES_SECONDS = 2.0
+"""How long sending the last spans may take."""
+_UNTRACED = NullTracer()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,9 +56,10 @@ class VerifyServicer:
     Answers UNAVAILABLE until `backend` is set.
     """
 
-    def __init__(self, metrics: VerifyMetrics) -> None:
+    def __init__(self, metrics: VerifyMetrics, tracer: Tracer = _UNTRACED) -> None:
         self.backend: Backend | None = None
         self._metrics = metrics
+        self._traces = RequestTraces(tracer)
         self._events = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
         self._session_ids = itertools.count(1)
@@ -112,6 +119,7 @@ class VerifyServicer:
             del self._sessions[session.session_id]
             if session.active:
                 backend.loop.cancel_session(session.session_id)
+                self._traces.drop(session.session_id)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the others finish for `seconds`, then end every session and the engine."""
@@ -134,6 +142,7 @@ class VerifyServicer:
         for future in flushed:
             future.cancel()
         link.close()
+        await asyncio.to_thread(self._traces.close, TRACES_SECONDS)
 
     async def _carry(
         self, backend: Backend, session: Session, requests: AsyncIterator[bytes], context: Context
@@ -147,7 +156,9 @@ class VerifyServicer:
                     backend.loop.cancel(request.key)
                 else:
                     session.begin(request.key.request_id)
-                    _tell_submitted(request)
+                    if _log.isEnabledFor(logging.DEBUG):
+                        _tell_submitted(request)
+                    self._traces.begin(request)
                     backend.loop.submit(request)
             session.half_close()
 
@@ -168,6 +179,7 @@ class VerifyServicer:
 
     def _start(self, keys: list[RequestKey]) -> None:
         """Sort requests that begin by session."""
+        self._traces.start(keys)
         for key in keys:
             session = self._sessions.get(key.session_id)
             if session is not None:
@@ -183,6 +195,7 @@ class VerifyServicer:
             if session is not None:
                 session.put(own)
         self._metrics.step(outputs)
+        self._traces.finish(outputs)
         if _log.isEnabledFor(logging.DEBUG):
             _tell_finished(outputs)
 
@@ -193,12 +206,16 @@ class VerifyServicer:
 
 
 def _tell_submitted(request: GenerationRequest) -> None:
-    key, count = request.key, len(request.prompt_token_ids)
-    _log.debug("session %d request %d: submitted with %d prompt tokens", key.session_id, key.request_id, count)
+    key, count, named = request.key, len(request.prompt_token_ids), request.context.request_id or None
+    told = {"session": key.session_id, "request": key.request_id, "prompt_tokens": count}
+    text = "session %d request %d: submitted with %d prompt tokens"
+    _log.debug(text, key.session_id, key.request_id, count, extra=with_fields(told, request_id=named))
 
 
 def _tell_finished(outputs: list[StepOutput]) -> None:
     for output in outputs:
         if output.finish_reason is not None:
             key, reason, usage = output.key, output.finish_reason.value, output.usage
-            _log.debug("session %d request %d: ended, %s, %s", key.session_id, key.request_id, reason, usage)
+            told = {"session": key.session_id, "request": key.request_id, "finish_reason": reason}
+            text = "session %d request %d: ended, %s, %s"
+            _log.debug(text, key.session_id, key.request_id, reason, usage, extra=with_fields(told))

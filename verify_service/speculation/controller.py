@@ -90,6 +90,7 @@ class SpeculationController:
                     adapter_id=request.adapter_id,
                     cached_length=state.num_computed_tokens,
                     history=history,
+                    request_id=request.context.request_id,
                 )
             )
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else

@@ -252,7 +252,9 @@ class GpuEagleProposer(EagleBase):
         draft, sessions, _ = self._running
         taken = sessions.take_rows(draft, session, rows, max_nodes, max_depth)
         if taken is None:
-            _log.info("request of %d tokens outgrew what the head holds: it goes on without trees", len(session.tokens))
+            _log.debug(
+                "request of %d tokens outgrew what the head holds: it goes on without trees", len(session.tokens)
+            )
         return taken
 
     def _settle(self, session: PagedSession) -> None:

@@ -143,10 +143,13 @@ def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCrede
     return bound
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: BaseException, metadata: Sequence[tuple[str, str]] = ()
+) -> NoReturn:
     """End the call with the status of `error`.
 
-    Trailing metadata carries its field (`slipstream-error-field`) and when to retry (`slipstream-retry-after-seconds`).
+    Trailing metadata carries `metadata`, the error's field (`slipstream-error-field`) and when to retry
+    (`slipstream-retry-after-seconds`).
     What is not a domain error is logged with its traceback and reported without details. Cancellation of the
     handler itself is raised again.
     """
@@ -157,7 +160,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
         error = InternalError("internal error")
     field = error.field.encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(char if char.isprintable() else "?" for char in field)
-    trailing = [(ERROR_FIELD_KEY, printable)] if printable else []
+    trailing = [*metadata, *([(ERROR_FIELD_KEY, printable)] if printable else [])]
     if error.retry_after is not None:
         trailing.append((RETRY_AFTER_KEY, f"{error.retry_after:.3f}"))
     await context.abort(codes_of(error).status, error.message, tuple(trailing))

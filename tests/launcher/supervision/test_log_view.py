@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 
 from launcher.supervision.log_view import LogView
+from slipstream.rpc.logs import json_line
 
 
 def test_lines_stand_under_their_service():
@@ -44,3 +46,17 @@ def test_a_reader_that_sleeps_stops_nobody_and_is_told_what_it_missed():
     lines = text.decode().splitlines()
     assert lines[1:101] == [f"gateway    | {number}" for number in range(100)]
     assert "50 lines were dropped" in lines[101]
+
+
+def test_as_json_every_line_is_an_object():
+    output = io.StringIO()
+    with LogView(output, style="json") as view:
+        view("draft", own := json_line("draft", "attached"))
+        view("verify", "Segmentation fault")
+        view("slipstream", "draining")
+    first, *others = output.getvalue().splitlines()
+    assert first == own
+    assert [(line["service"], line["message"]) for line in map(json.loads, others)] == [
+        ("verify", "Segmentation fault"),
+        ("slipstream", "draining"),
+    ]
