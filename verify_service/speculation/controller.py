@@ -77,22 +77,21 @@ class SpeculationController:
         """Announce a request that starts with a proposer."""
         request = state.request
         self._tree_sizer.begin(state)
+        opening = Opening(
+            key=state.key,
+            proposer=state.proposer,
+            token_ids=tuple(state.tokens),
+            prompt_length=state.prompt_length,
+            sampling=state.sampling,
+            choice_index=request.choice_index,
+            tenant=request.tenant,
+            adapter_id=request.adapter_id,
+            cached_length=state.num_computed_tokens,
+            history=history,
+            request_id=request.context.request_id,
+        )
         try:
-            self._trees.begin(
-                Opening(
-                    key=state.key,
-                    proposer=state.proposer,
-                    token_ids=tuple(state.tokens),
-                    prompt_length=state.prompt_length,
-                    sampling=state.sampling,
-                    choice_index=request.choice_index,
-                    tenant=request.tenant,
-                    adapter_id=request.adapter_id,
-                    cached_length=state.num_computed_tokens,
-                    history=history,
-                    request_id=request.context.request_id,
-                )
-            )
+            self._trees.begin(opening)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("the tree source failed to begin a request, which decodes plainly")
             state.proposer = ""
