@@ -70,7 +70,8 @@ def _of_request(access: Access) -> dict[str, Value]:
         names.REQUEST_ID: access.context.request_id or None,
         names.SERVER_ADDRESS: host,
         names.SERVER_PORT: port,
-        **({names.HTTP_STATUS: int(access.status)} if access.status.isdigit() else {names.RPC_STATUS: access.status}),
+        names.HTTP_STATUS: int(access.status) if access.status.isdigit() else None,
+        names.RPC_STATUS: access.status if access.status.isidentifier() else None,
     }
 
 

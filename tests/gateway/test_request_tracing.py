@@ -96,21 +96,31 @@ def test_a_request_is_one_span_under_its_callers(traced, receiver, verify: FakeV
 
 def test_a_stream_that_is_resumed_says_so_and_stays_in_its_trace(traced, receiver, verify: FakeVerify) -> None:
     verify.reset(breaks=[3])
-    messages = [{"role": "user", "content": SECRET}]
-    ask(traced, "two-1", "chat/completions", messages=messages, stream=True, n=2, prompt=None)
+    chat = {"messages": [{"role": "user", "content": SECRET}], "prompt": None}
+    ask(traced, "two-1", "chat/completions", stream=True, **chat)
     span = of_request(receiver, "two-1")
     assert span.name == "chat tiny"
     assert not span.parent_id
-    assert (span.attributes[names.REQUEST_STREAM], span.attributes[names.REQUEST_CHOICES]) == (True, 2)
-    assert span.attributes[names.RESUMES] == 2
-    resumed = [told for name, _, told in span.events if name == "resumed"]
-    assert {told[names.CHOICE] for told in resumed} == {0, 1}
-    assert {told[names.RESUMED_FROM] for told in resumed} == {verify.address}
-    assert {told[names.RESUMED_TO] for told in resumed} == {verify.address}
-    assert max(told[names.RESUMED_POSITION] for told in resumed) == 3
-    assert len(verify.seen.submits) == 4
+    assert span.attributes[names.REQUEST_STREAM] is True
+    assert span.attributes[names.RESUMES] == 1
+    (resumed,) = [told for name, _, told in span.events if name == "resumed"]
+    assert resumed == {
+        names.CHOICE: 0, names.RESUMED_FROM: verify.address, names.RESUMED_TO: verify.address,
+        names.RESUMED_POSITION: 3,
+    }  # fmt: skip
+    assert len(verify.seen.submits) == 2
     (told,) = {submit.context.traceparent for submit in verify.seen.submits}
     assert told.startswith(f"00-{span.trace_id}-{span.span_id}-")
+
+
+def test_choices_are_one_span(traced, receiver, verify: FakeVerify) -> None:
+    verify.reset()
+    ask(traced, "three-1", n=3)
+    span = of_request(receiver, "three-1")
+    assert span.attributes[names.REQUEST_CHOICES] == 3
+    assert span.attributes["gen_ai.usage.output_tokens"] == 12
+    assert span.attributes["gen_ai.response.finish_reasons"] == ["length"] * 3
+    assert len({submit.context.traceparent for submit in verify.seen.submits}) == 1
 
 
 def test_a_call_of_the_grpc_api_is_one_too(traced, receiver, verify: FakeVerify) -> None:
