@@ -201,10 +201,8 @@ class VerifyLoop:
                 attach(items)
                 self._features.direct(items)
                 self._scheduler.charge(items)
-                if promised:
-                    self._step_queue.launch(items, afterwards=self._tell_behind_launch)
-                else:
-                    self._step_queue.launch(items, meanwhile=self._deliver)
+                afterwards, meanwhile = (self._tell_behind_launch, None) if promised else (None, self._deliver)
+                self._step_queue.launch(items, meanwhile=meanwhile, afterwards=afterwards)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
