@@ -26,7 +26,7 @@ from benchmarks.local_engine.local_loop import EngineConfig, Job, local_loop
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from training.answers.dataset import write_set
-from training.features.run import Plan, extract_features, plan_features, remove_run
+from training.features.run import ExtractionPlan, extract_features, plan_features, remove_run
 from training.features.settings import FeatureSettings, Machine
 
 PREFILL, FEATURES, DISK = "prefill, tokens/s", "features, tokens/s", "disk, MiB/s"
@@ -36,7 +36,7 @@ _BLOCK = 1 << 20
 _RUNNING = 64
 
 
-def prefill_rate(model: Any, plan: Plan, machine: Machine) -> float:
+def prefill_rate(model: Any, plan: ExtractionPlan, machine: Machine) -> float:
     """Prompt tokens a second of the verify loop, each request with one token of output."""
     texts = plan.texts
     context = plan.config.max_context
@@ -48,7 +48,7 @@ def prefill_rate(model: Any, plan: Plan, machine: Machine) -> float:
         return sum(map(len, prompts)) / (time.perf_counter() - begun)
 
 
-def feature_rate(plan: Plan, machine: Machine, folder: Path) -> float:
+def feature_rate(plan: ExtractionPlan, machine: Machine, folder: Path) -> float:
     """Tokens a second of the stage, from its first pass to the last sync."""
     remove_run(folder)
     outcome = extract_features(plan, folder, machine)
@@ -69,7 +69,7 @@ def disk_rate(folder: Path, size: int) -> float:
     return -(-size // _BLOCK) / seconds
 
 
-def load_target(plan: Plan, machine: Machine) -> Any:
+def load_target(plan: ExtractionPlan, machine: Machine) -> Any:
     """A target for the verify loop."""
     if machine.on_cpu:
         model = CausalLM.load(plan.model, threads=machine.threads)
@@ -81,7 +81,7 @@ def load_target(plan: Plan, machine: Machine) -> Any:
     return GpuModel.load(plan.model, limits_of(_engine_config(plan, machine)), device=machine.device)
 
 
-def measure(plan: Plan, machine: Machine, folder: Path, rounds: int) -> dict[str, list[float]]:
+def measure(plan: ExtractionPlan, machine: Machine, folder: Path, rounds: int) -> dict[str, list[float]]:
     """The figures of all rounds; every way takes its turn in each."""
     target = load_target(plan, machine)
     size = plan.room(folder).needed
@@ -107,7 +107,7 @@ def report(figures: dict[str, list[float]], row_bytes: int) -> tuple[str, dict[s
     return text, shares
 
 
-def _engine_config(plan: Plan, machine: Machine) -> EngineConfig:
+def _engine_config(plan: ExtractionPlan, machine: Machine) -> EngineConfig:
     longest = max(plan.texts.lengths)
     return EngineConfig(
         num_pages=_RUNNING * (-(-longest // 16) + 1),

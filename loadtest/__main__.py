@@ -21,7 +21,7 @@ APIS = ("http", "grpc")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Bounds of one run."""
 
     apis: tuple[str, ...]
@@ -66,7 +66,7 @@ def loadtest(
     remote: Annotated[bool, typer.Option("--remote", help="Allow a server of yours on another machine.")] = False,
 ) -> None:
     """Measure TTFT, TPOT and throughput against concurrency. Ends by itself: every level is bounded."""
-    plan = Plan(_apis(api), _numbers(concurrency))
+    plan = LoadPlan(_apis(api), _numbers(concurrency))
     try:
         parse_target(host, grpc, remote=remote)
     except TargetError as error:

@@ -13,7 +13,7 @@ class TargetError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """The two doors of one gateway."""
 
     http_host: str
@@ -32,7 +32,7 @@ class Target:
         return f"http://{self.http_host}:{self.http_port}"
 
 
-def parse_target(http: str, grpc: str, *, remote: bool = False) -> Target:
+def parse_target(http: str, grpc: str, *, remote: bool = False) -> LoadTarget:
     """The target of an HTTP base URL and a host:port. TargetError beyond loopback, unless `remote` allows it."""
     url = urlsplit(http if "//" in http else f"http://{http}")
     if url.scheme != "http" or not url.hostname:
@@ -43,7 +43,7 @@ def parse_target(http: str, grpc: str, *, remote: bool = False) -> Target:
     for host in (url.hostname, door.hostname):
         if not remote and not is_loopback(host):
             raise TargetError(f"{host} is not on this machine; --remote allows load on a server of yours elsewhere")
-    return Target(url.hostname, url.port or 80, door.hostname, door.port)
+    return LoadTarget(url.hostname, url.port or 80, door.hostname, door.port)
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from locust import User, task
 
 from loadtest.measure import Answer
 from loadtest.prompts import Message
-from loadtest.target import Target
+from loadtest.target import LoadTarget
 from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 
@@ -27,7 +27,7 @@ MILLISECONDS = 1e3
 class Asking:
     """What every user asks, and how."""
 
-    target: Target
+    target: LoadTarget
     conversations: Iterator[list[Message]]
     max_tokens: int
     temperature: float = 0.0

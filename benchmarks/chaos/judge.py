@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.chaos.events import Event
 from benchmarks.chaos.watch import Looks, lived_through
-from benchmarks.lib.mixed_client import CONNECTION, MALFORMED, Outcome
+from benchmarks.lib.mixed_client import CONNECTION, MALFORMED, ClientOutcome
 from benchmarks.lib.percentiles import spread
 from benchmarks.lib.process_samples import FLAT_BYTES, FLAT_DESCRIPTORS, ProcessSample
 
@@ -47,7 +47,7 @@ class Run:
     start again and how they ended; `complete`: all services ran and all proposers were attached in the end.
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ClientOutcome]
     differing: int
     calm_rate: float
     storm_seconds: tuple[float, float]
@@ -55,7 +55,7 @@ class Run:
     events: Sequence[Event] = ()
     verify: Looks = field(default_factory=Looks)
     gateway: Looks = field(default_factory=Looks)
-    killers: Sequence[Outcome] = ()
+    killers: Sequence[ClientOutcome] = ()
     killer_asked: bool = False
     before: Mapping[str, ProcessSample] = field(default_factory=dict)
     during: Sequence[dict[str, ProcessSample]] = ()
@@ -104,8 +104,8 @@ def judge(run: Run, bounds: Bounds) -> tuple[Facts, list[str]]:
 def _requests(run: Run, bounds: Bounds) -> Facts:
     out = _gateway_out(run)
     codes: Counter[str] = Counter()
-    unallowed: list[Outcome] = []
-    unsaid: list[Outcome] = []
+    unallowed: list[ClientOutcome] = []
+    unsaid: list[ClientOutcome] = []
     excused = 0
     for outcome in run.outcomes:
         failure = outcome.failure
@@ -139,7 +139,7 @@ def _requests(run: Run, bounds: Bounds) -> Facts:
     }
 
 
-def silence_of(outcome: Outcome, losses: Sequence[float]) -> float:
+def silence_of(outcome: ClientOutcome, losses: Sequence[float]) -> float:
     """The longest time in seconds for which nothing came of a request; what a client spent itself is not counted.
 
     An answer that is not streamed shows its progress to nobody: its time is shared among the `losses` of the verify
@@ -167,7 +167,7 @@ def _gateway_out(run: Run) -> list[tuple[float, float]]:
     return [(at, run.gateway.next_up(at + KILLED_SECONDS) + RECONNECT_SECONDS) for at in kills]
 
 
-def _within(spans: Iterable[tuple[float, float]], outcome: Outcome) -> bool:
+def _within(spans: Iterable[tuple[float, float]], outcome: ClientOutcome) -> bool:
     return any(begin <= outcome.ended and outcome.started <= end for begin, end in spans)
 
 
@@ -245,11 +245,11 @@ def _processes(run: Run) -> tuple[Facts, list[str]]:
     return facts, grown
 
 
-def _code(outcome: Outcome) -> str:
+def _code(outcome: ClientOutcome) -> str:
     return "answered" if outcome.failure is None else outcome.failure.code
 
 
-def _example(outcome: Outcome) -> str:
+def _example(outcome: ClientOutcome) -> str:
     how = "streamed" if outcome.manner.streamed else "whole"
     seconds = outcome.ended - outcome.started
     said = "" if outcome.failure is None else f"{outcome.failure.code}: {outcome.failure.message[:160]}"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from benchmarks.lib.mixed_client import Choice, MixedClient, Outcome
+from benchmarks.lib.mixed_client import Choice, ClientOutcome, MixedClient
 from benchmarks.lib.request_mix import PLAIN, Manner, Manners, Question
 from benchmarks.lib.server_process import Server
 
@@ -33,16 +33,16 @@ class Answers:
     def __init__(self, choices: Mapping[int, Sequence[Choice]]) -> None:
         self._choices = choices
 
-    def differs(self, outcome: Outcome) -> bool:
+    def differs(self, outcome: ClientOutcome) -> bool:
         """Whether a whole answer is another one."""
         return outcome.answered and list(self._choices[outcome.question.number]) != outcome.choices
 
 
 async def ask_all(
     server: Server, asked: Sequence[Question], manner: Callable[[Question], Manner], clients: int, patience: float
-) -> list[Outcome]:
+) -> list[ClientOutcome]:
     """Ask each once, so many at a time."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ClientOutcome] = []
     waiting = iter(asked)
 
     async def work(client: MixedClient) -> None:
@@ -87,8 +87,8 @@ class Traffic:
         self._seed = seed
         self._patience = patience
         self._faithful = faithful
-        self.outcomes: list[Outcome] = []
-        self.killers: list[Outcome] = []
+        self.outcomes: list[ClientOutcome] = []
+        self.killers: list[ClientOutcome] = []
 
     async def run(self, over: asyncio.Event, *, killer: bool = False) -> None:
         """Ask until `over`; with `killer` one more client asks for what ends the verify service."""

@@ -43,7 +43,7 @@ OWN_PROMPTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequiredRatio:
     """A ratio that must hold: `ours` over the faster dtype of `theirs`."""
 
     ours: str
@@ -55,10 +55,10 @@ PLAIN_1, PLAIN_8 = "plain, 1 stream", f"plain, {BATCH} streams"
 DRAFT_1, DRAFT_8 = "draft-model, 1 stream", f"draft-model, {BATCH} streams"
 SINGLE, BATCHED, ASSISTED = "1 stream", f"batch of {BATCH}", "assisted, 1 stream"
 TARGETS = (
-    Target(PLAIN_1, SINGLE, 2.0),
-    Target(PLAIN_8, SINGLE, 4.0),
-    Target(PLAIN_8, BATCHED, 1.5),
-    Target(DRAFT_1, ASSISTED, 1.5),
+    RequiredRatio(PLAIN_1, SINGLE, 2.0),
+    RequiredRatio(PLAIN_8, SINGLE, 4.0),
+    RequiredRatio(PLAIN_8, BATCHED, 1.5),
+    RequiredRatio(DRAFT_1, ASSISTED, 1.5),
 )
 
 

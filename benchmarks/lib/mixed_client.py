@@ -53,7 +53,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ClientOutcome:
     """One request. Times are time.perf_counter(); `tokens[i]` of all choices came at `arrivals[i]`.
 
     `choices` are complete if there is no failure and the client did not leave.
@@ -110,12 +110,12 @@ class MixedClient:
         await self._web.aclose()
         await self._grpc.close()
 
-    async def ask(self, question: Question, manner: Manner, patience: float) -> Outcome:
+    async def ask(self, question: Question, manner: Manner, patience: float) -> ClientOutcome:
         """Put a question. A client gives up once nothing has come for `patience` seconds, which counts as SILENT.
 
         Of an answer that is not streamed nothing comes until it is whole.
         """
-        outcome = Outcome(question, manner, time.perf_counter())
+        outcome = ClientOutcome(question, manner, time.perf_counter())
         put = self._call if question.api == "grpc" else self._stream if manner.streamed else self._post
         try:
             async with asyncio.timeout(patience) as limit:
@@ -134,7 +134,7 @@ class MixedClient:
         outcome.ended = time.perf_counter()
         return outcome
 
-    async def _call(self, outcome: Outcome, patience: _Patience) -> None:
+    async def _call(self, outcome: ClientOutcome, patience: _Patience) -> None:
         question, manner = outcome.question, outcome.manner
         options: dict[str, Any] = dict(question.options)
         if manner.speculation is not None:
@@ -158,7 +158,7 @@ class MixedClient:
             raise _AnswerError(Failure(MALFORMED, "no finish reason", in_stream=True))
         outcome.choices = [choice]
 
-    async def _post(self, outcome: Outcome, patience: _Patience) -> None:
+    async def _post(self, outcome: ClientOutcome, patience: _Patience) -> None:
         async with self._request(outcome) as reply:
             body = json.loads(await reply.aread())
             patience.renew()
@@ -168,7 +168,7 @@ class MixedClient:
             outcome.choices.append(Choice(text or "", entry["token_ids"], _lists(entry["logprobs"]), end))
         outcome.arrive(sum(len(choice.token_ids) for choice in outcome.choices))
 
-    async def _stream(self, outcome: Outcome, patience: _Patience) -> None:
+    async def _stream(self, outcome: ClientOutcome, patience: _Patience) -> None:
         choices = [Choice() for _ in range(outcome.question.n)]
         done, count = False, 0
         async with self._request(outcome) as reply:
@@ -188,7 +188,7 @@ class MixedClient:
         outcome.choices = choices
 
     @asynccontextmanager
-    async def _request(self, outcome: Outcome) -> AsyncIterator[httpx.Response]:
+    async def _request(self, outcome: ClientOutcome) -> AsyncIterator[httpx.Response]:
         """The reply to a request, whose connection is closed if it was not read whole."""
         question, manner = outcome.question, outcome.manner
         content: bytes | AsyncIterator[bytes] = json.dumps(http_body(question, manner, self._model)).encode()

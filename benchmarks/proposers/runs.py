@@ -47,7 +47,7 @@ PLAIN = Setting("plain")
 
 
 @dataclass(slots=True)
-class Tally:
+class AnswerSums:
     """Sums over answers."""
 
     answers: int = 0
@@ -89,8 +89,8 @@ class Cell:
     that were not there at the deadline, for which a step went on plainly.
     """
 
-    every: Tally = field(default_factory=Tally)
-    fresh: Tally = field(default_factory=Tally)
+    every: AnswerSums = field(default_factory=AnswerSums)
+    fresh: AnswerSums = field(default_factory=AnswerSums)
     seconds: float = 0.0
     steps: int = 0
     waited: float = 0.0

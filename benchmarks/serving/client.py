@@ -18,7 +18,7 @@ _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerAddress:
     """Where requests go. `patience`: seconds that one may take from its sending to its end."""
 
     host: str
@@ -28,7 +28,7 @@ class Target:
     patience: float = 600.0
 
     @classmethod
-    def of(cls, url: str, *, api_key: str = "", patience: float = 600.0) -> Target:
+    def of(cls, url: str, *, api_key: str = "", patience: float = 600.0) -> ServerAddress:
         """Of a base URL with or without /v1. ValueError for any but http://HOST[:PORT]."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -54,7 +54,7 @@ class Connection:
 
     __slots__ = ("_reader", "_target", "_writer")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ServerAddress) -> None:
         self._target = target
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

@@ -15,8 +15,8 @@ from typing import Self
 import uvloop
 
 from benchmarks.serving.answer import Answer, Exchange, read_answer
-from benchmarks.serving.client import Connection, Target
-from benchmarks.serving.load import Loop, Plan, Schedule
+from benchmarks.serving.client import Connection, ServerAddress
+from benchmarks.serving.load import LoadParts, Loop, Schedule
 
 LEAD_SECONDS = 0.2
 """From the sending of a task to its begin, so that all processes have it by then."""
@@ -28,8 +28,8 @@ BREATH_SECONDS = 0.1
 class Task:
     """One process's part of a load. `bodies`: a request's body by prompt. `begin`: time.perf_counter()."""
 
-    target: Target
-    plan: Plan
+    target: ServerAddress
+    plan: LoadParts
     bodies: Sequence[bytes]
     begin: float
 
@@ -73,7 +73,7 @@ class Crowd:
             process.terminate()
             process.join()
 
-    def play(self, target: Target, plan: Plan, bodies: Sequence[bytes]) -> Played:
+    def play(self, target: ServerAddress, plan: LoadParts, bodies: Sequence[bytes]) -> Played:
         """Play a load; returns when the last answer is there. CrowdError."""
         self._next.value = 0
         tasks = [part for index in range(len(self._pipes)) if _size(part := plan.part(index, len(self._pipes)))]
@@ -90,7 +90,7 @@ class Crowd:
         return Played(begin, tuple(sorted(answers, key=lambda answer: answer.sent)))
 
 
-def _size(plan: Plan) -> int:
+def _size(plan: LoadParts) -> int:
     return len(plan.clients) if isinstance(plan, Loop) else len(plan.arrivals)
 
 

@@ -35,7 +35,7 @@ class Schedule:
         return Schedule(self.arrivals[index::parts])
 
 
-Plan = Loop | Schedule
+LoadParts = Loop | Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.lib.repository import DEMO_HEAD, DEMO_MODEL
-from benchmarks.serving.client import Target
+from benchmarks.serving.client import ServerAddress
 from benchmarks.serving.forms import FORMS, ON_CPU, ON_GPU, Form, form
 from benchmarks.serving.load import Ramp
 from benchmarks.serving.prompt_sets import AS_THEY_ARE
@@ -169,7 +169,7 @@ def _complete(options: argparse.Namespace) -> None:
 
 def _forms(options: argparse.Namespace) -> list[Form]:
     if options.server:
-        Target.of(options.server)
+        ServerAddress.of(options.server)
         if options.forms or options.draft:
             raise ValueError("--forms and --draft are of servers that are started here, and --server runs already")
         return []

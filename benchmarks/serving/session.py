@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.serving.client import Target
+from benchmarks.serving.client import ServerAddress
 from benchmarks.serving.comparison import Comparison
 from benchmarks.serving.crowd import Crowd, Played
 from benchmarks.serving.forms import Running
@@ -113,7 +113,7 @@ class _Player:
         settings = self.settings
         prompts = settings.prompts[self.context]
         ids = settings.token_ids == ALWAYS or (settings.token_ids == UNTIMED and not timed)
-        target = Target.of(self.server.url, api_key=settings.api_key, patience=settings.patience)
+        target = ServerAddress.of(self.server.url, api_key=settings.api_key, patience=settings.patience)
         written = bodies(
             prompts.contents(settings.send),
             self.server.model,

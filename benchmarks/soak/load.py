@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from benchmarks.lib.mixed_client import MixedClient, Outcome
+from benchmarks.lib.mixed_client import ClientOutcome, MixedClient
 from benchmarks.lib.request_mix import Manners, Question
 from benchmarks.lib.server_process import Server
 
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     failure: str | None
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Request:
+    def of(cls, outcome: ClientOutcome) -> Request:
         """What is kept of an outcome. Only of streams that are read steadily times are the server's."""
         ttft = tpot = None
         steady = outcome.answered and outcome.manner.reading == "steadily"

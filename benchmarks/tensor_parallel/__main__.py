@@ -84,7 +84,7 @@ class SizeProcess:
 
 def measure_here(options: argparse.Namespace) -> None:
     """One size in this process, in step with `SizeProcess.measure`."""
-    from benchmarks.tensor_parallel.ranks import Target
+    from benchmarks.tensor_parallel.ranks import RankedModel
     from benchmarks.tensor_parallel.size import config_of, measure_size
     from slipstream_kernels.models.rank_error import RankError
 
@@ -92,7 +92,7 @@ def measure_here(options: argparse.Namespace) -> None:
         print(RESULT + json.dumps((name, content)), flush=True)
 
     try:
-        target = Target(options, options.only, config_of(options))
+        target = RankedModel(options, options.only, config_of(options))
     except (CheckpointError, ShapeError, RankError, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(1)

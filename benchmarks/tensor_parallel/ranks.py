@@ -38,7 +38,7 @@ class SharedModel(HashedModel, TpDriverModel):
     """Rank 0's part of a shared model, with a hash of each row of logits in the place of logprobs."""
 
 
-class Target:
+class RankedModel:
     """A model of weights of the first kind, ready for loops of at most `config`, and the other ranks' processes."""
 
     def __init__(self, options: argparse.Namespace, size: int, config: EngineConfig) -> None:

@@ -28,7 +28,7 @@ from benchmarks.lib.report import markdown_table
 from benchmarks.local_engine.local_loop import EngineConfig, local_loop
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
 from benchmarks.local_engine.synthetic_trees import SizedTrees
-from benchmarks.tensor_parallel.ranks import KINDS, Target
+from benchmarks.tensor_parallel.ranks import KINDS, RankedModel
 
 SEED = 411
 BATCH = 7
@@ -64,7 +64,7 @@ def config_of(options: argparse.Namespace) -> EngineConfig:
 
 
 def measure_size(
-    options: argparse.Namespace, size: int, target: Target, report: Callable[[str, Any], None]
+    options: argparse.Namespace, size: int, target: RankedModel, report: Callable[[str, Any], None]
 ) -> list[str]:
     """Measure on a target whose weights are the first kind's; returns what failed.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from draft_service.proposers.base import DraftRequest, Proposer, SessionRefusedError
 from draft_service.protocol.records import EMPTY_TREE
 from draft_service.worker.ahead_state import CachedSpeculation
-from draft_service.worker.session_table import Slot
+from draft_service.worker.session_table import SessionSlot
 from slipstream_kernels.draft_protocol.records import ParentNode, Reply, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
@@ -31,7 +31,7 @@ _OTHER_CHILD = log(0.3)
 
 class _Outcome(NamedTuple):
     score: float
-    slot: Slot
+    slot: SessionSlot
     node: int
     token: int
 
@@ -48,12 +48,12 @@ class AheadDrafter:
 
     numbers: count[int]
     propose: Callable[[Proposer, list[DraftRequest]], list[TokenTree | None]]
-    is_current: Callable[[Slot], bool]
+    is_current: Callable[[SessionSlot], bool]
     look: Callable[[], None]
 
-    def prepare(self, slots: Sequence[Slot]) -> Iterator[list[Reply]]:
+    def prepare(self, slots: Sequence[SessionSlot]) -> Iterator[list[Reply]]:
         """Trees ahead as they are made, group by group, the likeliest outcomes first."""
-        by_proposer: dict[Proposer, list[Slot]] = {}
+        by_proposer: dict[Proposer, list[SessionSlot]] = {}
         for slot in slots:
             if slot.ahead is not None and slot.proposer is not None and slot.ahead.outcomes_pending:
                 slot.ahead.outcomes_pending = False
@@ -66,7 +66,7 @@ class AheadDrafter:
                 for slot in pending:
                     self._give_up(proposer, slot)
 
-    def _give_up(self, proposer: Proposer, slot: Slot) -> None:
+    def _give_up(self, proposer: Proposer, slot: SessionSlot) -> None:
         ahead, slot.ahead = slot.ahead, None
         try:
             if ahead is not None:
@@ -74,7 +74,7 @@ class AheadDrafter:
         except Exception:  # noqa: BLE001 (as in prepare)
             _log.exception("proposer %s failed to close a session", proposer.name)
 
-    def _prepare(self, proposer: Proposer, slots: list[Slot]) -> Iterator[list[Reply]]:
+    def _prepare(self, proposer: Proposer, slots: list[SessionSlot]) -> Iterator[list[Reply]]:
         at: dict[tuple[int, int], int] = {}
         try:
             outcomes = self._outcomes(proposer, slots, at)
@@ -92,9 +92,9 @@ class AheadDrafter:
                 if node >= 0:
                     proposer.close(session)
 
-    def _outcomes(self, proposer: Proposer, slots: list[Slot], at: dict[tuple[int, int], int]) -> list[_Outcome]:
+    def _outcomes(self, proposer: Proposer, slots: list[SessionSlot], at: dict[tuple[int, int], int]) -> list[_Outcome]:
         """The likeliest outcomes of each slot's step. `at` gets the session that stands at a slot's node."""
-        asked: list[tuple[float, Slot, int]] = []
+        asked: list[tuple[float, SessionSlot, int]] = []
         fan_outs = {slot.stamp.slot: slot.ahead.fan_out for slot in slots if slot.ahead is not None}
         most = max(fan_out.most for fan_out in fan_outs.values())
         for slot in slots:
@@ -158,7 +158,7 @@ class AheadDrafter:
         return replies
 
     def _fork(
-        self, proposer: Proposer, slot: Slot, base: int, tree: TokenTree, node: int, bonus: tuple[int, ...]
+        self, proposer: Proposer, slot: SessionSlot, base: int, tree: TokenTree, node: int, bonus: tuple[int, ...]
     ) -> int:
         """A session that stands at a node, or behind the bonus token after it; 0 if the proposer refuses."""
         assert slot.ahead is not None
@@ -186,7 +186,7 @@ def path_scores(tree: TokenTree) -> list[float]:
     return scores
 
 
-def _tree(slot: Slot) -> TokenTree:
+def _tree(slot: SessionSlot) -> TokenTree:
     return EMPTY_TREE if slot.ahead is None else slot.ahead.tree
 
 
@@ -194,7 +194,7 @@ def _path_tokens(tree: TokenTree, node: int) -> list[int]:
     return [tree.token_ids[each] for each in tree.path(node)]
 
 
-def _limits(slot: Slot) -> tuple[int, int]:
+def _limits(slot: SessionSlot) -> tuple[int, int]:
     """Rows and depth of a tree ahead. The state that it is for wants about what this one does."""
     assert slot.proposer is not None
     return min(slot.max_nodes, slot.proposer.max_nodes), min(slot.max_depth, slot.proposer.max_depth)

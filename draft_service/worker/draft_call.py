@@ -11,7 +11,7 @@ from typing import NamedTuple
 from draft_service.proposers.base import DraftFuture, DraftRequest, Proposer
 from draft_service.protocol.records import EMPTY_TREE
 from draft_service.worker.device_fault import end_if_device_lost
-from draft_service.worker.session_table import Slot
+from draft_service.worker.session_table import SessionSlot
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.token_tree import InvalidTreeError, TokenTree
@@ -110,7 +110,7 @@ class Asked(NamedTuple):
     """A call of one proposer, and the slots whose trees it makes."""
 
     call: DraftCall
-    slots: list[Slot]
+    slots: list[SessionSlot]
 
 
 class DraftBatch(NamedTuple):

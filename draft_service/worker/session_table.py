@@ -34,7 +34,7 @@ MOST_TOKENS = 2**31
 
 
 @dataclass(slots=True)
-class Slot:
+class SessionSlot:
     """One slot of the attachment.
 
     stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
@@ -78,7 +78,7 @@ class SessionTable:
     dropped: Counter[str] = field(default_factory=Counter)
     fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
     """What each proposer's trees ahead have been worth."""
-    _slots: dict[int, Slot] = field(default_factory=dict)
+    _slots: dict[int, SessionSlot] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of sessions that a proposer holds."""
@@ -112,7 +112,7 @@ class SessionTable:
                     del self._slots[stamp.slot]
                 return None
 
-    def sources_of(self, slot: Slot, tree: TokenTree) -> tuple[int, ...]:
+    def sources_of(self, slot: SessionSlot, tree: TokenTree) -> tuple[int, ...]:
         """Which proposer each node is counted for, by its place among those offered; empty: the slot's own.
 
         A name that none of them has stands for the slot's own proposer.
@@ -123,13 +123,13 @@ class SessionTable:
         own = places[slot.proposer.name]
         return tuple(places.get(name, own) for name in tree.sources)
 
-    def wanted(self, waited: float = 0.0) -> dict[Proposer, list[tuple[Slot, DraftRequest]]]:
+    def wanted(self, waited: float = 0.0) -> dict[Proposer, list[tuple[SessionSlot, DraftRequest]]]:
         """States that await a tree, by proposer; limits are the lower of verify's and the proposer's.
 
         waited: seconds for which verify has waited already.
         """
         left = max(0.0, self.deadline - waited)
-        wanted: dict[Proposer, list[tuple[Slot, DraftRequest]]] = {}
+        wanted: dict[Proposer, list[tuple[SessionSlot, DraftRequest]]] = {}
         for slot in self._slots.values():
             if slot.wants_tree and slot.proposer is not None:
                 request = DraftRequest(
@@ -155,11 +155,11 @@ class SessionTable:
         return asked
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[SessionSlot]:
         """All that verify has opened."""
         return list(self._slots.values())
 
-    def refuse(self, slot: Slot, reason: str) -> Nack:
+    def refuse(self, slot: SessionSlot, reason: str) -> Nack:
         """No more trees for this slot until the next Open."""
         self._forget(slot)
         return Nack(slot.stamp, reason)
@@ -170,10 +170,10 @@ class SessionTable:
             self._forget(slot)
         self._slots.clear()
 
-    def _open(self, record: Open, slot: Slot | None) -> Reply | None:
+    def _open(self, record: Open, slot: SessionSlot | None) -> Reply | None:
         if slot is not None:
             self._forget(slot)
-        slot = self._slots[record.stamp.slot] = Slot(record.stamp, request_id=record.request_id)
+        slot = self._slots[record.stamp.slot] = SessionSlot(record.stamp, request_id=record.request_id)
         fault = self._fault_of(record)
         if fault:
             del self._slots[record.stamp.slot]
@@ -199,7 +199,7 @@ class SessionTable:
             slot.wants_tree &= self.waits
         return None
 
-    def _commit(self, record: Commit[torch.Tensor], slot: Slot | None) -> Reply | None:
+    def _commit(self, record: Commit[torch.Tensor], slot: SessionSlot | None) -> Reply | None:
         stamp = record.stamp
         if slot is None or stamp.generation > slot.stamp.generation:
             return self._resume(stamp, slot)
@@ -235,7 +235,7 @@ class SessionTable:
         )
 
     def _begin_outcomes(
-        self, slot: Slot, ahead: AheadState, found: CachedSpeculation | None, record: Commit[torch.Tensor]
+        self, slot: SessionSlot, ahead: AheadState, found: CachedSpeculation | None, record: Commit[torch.Tensor]
     ) -> Reply | None:
         """Begin a step: note the tree that it verifies, the cached one that verify took or is sent again, or none."""
         ahead.outcomes_pending = slot.wants_tree
@@ -250,7 +250,7 @@ class SessionTable:
         ahead.tree_id = found.tree_id
         return None if taken else TreeReply(slot.stamp, ahead.tree, tree_id=ahead.tree_id)
 
-    def _extend(self, record: Extend[torch.Tensor], slot: Slot | None) -> Reply | None:
+    def _extend(self, record: Extend[torch.Tensor], slot: SessionSlot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
             return self._resume(record.stamp, slot)
         if slot.proposer is None or record.hidden_states is None:
@@ -258,7 +258,7 @@ class SessionTable:
             return None
         return self._take_states(slot, slot.proposer, record.first_position, record.hidden_states)
 
-    def _take_states(self, slot: Slot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
+    def _take_states(self, slot: SessionSlot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
         """Hand on those that have not come yet. What leaves a hole, or runs ahead of the tokens, is a fault."""
         end = first + len(states)
         if states.shape[1] != len(proposer.feature_boundaries) * self.hidden_size:
@@ -276,13 +276,13 @@ class SessionTable:
         slot.featured = end
         return None
 
-    def _resume(self, stamp: Stamp, slot: Slot | None) -> Resume:
+    def _resume(self, stamp: Stamp, slot: SessionSlot | None) -> Resume:
         have_length = 0
         if slot is not None:
             if slot.session and stamp.generation == slot.stamp.generation:
                 have_length = slot.stamp.base_length
             self._forget(slot)
-        self._slots[stamp.slot] = Slot(stamp, awaits_open=True)
+        self._slots[stamp.slot] = SessionSlot(stamp, awaits_open=True)
         return Resume(stamp, have_length)
 
     def _fault_of(self, record: Open) -> str:
@@ -301,7 +301,7 @@ class SessionTable:
         largest = max(tokens)
         return f"token {largest} is outside the vocabulary of {self.vocab_size}" if largest >= self.vocab_size else ""
 
-    def _forget(self, slot: Slot) -> None:
+    def _forget(self, slot: SessionSlot) -> None:
         proposer, session = slot.proposer, slot.session
         ahead, slot.ahead = slot.ahead, None
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
@@ -316,11 +316,11 @@ class SessionTable:
             _log.exception("proposer %s failed to close a session", proposer.name, extra=_named(slot))
 
     @staticmethod
-    def _want(slot: Slot, record: Open | Commit[torch.Tensor]) -> None:
+    def _want(slot: SessionSlot, record: Open | Commit[torch.Tensor]) -> None:
         slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
         slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0
 
 
-def _named(slot: Slot) -> dict[str, Any]:
+def _named(slot: SessionSlot) -> dict[str, Any]:
     """The fields of a log line about a slot."""
     return with_fields(session=slot.session or None, request_id=slot.request_id or None)

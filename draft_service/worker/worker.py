@@ -26,7 +26,7 @@ from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.draft_ahead import AheadDrafter
 from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
 from draft_service.worker.record_source import RecordSource
-from draft_service.worker.session_table import MOST_TOKENS, SessionTable, Slot
+from draft_service.worker.session_table import MOST_TOKENS, SessionSlot, SessionTable
 from draft_service.worker.target_binding import Fitting
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
@@ -318,7 +318,7 @@ class Worker:
             replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
         return replies
 
-    def _reply_of(self, table: SessionTable, slot: Slot, tree: TokenTree | None) -> Reply:
+    def _reply_of(self, table: SessionTable, slot: SessionSlot, tree: TokenTree | None) -> Reply:
         """What is sent of a slot's tree, None for one that its proposer failed to make."""
         slot.wants_tree = False
         if tree is None:
@@ -354,7 +354,7 @@ class Worker:
     def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
         return DraftCall(proposer, requests, self._vocab_size).result()
 
-    def _is_current(self, slot: Slot) -> bool:
+    def _is_current(self, slot: SessionSlot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp
 
     def _leave(self) -> None:

@@ -81,7 +81,7 @@ def deploy(
     The old one drafts beside it, and gets all requests back if the acceptance length drops significantly, or the new
     one dies or does not attach. The loser is stopped. Running requests go on. Exit status 0 if it took over, else 1.
     """
-    from launcher.rollout.canary import Plan
+    from launcher.rollout.canary import RolloutPlan
     from launcher.rollout.deploy import deploy as run
     from launcher.services.free_ports import free_ports
     from launcher.services.models import ModelNotFoundError, resolve_draft, resolve_model
@@ -90,7 +90,7 @@ def deploy(
 
     if bool(running) == bool(draft):
         raise typer.BadParameter("name a running draft service, or what to start with --draft")
-    plan = Plan(_shares(shares), tokens, margin, confidence, seconds, attach_seconds, stop_loser=not keep_loser)
+    plan = RolloutPlan(_shares(shares), tokens, margin, confidence, seconds, attach_seconds, stop_loser=not keep_loser)
     files = tls_files(tls_ca, tls_cert, tls_key, tls_server_name)
     tls = files.read() if files else None
     own: PidfdProcess | None = None

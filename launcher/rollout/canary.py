@@ -38,7 +38,7 @@ class NoBaselineError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """Weights and tests of a rollout."""
 
     shares: tuple[float, ...] = (0.1, 0.5)
@@ -89,7 +89,7 @@ class Canary:
 
 @contextmanager
 def enter(
-    address: str, verify_address: str, plan: Plan, own: PidfdProcess | None, tls: Tls | None = None
+    address: str, verify_address: str, plan: RolloutPlan, own: PidfdProcess | None, tls: Tls | None = None
 ) -> Iterator[Canary]:
     """Wait until the draft service is attached; DeployError if it ends first or the time is up."""
     deadline = time.monotonic() + plan.attach_seconds
@@ -137,7 +137,7 @@ def _state(address: str, channel: grpc.Channel) -> verify_pb2.GetStateResponse:
 
 
 def watch(
-    canary: Canary, plan: Plan, title: str, progress: bool, *, reference: Estimate | None = None
+    canary: Canary, plan: RolloutPlan, title: str, progress: bool, *, reference: Estimate | None = None
 ) -> tuple[Estimate, Estimate]:
     """Compare both sides until each has the plan's tokens. Return their estimates, new and old.
 
@@ -170,7 +170,7 @@ def watch(
                 )
 
 
-def _fell(new: Estimate, old: Estimate, plan: Plan, part: float) -> bool:
+def _fell(new: Estimate, old: Estimate, plan: RolloutPlan, part: float) -> bool:
     """Return whether the new side is significantly below the old, after this part of a window's tokens."""
     if part < EARLY_PART:
         return False

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.rollout.canary import Canary, DeployError, NoBaselineError, Plan, enter, watch
+from launcher.rollout.canary import Canary, DeployError, NoBaselineError, RolloutPlan, enter, watch
 from launcher.rollout.stop_idle import end_own, stop_idle
 from launcher.rollout.traffic_shift import SwapError
 from launcher.services.pidfd_process import PidfdProcess
@@ -21,7 +21,7 @@ DYING_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RolloutResult:
     """Result of a rollout. `unjudged`: the canary has all requests, as no baseline drafts any more."""
 
     verdict: Literal["took over", "returned", "unjudged"]
@@ -32,13 +32,13 @@ class Outcome:
 
 def deploy(
     address: str,
-    plan: Plan,
+    plan: RolloutPlan,
     *,
     verify_address: str = "",
     own: PidfdProcess | None = None,
     progress: bool = True,
     tls: Tls | None = None,
-) -> Outcome:
+) -> RolloutResult:
     """Roll out the draft service at `address`, or roll it back. `own`: its process, if just started.
 
     Any fault, and an interrupt, rolls back: all requests return to the old draft services.
@@ -49,12 +49,12 @@ def deploy(
                 return _ramp_up(canary, plan, progress)
             except (DeployError, SwapError) as error:
                 reason = _reason(error, address, own)
-                return Outcome("returned", reason, _give_back(canary, own, plan.stop_loser))
+                return RolloutResult("returned", reason, _give_back(canary, own, plan.stop_loser))
             except BaseException:
                 _give_back(canary, own, stop=own is not None)
                 raise
     except (DeployError, SwapError) as error:
-        return Outcome("returned", str(error), end_own(address, own) if own else "")
+        return RolloutResult("returned", str(error), end_own(address, own) if own else "")
     except BaseException:
         if own is not None:
             end_own(address, own)
@@ -67,12 +67,12 @@ def _reason(error: DeployError | SwapError, address: str, own: PidfdProcess | No
     return f"{address} ended" if dead else str(error)
 
 
-def _ramp_up(canary: Canary, plan: Plan, progress: bool) -> Outcome:
+def _ramp_up(canary: Canary, plan: RolloutPlan, progress: bool) -> RolloutResult:
     """Give the canary the plan's shares in turn, then all. Raises DeployError or SwapError to roll it back."""
     state = canary.poll()
     if not canary.baselines(state):
         canary.set_weight(1.0)
-        return Outcome("took over", f"no other draft service offers its proposers{_elsewhere(canary, state)}")
+        return RolloutResult("took over", f"no other draft service offers its proposers{_elsewhere(canary, state)}")
     new = old = None
     try:
         for share in plan.shares:
@@ -80,11 +80,11 @@ def _ramp_up(canary: Canary, plan: Plan, progress: bool) -> Outcome:
             new, old = watch(canary, plan, f"share {share:g}", progress)
     except NoBaselineError:
         canary.set_weight(1.0)
-        return Outcome("unjudged", "the other draft services of its proposers are gone")
+        return RolloutResult("unjudged", "the other draft services of its proposers are gone")
     canary.set_weight(1.0)
     new, _ = watch(canary, plan, "all requests", progress, reference=old)
     losers = _losers(canary) if plan.stop_loser else "left as they are"
-    return Outcome("took over", f"{new} tokens a verify step, before it {old}", losers)
+    return RolloutResult("took over", f"{new} tokens a verify step, before it {old}", losers)
 
 
 def _elsewhere(canary: Canary, state: verify_pb2.GetStateResponse) -> str:

@@ -23,7 +23,7 @@ from training.answers.gateway_workers import Share, ask_all, ask_shares, facts_o
 from training.answers.inputs import distinct_prompts, read_prompts
 from training.answers.journal import Journal
 from training.answers.settings import AnswerSettings
-from training.answers.summary import Outcome, Summary
+from training.answers.summary import AnsweringRun, Summary
 from training.common.atomic_files import MismatchError, described, sole_user, write_whole
 
 JOURNAL: Final = "journal.jsonl"
@@ -53,7 +53,7 @@ def collect_answers(
     shard_sequences: int = 10_000,
     retry_failed: bool = False,
     progress: bool = True,
-) -> Outcome:
+) -> AnsweringRun:
     """Have the prompts of `inputs` answered into `folder`, going on where an equal run was interrupted.
 
     MismatchError where the folder belongs to another run, GatewayGoneError when patience is at an end (what has been
@@ -68,7 +68,7 @@ def collect_answers(
                 raise MismatchError(f"{folder} holds answers to other prompts or settings")
             if not done["summary"]["failures"]:
                 (folder / JOURNAL).unlink(missing_ok=True)  # of a run that was killed as it ended
-            return Outcome(done)
+            return AnsweringRun(done)
         return asyncio.run(_collect(inputs, folder, gateway, settings, task, shard_sequences, retry_failed, progress))
 
 
@@ -81,12 +81,12 @@ async def _collect(
     shard_sequences: int,
     retry_failed: bool,
     progress: bool,
-) -> Outcome:
+) -> AnsweringRun:
     async with AsyncClient(gateway.address, api_key=gateway.api_key) as client:
         model = await served_model(client, settings.model, min(gateway.patience, FIRST_CONTACT_SECONDS))
         task |= {"model": facts_of(model)}
         journal = Journal(folder / JOURNAL, task, retry_failed=retry_failed)
-        outcome = Outcome({})
+        outcome = AnsweringRun({})
         try:
             total = sum(1 for _ in distinct_prompts(inputs))
             with ProgressBar(
@@ -145,7 +145,7 @@ class _Intake:
 
     journal: Journal
     settings: AnswerSettings
-    outcome: Outcome
+    outcome: AnsweringRun
     bar: ProgressBar
     began: float = field(default_factory=time.monotonic)
 

@@ -81,7 +81,7 @@ def _kind(reason: str) -> str:
 
 
 @dataclass(slots=True)
-class Outcome:
+class AnsweringRun:
     """What a run came to. `retries` by kind; seconds, conversations and tokens are of this run alone."""
 
     index: dict[str, Any]
@@ -91,7 +91,7 @@ class Outcome:
     tokens: int = 0
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: AnsweringRun) -> str:
     """A few lines for people."""
     summary = outcome.index["summary"]
     lengths = summary["answer_tokens"]

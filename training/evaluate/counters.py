@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Tally:
+class DecodeCounts:
     """Counts of decode steps, that is of verify steps after the one that ended the prompt, and of what they yielded."""
 
     conversations: int = 0

@@ -21,7 +21,7 @@ from training.answers.inputs import distinct_prompts
 from training.answers.journal import Journal
 from training.answers.run import Gateway
 from training.common.atomic_files import MismatchError, described, sole_user, write_whole
-from training.evaluate.counters import Tally
+from training.evaluate.counters import DecodeCounts
 from training.evaluate.probe import Probe, record_key
 from training.evaluate.settings import AcceptanceSettings, Cell
 from training.prompts.records import Prompt
@@ -147,7 +147,7 @@ def sum_up(prompts: Sequence[Prompt], journal: Journal, cells: Sequence[Cell]) -
     Conversations that failed in any cell count in none, so that all cells are about the same text.
     """
     failures: Counter[str] = Counter()
-    tallies: dict[tuple[Cell, str], Tally] = {}
+    tallies: dict[tuple[Cell, str], DecodeCounts] = {}
     different: Counter[Cell] = Counter()
     for prompt in prompts:
         records = {cell: journal.read(record_key(prompt.key, cell)) for cell in cells}
@@ -159,7 +159,7 @@ def sum_up(prompts: Sequence[Prompt], journal: Journal, cells: Sequence[Cell]) -
             first = next(each for other, each in records.items() if other.temperature == cell.temperature)
             different[cell] += record["digest"] != first["digest"]
             for category in _categories(record):
-                tallies.setdefault((cell, category), Tally()).add(record)
+                tallies.setdefault((cell, category), DecodeCounts()).add(record)
     names = sorted({category for _, category in tallies} - {ALL, FRESH})
     return {
         "failures": dict(sorted(failures.items())),
@@ -176,5 +176,5 @@ def _categories(record: Mapping[str, Any]) -> list[str]:
     return [record["category"] or NO_CATEGORY, ALL, *([FRESH] if fresh else [])]
 
 
-def _documents(tallies: Mapping[tuple[Cell, str], Tally], cell: Cell, names: Sequence[str]) -> dict[str, Any]:
+def _documents(tallies: Mapping[tuple[Cell, str], DecodeCounts], cell: Cell, names: Sequence[str]) -> dict[str, Any]:
     return {name: tallies[cell, name].document() for name in names if (cell, name) in tallies}

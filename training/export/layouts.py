@@ -22,7 +22,7 @@ from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.common.atomic_files import write_whole
 from training.fit.card import CARD
 from training.fit.head_folder import write_head
-from training.fit.target import SCORES, Target
+from training.fit.target import SCORES, TargetRows
 
 SGLANG, VLLM, SPECULATORS = "sglang", "vllm", "speculators"
 FORMATS: Final = (SGLANG, VLLM, SPECULATORS)
@@ -183,9 +183,9 @@ def _scored(head: Published) -> dict[str, Tensor]:
     return head.tensors | {SCORES: target.head}
 
 
-def _target_of(head: Published, model: Path) -> Target:
+def _target_of(head: Published, model: Path) -> TargetRows:
     """The model's rows, in bfloat16. ValueError where it is no target of the head."""
-    target = Target(model, torch.device("cpu"), torch.bfloat16)
+    target = TargetRows(model, torch.device("cpu"), torch.bfloat16)
     if (hidden := target.config.hidden_size) != head.config["hidden_size"]:
         raise ValueError(f"--model has a hidden size of {hidden}, the head {head.config['hidden_size']}")
     return target

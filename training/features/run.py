@@ -34,7 +34,7 @@ AHEAD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExtractionPlan:
     """What a run is about to do: `texts` in `shards`, under `settings`, which are resolved."""
 
     answers: tuple[Path, ...]
@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExtractionRun:
     """What a run came to; seconds and tokens are of this run alone."""
 
     index: dict[str, Any]
@@ -68,7 +68,7 @@ class Outcome:
 
 def plan_features(
     answers: Sequence[Path], model: Path, settings: FeatureSettings, *, shard_bytes: int = SHARD_BYTES
-) -> Plan:
+) -> ExtractionPlan:
     """Read the answers in these folders, and settle what is kept of them and what that takes.
 
     Raises CheckpointError, DamagedError, and ValueError for answers or settings that do not fit the model.
@@ -77,10 +77,10 @@ def plan_features(
     resolved = settings.resolved(config)
     texts = read_texts(answers, model, config, resolved)
     shards = list(shards_of(texts, len(resolved.boundaries) * config.hidden_size, shard_bytes))
-    return Plan(tuple(answers), model, config, resolved, texts, shard_bytes, shards)
+    return ExtractionPlan(tuple(answers), model, config, resolved, texts, shard_bytes, shards)
 
 
-def extract_features(plan: Plan, folder: Path, machine: Machine, *, progress: bool = True) -> Outcome:
+def extract_features(plan: ExtractionPlan, folder: Path, machine: Machine, *, progress: bool = True) -> ExtractionRun:
     """Write the states of all sequences into `folder`, going on where an equal run was interrupted.
 
     MismatchError where the folder belongs to another run, or the target is not the one that answered; NoRoomError
@@ -94,11 +94,11 @@ def extract_features(plan: Plan, folder: Path, machine: Machine, *, progress: bo
         if done is not None:
             check_task(folder / INDEX, done, task)
             (folder / PROGRESS).unlink(missing_ok=True)
-            return Outcome(done)
+            return ExtractionRun(done)
         if not (folder / PROGRESS).exists():
             _remove_shards(folder)  # of a run that was being removed
         plan.room(folder).check()
-        outcome = Outcome({})
+        outcome = ExtractionRun({})
         marks = _write_states(plan, folder, task, machine, outcome, progress)
         outcome.index = _index(plan, task, marks)
         write_whole(folder / INDEX, json.dumps(outcome.index, indent=1, ensure_ascii=False).encode() + b"\n")
@@ -121,7 +121,7 @@ def _remove_shards(folder: Path) -> None:
 
 
 def _write_states(
-    plan: Plan, folder: Path, task: dict[str, Any], machine: Machine, outcome: Outcome, progress: bool
+    plan: ExtractionPlan, folder: Path, task: dict[str, Any], machine: Machine, outcome: ExtractionRun, progress: bool
 ) -> list[Mark]:
     """The marks of all shards, once they are whole."""
     texts, boundaries = plan.texts, plan.settings.boundaries
@@ -164,7 +164,7 @@ def _written(
             yield waiting.popleft().result()
 
 
-def _index(plan: Plan, task: dict[str, Any], marks: list[Mark]) -> dict[str, Any]:
+def _index(plan: ExtractionPlan, task: dict[str, Any], marks: list[Mark]) -> dict[str, Any]:
     texts = plan.texts
     return {
         "format": FORMAT,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from training.features.disk_space import size_text
-from training.features.run import Outcome, Plan
+from training.features.run import ExtractionPlan, ExtractionRun
 
 
-def render_plan(plan: Plan, folder: Path) -> str:
+def render_plan(plan: ExtractionPlan, folder: Path) -> str:
     """A few lines."""
     room = plan.room(folder)
     texts, boundaries = plan.texts, plan.settings.boundaries
@@ -22,7 +22,7 @@ def render_plan(plan: Plan, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: ExtractionRun) -> str:
     """A few lines."""
     index = outcome.index
     summary, shards = index["summary"], index["shards"]

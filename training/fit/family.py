@@ -12,7 +12,7 @@ from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.fit.batch import Batch
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 FAMILIES: Final = {
     "eagle3": "training.fit.families.eagle3:Eagle3",
@@ -100,7 +100,7 @@ class Family(Protocol):
         """Whose states training reads, in any order; the source may have more."""
         ...
 
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Head:
+    def build(self, target: TargetRows, columns: dict[int, slice], survey: Survey) -> Head:
         """A head on the target's device before its first step; `columns`: where each boundary lies in the states."""
         ...
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from training.features.source import FeatureSource
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 SEQUENCES = 48
 LONGEST = 1024
@@ -146,7 +146,7 @@ class LabelReport:
 
 
 def examine(
-    source: FeatureSource, target: Target, final: slice, ends: Collection[int], recorded: npt.NDArray[np.bool_]
+    source: FeatureSource, target: TargetRows, final: slice, ends: Collection[int], recorded: npt.NDArray[np.bool_]
 ) -> list[LabelReport]:
     """Compare the target's distributions with the tokens of sequences from all over the source.
 
@@ -158,7 +158,7 @@ def examine(
 
 
 def _examine(
-    source: FeatureSource, target: Target, final: slice, ends: Collection[int], among: list[int], recorded: bool
+    source: FeatureSource, target: TargetRows, final: slice, ends: Collection[int], among: list[int], recorded: bool
 ) -> LabelReport:
     device, dtype = target.embedding.device, target.embedding.dtype
     found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"produced": [], "first": [], "late": [], "early": []}

@@ -43,7 +43,7 @@ class Learner:
         self._parameters = self._optimizer.parameters
         self._graph: StepGraph | None = None
 
-    def step(self, step: int, share: Share, tally: Tally | None) -> dict[str, float]:
+    def step(self, step: int, share: Share, tally: FindingSums | None) -> dict[str, float]:
         """Learn from a step. Figures are added to `tally`; gives the learning rate and the norm of the gradient."""
         rate = learning_rate(step, self._total, self._settings)
         share.arrive()
@@ -78,7 +78,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, source: FeatureSource, rows: Sequence[Sequence[int]], counts: np.ndarray) -> Figures:
         """Figures over `rows`, chains unrolled as far as `counts` int64 [chain], the positions that count."""
-        tally = Tally(len(counts), self._world.device)
+        tally = FindingSums(len(counts), self._world.device)
         size = self._settings.batch_rows
         jobs = ((rows[at : at + size], counts) for at in range(0, len(rows), size))
         for share in Loader(source, self._settings, self._world).shares(jobs):
@@ -97,7 +97,7 @@ class Learner:
         self._optimizer.restore(state["optimizer"])
 
 
-class Tally:
+class FindingSums:
     """Sums of findings on the device."""
 
     def __init__(self, steps: int, device: torch.device) -> None:

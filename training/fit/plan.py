@@ -126,7 +126,7 @@ def pack(lengths: Sequence[int], order: Sequence[int], row_length: int) -> list[
     return rows
 
 
-class Plan:
+class FitPlan:
     """The rows of every step. All processes make the same plan and take their share of each step."""
 
     def __init__(self, survey: Survey, settings: FitSettings) -> None:

@@ -23,14 +23,14 @@ from training.fit.checkpoint import Checkpoints
 from training.fit.family import Family, Head, family_of
 from training.fit.head_folder import copy_tokenizer, write_head
 from training.fit.labels import examine
-from training.fit.learner import Learner, Tally
+from training.fit.learner import FindingSums, Learner
 from training.fit.loader import Loader, compute_dtype
 from training.fit.metrics import CURVES, HELDOUT, JOURNAL, TRAIN, Board, Figures, summarised
 from training.fit.parallel import World
-from training.fit.plan import Plan, Survey, pack
+from training.fit.plan import FitPlan, Survey, pack
 from training.fit.settings import FitSettings, RunOptions
 from training.fit.start import begin_as, identity_of
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.threads import one_thread
 
 TASK: Final = "task.json"
@@ -79,7 +79,7 @@ class Run:
     world: World
     heldout: Heldout | None
     survey: Survey
-    plan: Plan
+    plan: FitPlan
     head: Head
     labels: dict[str, float]
     steps: int
@@ -103,7 +103,9 @@ class Run:
             jobs = map(self.plan.step, range(first, self.plan.steps))
             for step, share in enumerate(loader.shares(jobs), first):
                 done = step + 1
-                tally = Tally(self.steps, self.world.device) if self._is_due(done, self.options.log_every) else None
+                tally = (
+                    FindingSums(self.steps, self.world.device) if self._is_due(done, self.options.log_every) else None
+                )
                 more = learner.step(step, share, tally)
                 if board is not None:
                     board.advance(share.tokens * self.world.size)
@@ -241,13 +243,13 @@ def _prepare(
     family = family_of(settings)
     if settings.batch_rows % world.size:
         raise ValueError(f"batch_rows is {settings.batch_rows}, must be a multiple of the {world.size} processes")
-    target = Target(source.model, world.device, compute_dtype(world.device))
+    target = TargetRows(source.model, world.device, compute_dtype(world.device))
     columns = columns_of(source, family, target)
     if heldout is not None and heldout.boundaries != source.boundaries:
         raise ValueError(f"held-out features have boundaries {heldout.boundaries}, the others {source.boundaries}")
     vocab_size = target.config.vocab_size
     survey = Survey.of(source, row_length=settings.row_length, steps=family.steps, vocab_size=vocab_size)
-    plan = Plan(survey, settings)
+    plan = FitPlan(survey, settings)
     labels: dict[str, float] = {}
     if options.check_labels:
         last = columns[target.config.num_layers + 1]
@@ -267,7 +269,7 @@ def _identity(settings: FitSettings) -> dict[str, Any] | None:
     return None if settings.start is None else identity_of(settings.start)
 
 
-def columns_of(source: FeatureSource, family: Family, target: Target) -> dict[int, slice]:
+def columns_of(source: FeatureSource, family: Family, target: TargetRows) -> dict[int, slice]:
     """Where each boundary of the source lies in its states. ValueError where the family wants one that is not there."""
     width, config = source.hidden_size, target.config
     if width != config.hidden_size:

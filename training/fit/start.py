@@ -15,11 +15,11 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.common.atomic_files import described
 from training.fit.family import Head
-from training.fit.target import SCORES, Target, read_named
+from training.fit.target import SCORES, TargetRows, read_named
 from training.fit.vocabulary import DraftVocabulary
 
 
-def begin_as(head: Head, folder: Path, target: Target) -> None:
+def begin_as(head: Head, folder: Path, target: TargetRows) -> None:
     """Give `head` the weights in `folder`, which are in bfloat16 if `fit` wrote them.
 
     CheckpointError where there is no head; ValueError, naming what differs, for one of another family, other shapes or
@@ -50,7 +50,7 @@ def begin_as(head: Head, folder: Path, target: Target) -> None:
 
 
 def _scored_alike(
-    own: Mapping[str, Tensor], found: dict[str, Tensor], folder: Path, target: Target
+    own: Mapping[str, Tensor], found: dict[str, Tensor], folder: Path, target: TargetRows
 ) -> dict[str, Tensor]:
     """`found` with scoring rows where `own` has some, without them where `own` leaves them to the target."""
     if SCORES in own and not found.keys() & {SCORES, "d2t"}:

@@ -31,7 +31,7 @@ class Verdict:
     best: Tensor
 
 
-class Target:
+class TargetRows:
     """Frozen rows of a Hugging Face folder, on the training device in the type that is computed in."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ SAMPLES: Final = 8
 
 
 @dataclass(slots=True)
-class Tally:
+class PromptCounts:
     """Counts of lines by what became of them, and the first samples."""
 
     read: int = 0
@@ -62,7 +62,7 @@ class Tally:
         }
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Tally:
+    def from_document(cls, document: dict[str, Any]) -> PromptCounts:
         """What `document` wrote."""
         return cls(
             read=document["read"],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from training.common.atomic_files import AppendFile, MismatchError, sha256_of, sole_user, sync_folder, write_whole
-from training.prompts.counters import Tally
+from training.prompts.counters import PromptCounts
 from training.prompts.duplicates import NearDuplicates
 from training.prompts.settings import PromptSettings
 
@@ -56,7 +56,7 @@ class Store:
         self.begins = not progress
         """Whether nothing counts that was done before."""
         self.position = Position(**progress.get("position", {}))
-        self.tally = Tally.from_document(progress["tally"]) if progress else Tally()
+        self.tally = PromptCounts.from_document(progress["tally"]) if progress else PromptCounts()
         sizes: dict[str, int] = progress.get("sizes", {})
         for name in OUTPUTS:
             if (folder / name).exists():  # killed while the outputs were given their names

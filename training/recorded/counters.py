@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Tally:
+class LineCounts:
     """Counts over lines, and over the sequences that were written of them."""
 
     read: int = 0
@@ -44,14 +44,14 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RecordedRun:
     """What a run came to; seconds are of this run alone, 0 where there was nothing to do."""
 
     index: dict[str, Any]
     seconds: float = 0.0
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: RecordedRun) -> str:
     """A few lines for people."""
     summary = outcome.index["summary"]
     sequences, tokens, produced = summary["sequences"], summary["tokens"], summary["produced"]

@@ -20,7 +20,7 @@ from slipstream_kernels.progress import ProgressBar
 from training.answers.dataset import INDEX, Line, read_index, write_lines
 from training.common.atomic_files import check_task, described, sole_user
 from training.prompts.records import read_lines
-from training.recorded.counters import Outcome, Tally
+from training.recorded.counters import LineCounts, RecordedRun
 from training.recorded.rendering import Rendering
 from training.recorded.settings import RecordingSettings
 from training.recorded.worker import Result, begin_worker
@@ -43,7 +43,7 @@ def write_recordings(
     workers: int = 1,
     shard_sequences: int = 10_000,
     progress: bool = True,
-) -> Outcome:
+) -> RecordedRun:
     """Write the recordings of `inputs` into `folder` as sequences of the target that `rendering` names.
 
     MismatchError where the folder belongs to another run, ValueError where the target has no chat template's end.
@@ -59,9 +59,9 @@ def write_recordings(
         done = read_index(folder)
         if done is not None:
             check_task(folder / INDEX, done, task)
-            return Outcome(done)
+            return RecordedRun(done)
         began = time.monotonic()
-        tally = Tally()
+        tally = LineCounts()
         with ExitStack() as stack:
             lines = _chosen(inputs, settings.limit)
             bar = stack.enter_context(
@@ -70,7 +70,7 @@ def write_recordings(
             results = _results(stack, lines, rendering, settings, workers)
             kept = _kept(results, tally, bar)
             index = write_lines(folder, kept, lambda: task | {"summary": tally.document()}, shard_sequences)
-        return Outcome(index, time.monotonic() - began)
+        return RecordedRun(index, time.monotonic() - began)
 
 
 def _chosen(inputs: Sequence[Path], limit: int) -> Iterator[Origin]:
@@ -116,7 +116,7 @@ def _submitter(
     return submit
 
 
-def _kept(results: Iterator[Result], tally: Tally, bar: ProgressBar) -> Iterator[Line]:
+def _kept(results: Iterator[Result], tally: LineCounts, bar: ProgressBar) -> Iterator[Line]:
     """The lines to write: of equal recordings those of the first."""
     seen: set[bytes] = set()
     for result in results:

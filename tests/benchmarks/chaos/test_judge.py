@@ -7,7 +7,7 @@ from benchmarks.chaos.events import Event
 from benchmarks.chaos.judge import Bounds, Run, judge, losses_of_verify, silence_of
 from benchmarks.chaos.traffic import Answers
 from benchmarks.chaos.watch import Looks
-from benchmarks.lib.mixed_client import Choice, Failure, Outcome
+from benchmarks.lib.mixed_client import Choice, ClientOutcome, Failure
 from benchmarks.lib.process_samples import ProcessSample
 from benchmarks.lib.request_mix import Manner, Question
 
@@ -21,7 +21,7 @@ def question(api="completions", number=0):
 
 
 def outcome(*, api="completions", manner=STREAMED, arrivals=(1.0, 2.0, 3.0), failure=None, ended=3.0):
-    return Outcome(question(api), manner, 0.0, ended, list(arrivals), [1] * len(arrivals), failure=failure)
+    return ClientOutcome(question(api), manner, 0.0, ended, list(arrivals), [1] * len(arrivals), failure=failure)
 
 
 def failed(code, *, api="grpc", retry_after=None, in_stream=False, ended=3.0):

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks.serving.client import Target
+from benchmarks.serving.client import ServerAddress
 from benchmarks.serving.crowd import Crowd
 from benchmarks.serving.load import Closed, Open, Ramp
 from benchmarks.serving.prompt_sets import bodies
@@ -80,7 +80,7 @@ def crowd():
 
 
 def play(crowd, server, load, prompts, **options):
-    target = Target.of(f"http://127.0.0.1:{server.server_port}/v1/", **options)
+    target = ServerAddress.of(f"http://127.0.0.1:{server.server_port}/v1/", **options)
     return crowd.play(target, load.plan(len(prompts)), bodies(prompts, "m", 4, token_ids=False))
 
 
@@ -139,7 +139,7 @@ def test_failures_say_what_happened_and_others_go_on(crowd, server):
 
 
 def test_nobody_there(crowd):
-    played = crowd.play(Target("127.0.0.1", 9), Closed(1).plan(1), [b"{}"])
+    played = crowd.play(ServerAddress("127.0.0.1", 9), Closed(1).plan(1), [b"{}"])
     (answer,) = played.answers
     assert answer.failure.startswith("connection: ")
 
@@ -147,4 +147,4 @@ def test_nobody_there(crowd):
 @pytest.mark.parametrize("url", ["https://127.0.0.1", "127.0.0.1:8000", "http://"])
 def test_other_urls_are_refused(url):
     with pytest.raises(ValueError, match="http://HOST:PORT"):
-        Target.of(url)
+        ServerAddress.of(url)

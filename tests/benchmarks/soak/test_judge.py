@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.mixed_client import Failure, Outcome
+from benchmarks.lib.mixed_client import ClientOutcome, Failure
 from benchmarks.lib.process_samples import ProcessSample
 from benchmarks.lib.request_mix import Manner, Question
 from benchmarks.soak import tables
@@ -155,7 +155,7 @@ def test_tables_and_picture_show_all_processes(tmp_path):
 
 def outcome(*, streamed=True, reading="steadily", failure=None, n=1):
     question = Question(0, "completions", "Why?", {"max_tokens": 5}, n=n)
-    return Outcome(question, Manner(None, streamed, reading), 1.0, 4.0, [2.0, 3.0, 4.0], [2, 4, 4], [], failure)
+    return ClientOutcome(question, Manner(None, streamed, reading), 1.0, 4.0, [2.0, 3.0, 4.0], [2, 4, 4], [], failure)
 
 
 def test_times_are_those_of_streams_that_are_read_steadily():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from launcher.cli.app import app
 from launcher.rollout import canary
-from launcher.rollout.canary import Plan
+from launcher.rollout.canary import RolloutPlan
 from launcher.rollout.deploy import deploy
 from launcher.rollout.traffic_shift import ask_info
 from launcher.services.pidfd_process import start_to_stay
@@ -30,7 +30,7 @@ from support.second_draft import PYTHON_PATH, drafters_at
 
 GOOD = "guess=draft_service.proposers.ngram:create"
 BAD = "guess=support.proposers:random_tree"
-PLAN = Plan(shares=(0.5,), tokens=300, margin=0.05, confidence=0.99, seconds=60.0)
+PLAN = RolloutPlan(shares=(0.5,), tokens=300, margin=0.05, confidence=0.99, seconds=60.0)
 
 
 @pytest.fixture(autouse=True)

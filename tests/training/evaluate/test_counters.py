@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from training.evaluate.counters import Tally
+from training.evaluate.counters import DecodeCounts
 
 
 def record(steps, *, seconds=0.0):
@@ -28,7 +28,7 @@ def record(steps, *, seconds=0.0):
 
 
 def test_acceptance_length_is_one_and_what_each_position_adds():
-    tally = Tally()
+    tally = DecodeCounts()
     tally.add(record([0, 2, 3, 0], seconds=0.9))
     tally.add(record([1, 3]))
     assert tally.acceptance_length == (9 + 6) / 6
@@ -39,7 +39,7 @@ def test_acceptance_length_is_one_and_what_each_position_adds():
 
 
 def test_steps_without_a_tree_count_in_the_length_and_not_by_position():
-    tally = Tally()
+    tally = DecodeCounts()
     tally.add(record([None, 2]))
     assert tally.acceptance_length == 2.0
     assert tally.by_position == [1.0, 1.0]
@@ -47,7 +47,7 @@ def test_steps_without_a_tree_count_in_the_length_and_not_by_position():
 
 
 def test_nothing_has_no_figures():
-    tally = Tally()
+    tally = DecodeCounts()
     tally.add({"answers": []})
     assert (tally.acceptance_length, tally.error, tally.with_tree, tally.seconds_per_token) == (None,) * 4
 
@@ -59,7 +59,7 @@ def test_the_standard_error_is_the_spread_of_the_figure_over_runs():
         rate, steps = draw.random(), draw.randint(4, 30)
         return record([sum(draw.random() < rate for _ in range(3)) for _ in range(steps)])
 
-    tallies = [Tally() for _ in range(300)]
+    tallies = [DecodeCounts() for _ in range(300)]
     for tally in tallies:
         for _ in range(40):
             tally.add(conversation())
@@ -73,7 +73,7 @@ def test_the_standard_error_is_the_spread_of_the_figure_over_runs():
 def test_a_step_without_room_for_a_tree_is_not_held_against_it():
     cramped = record([1, None])
     cramped["answers"][0]["room"] = 1
-    tally = Tally()
+    tally = DecodeCounts()
     tally.add(cramped)
     assert tally.with_tree == 1.0
     assert tally.acceptance_length == 1.5

@@ -16,7 +16,7 @@ from training.fit.head_folder import write_head
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 
 def found(reach: list[int], hits: list[list[int]], agrees: list[int]) -> Chances:
@@ -45,7 +45,7 @@ def test_simulated_is_what_serving_accepts(tmp_path: Path) -> None:
     model = small_target(tmp_path / "target")
     sequences = [answered(model, number, prompt=6, answer=24, greedy=True) for number in range(3)]
     source = InMemory(tmp_path / "target", sequences)
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     settings = FitSettings(draft_vocab=96)
     family = family_of(settings)
     survey = Survey.of(source, row_length=64, steps=3, vocab_size=128)

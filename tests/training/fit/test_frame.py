@@ -9,11 +9,11 @@ from support.fit_sources import SHAPE, InMemory, answered, small_target
 from training.fit.acceptance import simulate
 from training.fit.batch import Batch, Frame, collate
 from training.fit.family import FAMILIES, Findings, Head, family_of
-from training.fit.plan import Plan, Survey
+from training.fit.plan import FitPlan, Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings
 from training.fit.step_graph import StepGraph
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 CPU = torch.device("cpu")
 STEPS, LENGTH = 3, 40
@@ -28,13 +28,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> InMemory:
 
 
 @pytest.fixture(scope="module")
-def plan(source: InMemory) -> Plan:
-    return Plan(Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size), SETTINGS)
+def plan(source: InMemory) -> FitPlan:
+    return FitPlan(Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size), SETTINGS)
 
 
 def made(source: InMemory, family: str) -> Head:
     settings = FitSettings(family, unroll=STEPS, draft_vocab=64 if family == "eagle3" else 0, argmax_weight=0.3)
-    target, chosen = Target(source.model, CPU, torch.float32), family_of(settings)
+    target, chosen = TargetRows(source.model, CPU, torch.float32), family_of(settings)
     survey = Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
     generator = torch.Generator().manual_seed(1)
@@ -49,7 +49,7 @@ def learnt(head: Head, batch: Batch, counts: torch.Tensor) -> tuple[Findings, li
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"draft-model"}))
-def test_a_frame_changes_nothing(family: str, source: InMemory, plan: Plan) -> None:
+def test_a_frame_changes_nothing(family: str, source: InMemory, plan: FitPlan) -> None:
     head, (rows, counted) = made(source, family), plan.step(1)
     counts, documents = plan.largest(0, 1)
     frame = Frame.of(counts, len(rows), documents)
@@ -67,7 +67,7 @@ def test_a_frame_changes_nothing(family: str, source: InMemory, plan: Plan) -> N
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_every_step_of_every_process_fits(source: InMemory, plan: Plan) -> None:
+def test_every_step_of_every_process_fits(source: InMemory, plan: FitPlan) -> None:
     for size in (1, 2):
         for rank in range(size):
             counts, documents = plan.largest(rank, size)
@@ -87,10 +87,10 @@ def test_every_step_of_every_process_fits(source: InMemory, plan: Plan) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of parameters that the graph was made with
-def test_a_graph_teaches_what_its_steps_do(source: InMemory, plan: Plan) -> None:
+def test_a_graph_teaches_what_its_steps_do(source: InMemory, plan: FitPlan) -> None:
     """The same bits each time, and batch for batch what is launched kernel by kernel, within what bfloat16 rounds."""
     device, dtype = torch.device("cuda"), torch.bfloat16
-    target, chosen = Target(source.model, device, dtype), family_of(FitSettings(unroll=STEPS, draft_vocab=64))
+    target, chosen = TargetRows(source.model, device, dtype), family_of(FitSettings(unroll=STEPS, draft_vocab=64))
     survey = Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
     parameters = list(head.module.parameters())

@@ -13,7 +13,7 @@ from support.fit_sources import InMemory, answered, small_target, states_of
 from training.common.model import CausalLM
 from training.features.source import FeatureSequence
 from training.fit.labels import LabelError, examine
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 FINAL = slice(96, 128)
 END = 3
@@ -38,7 +38,7 @@ def changed(source: InMemory, change: Callable[[FeatureSequence], FeatureSequenc
 
 def looks(source: InMemory):
     recorded = np.array([each.recorded for each in source.sequences])
-    return examine(source, Target(source.model, torch.device("cpu"), torch.float32), FINAL, (END,), recorded)
+    return examine(source, TargetRows(source.model, torch.device("cpu"), torch.float32), FINAL, (END,), recorded)
 
 
 def look(source: InMemory):

@@ -9,7 +9,7 @@ import torch
 
 from support.fit_sources import InMemory
 from training.features.source import FeatureSequence
-from training.fit.plan import Plan, Survey, pack
+from training.fit.plan import FitPlan, Survey, pack
 from training.fit.settings import FitSettings
 
 
@@ -31,10 +31,10 @@ def source(counts: list[tuple[int, int]]) -> InMemory:
     return InMemory(Path(), made)
 
 
-def planned(**more: int) -> tuple[Plan, Survey]:
+def planned(**more: int) -> tuple[FitPlan, Survey]:
     texts = source([(10, 6)] * 7 + [(30, 20)] * 6 + [(9, 1)] * 2)
     survey = Survey.of(texts, row_length=24, steps=3, vocab_size=64)
-    return Plan(survey, FitSettings(row_length=24, batch_rows=3, **more)), survey
+    return FitPlan(survey, FitSettings(row_length=24, batch_rows=3, **more)), survey
 
 
 def test_a_survey_counts_what_can_be_learnt() -> None:
@@ -83,4 +83,4 @@ def test_every_epoch_has_every_row_once() -> None:
 def test_nothing_to_learn_is_told() -> None:
     survey = Survey.of(source([(5, 1), (3, 0)]), row_length=24, steps=2, vocab_size=64)
     with pytest.raises(ValueError, match="nothing to learn"):
-        Plan(survey, FitSettings())
+        FitPlan(survey, FitSettings())

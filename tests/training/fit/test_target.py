@@ -9,13 +9,13 @@ import torch
 
 from support.fit_sources import SHAPE, small_target
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 
 @pytest.mark.parametrize("scored", [None, torch.arange(0, SHAPE.vocab_size, 3)])
 def test_part_of_the_distribution_moves_to_its_most_likely_token(scored: torch.Tensor | None, tmp_path: Path) -> None:
     model = small_target(tmp_path)
-    target = Target(tmp_path, torch.device("cpu"), torch.float32)
+    target = TargetRows(tmp_path, torch.device("cpu"), torch.float32)
     states = torch.randn(9, SHAPE.hidden_size, generator=torch.Generator().manual_seed(0))
     logits = states @ model.model.embed_tokens.weight.T
     wanted = (logits if scored is None else logits[:, scored]).softmax(dim=-1)

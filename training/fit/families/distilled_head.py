@@ -14,7 +14,7 @@ from training.fit.cross_entropy import soft_cross_entropy
 from training.fit.family import Findings
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary, coverage_by_size
 
 
@@ -39,7 +39,7 @@ class JudgedHead(ABC):
     repeats: ClassVar[bool] = True
     _score_share: ClassVar[float] = 1.0
 
-    def __init__(self, target: Target, settings: FitSettings, vocabulary: DraftVocabulary, final: slice) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, vocabulary: DraftVocabulary, final: slice) -> None:
         """final: columns of the states that hold the target's last one, after its norm."""
         self._target, self._vocabulary, self._final = target, vocabulary, final
         self._decay, self._argmax_weight = settings.decay, settings.argmax_weight

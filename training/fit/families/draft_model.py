@@ -19,7 +19,7 @@ from training.fit.families.last_state import LastStateFamily
 from training.fit.family import Findings
 from training.fit.plan import Survey
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 
 class DraftModel(LastStateFamily):
@@ -36,7 +36,7 @@ class DraftModel(LastStateFamily):
         if settings.unroll > 1:
             raise ValueError("unroll: a draft model learns every step in one")
 
-    def head(self, target: Target, final: slice) -> DraftModelHead:
+    def head(self, target: TargetRows, final: slice) -> DraftModelHead:
         """As `LastStateFamily` has it."""
         return DraftModelHead(target, self.settings, final)
 
@@ -46,7 +46,7 @@ class DraftModelHead:
 
     repeats = False
 
-    def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, final: slice) -> None:
         assert settings.start is not None
         config = ModelConfig.from_folder(settings.start)
         if config.vocab_size != target.config.vocab_size:

@@ -15,7 +15,7 @@ from training.fit.families.last_state import LastStateFamily
 from training.fit.families.training_time_test import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary
 
 UNROLL = 1
@@ -49,7 +49,7 @@ class Eagle1(LastStateFamily):
 
     usual_steps = UNROLL
 
-    def head(self, target: Target, final: slice) -> Eagle1Head:
+    def head(self, target: TargetRows, final: slice) -> Eagle1Head:
         """As `LastStateFamily` has it."""
         return Eagle1Head(target, self.settings, final)
 
@@ -60,7 +60,7 @@ class Eagle1Head(UnrolledHead):
     repeats = False
     _score_share = SCORE_WEIGHT
 
-    def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, final: slice) -> None:
         shape = shape_of(target.config, settings.intermediate_size)
         super().__init__(target, settings, shape, DraftVocabulary.whole(target.config.vocab_size), final)
         self.weights = Eagle1Weights(shape)

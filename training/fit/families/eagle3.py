@@ -16,7 +16,7 @@ from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings
 from training.fit.start import vocabulary_of
-from training.fit.target import SCORES, Target
+from training.fit.target import SCORES, TargetRows
 from training.fit.vocabulary import DraftVocabulary, default_size, select
 
 UNROLL = 7
@@ -66,7 +66,7 @@ class Eagle3:
     def boundaries(self, target: ModelConfig) -> tuple[int, ...]:
         return *self.read(target), target.num_layers + 1
 
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Eagle3Head:
+    def build(self, target: TargetRows, columns: dict[int, slice], survey: Survey) -> Eagle3Head:
         config = target.config
         size = self.settings.draft_vocab or default_size(config.vocab_size)
         if self.settings.start is None:
@@ -102,7 +102,7 @@ class Eagle3Head(UnrolledHead):
 
     def __init__(
         self,
-        target: Target,
+        target: TargetRows,
         settings: FitSettings,
         vocabulary: DraftVocabulary,
         read: Sequence[int],

@@ -9,7 +9,7 @@ from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from training.fit.family import Head
 from training.fit.plan import Survey
 from training.fit.settings import CHAIN, FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 
 class LastStateFamily(ABC):
@@ -40,12 +40,12 @@ class LastStateFamily(ABC):
         """As `training.fit.family.Family` has it."""
         return (target.num_layers + 1,)
 
-    def build(self, target: Target, columns: dict[int, slice], survey: Survey) -> Head:
+    def build(self, target: TargetRows, columns: dict[int, slice], survey: Survey) -> Head:
         """As `training.fit.family.Family` has it."""
         return self.head(target, columns[target.config.num_layers + 1])
 
     @abstractmethod
-    def head(self, target: Target, final: slice) -> Head:
+    def head(self, target: TargetRows, final: slice) -> Head:
         """A head before its first step; `final`: columns of the states that hold the last one."""
 
 

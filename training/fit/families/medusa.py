@@ -13,7 +13,7 @@ from training.fit.families.distilled_head import Drafted, JudgedHead
 from training.fit.families.last_state import HeadPerStepFamily
 from training.fit.layers import initialise
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary
 
 HEADS = 5
@@ -43,7 +43,7 @@ class Medusa(HeadPerStepFamily):
             raise ValueError("intermediate_size: Medusa heads have no MLP of their own")
         self.check_chain("heads")
 
-    def head(self, target: Target, final: slice) -> MedusaHead:
+    def head(self, target: TargetRows, final: slice) -> MedusaHead:
         """As `LastStateFamily` has it."""
         return MedusaHead(target, self.settings, final, self.steps)
 
@@ -51,7 +51,7 @@ class Medusa(HeadPerStepFamily):
 class MedusaHead(JudgedHead):
     """All heads of a checkpoint in the original's layout; scoring rows are the target's, which all of them share."""
 
-    def __init__(self, target: Target, settings: FitSettings, final: slice, heads: int) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, final: slice, heads: int) -> None:
         config = target.config
         super().__init__(target, settings, DraftVocabulary.whole(config.vocab_size), final)
         self._heads = [ResidualBlock(config.hidden_size) for _ in range(heads)]

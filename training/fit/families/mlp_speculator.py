@@ -14,7 +14,7 @@ from training.fit.families.distilled_head import Drafted, JudgedHead
 from training.fit.families.last_state import HeadPerStepFamily
 from training.fit.layers import Linear, initialise
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary
 
 STAGES = 5
@@ -61,7 +61,7 @@ class MlpSpeculator(HeadPerStepFamily):
             raise ValueError("unroll: an MLP speculator has at least 2 stages")
         self.check_chain("stages")
 
-    def head(self, target: Target, final: slice) -> MlpSpeculatorHead:
+    def head(self, target: TargetRows, final: slice) -> MlpSpeculatorHead:
         """As `LastStateFamily` has it."""
         return MlpSpeculatorHead(target, self.settings, final, self.steps)
 
@@ -72,7 +72,7 @@ class MlpSpeculatorHead(JudgedHead):
     The embedding is weighed so that half of the last stage's variance is the target's state, which is normalised.
     """
 
-    def __init__(self, target: Target, settings: FitSettings, final: slice, stages: int) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, final: slice, stages: int) -> None:
         config = target.config
         super().__init__(target, settings, DraftVocabulary.whole(config.vocab_size), final)
         inner = settings.intermediate_size or config.hidden_size

@@ -17,7 +17,7 @@ from training.fit.families.last_state import LastStateFamily
 from training.fit.families.training_time_test import UnrolledHead
 from training.fit.layers import Attention, GatedMLP, Linear, Norm, initialise
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary
 
 UNROLL = 5
@@ -44,7 +44,7 @@ class Mtp(LastStateFamily):
 
     usual_steps = UNROLL
 
-    def head(self, target: Target, final: slice) -> MtpHead:
+    def head(self, target: TargetRows, final: slice) -> MtpHead:
         """As `LastStateFamily` has it."""
         return MtpHead(target, self.settings, final)
 
@@ -52,7 +52,7 @@ class Mtp(LastStateFamily):
 class MtpHead(UnrolledHead):
     """Children take the state behind the layer's final norm, which is also what is scored."""
 
-    def __init__(self, target: Target, settings: FitSettings, final: slice) -> None:
+    def __init__(self, target: TargetRows, settings: FitSettings, final: slice) -> None:
         shape = shape_of(target.config, settings.intermediate_size)
         super().__init__(target, settings, shape, DraftVocabulary.whole(target.config.vocab_size), final)
         self.layer = MtpLayer(shape)

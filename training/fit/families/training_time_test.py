@@ -14,7 +14,7 @@ from training.fit.batch import Batch
 from training.fit.families.distilled_head import Drafted, JudgedHead
 from training.fit.layers import Attention, Rotation
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 from training.fit.vocabulary import DraftVocabulary
 
 
@@ -26,7 +26,7 @@ class UnrolledHead(JudgedHead):
     """
 
     def __init__(
-        self, target: Target, settings: FitSettings, shape: ModelShape, vocabulary: DraftVocabulary, final: slice
+        self, target: TargetRows, settings: FitSettings, shape: ModelShape, vocabulary: DraftVocabulary, final: slice
     ) -> None:
         """final: columns of the states that hold the target's last one, after its norm."""
         super().__init__(target, settings, vocabulary, final)

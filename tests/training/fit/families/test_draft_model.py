@@ -19,7 +19,7 @@ from training.fit.parallel import world
 from training.fit.plan import Survey
 from training.fit.run import columns_of, fit
 from training.fit.settings import FitSettings, RunOptions
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 STEPS, LENGTH, VOCABULARY = 3, 48, 128
 
@@ -40,7 +40,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(source: InMemory, start: Path) -> DraftModelHead:
     chosen = family_of(FitSettings("draft-model", start=start, row_length=LENGTH))
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     survey = Survey.of(source, row_length=LENGTH, steps=1, vocab_size=VOCABULARY)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
     assert isinstance(head, DraftModelHead)
@@ -57,7 +57,7 @@ def test_loss_and_hits_are_those_of_each_text_alone(source: InMemory, start: Pat
     counts = torch.tensor([float((batch.reach > step).sum()) for step in range(STEPS)])
     with torch.no_grad():
         findings = head.look(batch, counts, steps=STEPS, noise=None)
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     total, checked = torch.zeros(()), 0
     for row, begin, index in ((0, 0, 0), (0, len(source[0].token_ids), 1), (1, 0, 2), (2, 0, 3)):
         sequence = source[index]
@@ -120,7 +120,7 @@ def test_a_start_of_another_kind_is_refused(
 
 def test_a_start_may_lend_its_shape_alone(source: InMemory, start: Path) -> None:
     chosen = family_of(FitSettings("draft-model", start=start, row_length=LENGTH, init="random"))
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     survey = Survey.of(source, row_length=LENGTH, steps=1, vocab_size=VOCABULARY)
     fresh = chosen.build(target, columns_of(source, chosen, target), survey).tensors()
     assert {name: tensor.shape for name, tensor in fresh.items()} == {

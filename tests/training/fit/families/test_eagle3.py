@@ -12,7 +12,7 @@ from training.fit.family import family_of
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 
 @pytest.mark.parametrize("wide", [0, 2 * SHAPE.intermediate_size])
@@ -20,7 +20,7 @@ def test_its_mlp_begins_as_the_targets_however_wide(wide: int, tmp_path: Path) -
     model = small_target(tmp_path)
     source = InMemory(tmp_path, [answered(model, 1, prompt=5, answer=8)])
     chosen = family_of(settings := FitSettings(intermediate_size=wide, draft_vocab=64))
-    target = Target(tmp_path, torch.device("cpu"), torch.float32)
+    target = TargetRows(tmp_path, torch.device("cpu"), torch.float32)
     survey = Survey.of(source, row_length=32, steps=settings.unroll or 7, vocab_size=SHAPE.vocab_size)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
     assert isinstance(head, Eagle3Head)

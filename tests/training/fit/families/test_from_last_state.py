@@ -19,7 +19,7 @@ from training.fit.head_folder import write_head
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 HEADS, LENGTH, VOCABULARY = 4, 48, 128
 FAMILIES = ("medusa", "mlp-speculator")
@@ -36,7 +36,7 @@ def made(source: InMemory, family: str, inner: int = 0) -> JudgedHead:
     """A head whose weights are anything but what they begin as."""
     size = inner if family == "mlp-speculator" else 0
     chosen = family_of(FitSettings(family, unroll=HEADS, chain=HEADS, intermediate_size=size))
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     survey = Survey.of(source, row_length=LENGTH, steps=HEADS, vocab_size=VOCABULARY)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
     generator = torch.Generator().manual_seed(2)
@@ -96,7 +96,7 @@ def test_each_step_is_judged_by_the_token_it_drafts(family: str, source: InMemor
     head, (batch, _) = made(source, family), packed(source)
     counts = torch.tensor([float((batch.reach > step).sum()) for step in range(HEADS)])
     findings, drafted = head.look(batch, counts, steps=HEADS, noise=None), head.draft(batch, HEADS)
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     total = torch.zeros(())
     for row, (flat, step) in enumerate(zip(drafted.flat.tolist(), drafted.step.tolist(), strict=True)):
         b, i = divmod(flat, LENGTH)

@@ -17,7 +17,7 @@ from training.fit.parallel import World
 from training.fit.plan import Survey
 from training.fit.run import columns_of, fit
 from training.fit.settings import FitSettings, RunOptions
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 STEPS, LENGTH = 4, 16
 ALONE = World(0, 1, torch.device("cpu"))
@@ -53,7 +53,7 @@ def settings_of(family: str, model: Path) -> FitSettings:
 
 def made(source: InMemory, family: str) -> Head:
     chosen = family_of(settings_of(family, source.model))
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     survey = Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=SHAPE.vocab_size)
     return chosen.build(target, columns_of(source, chosen, target), survey)
 

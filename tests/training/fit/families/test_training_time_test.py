@@ -19,7 +19,7 @@ from training.fit.head_folder import write_head
 from training.fit.plan import Survey
 from training.fit.run import columns_of
 from training.fit.settings import FitSettings
-from training.fit.target import Target
+from training.fit.target import TargetRows
 
 STEPS = 7
 LENGTH = 44
@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> InMemory:
 
 def made(source: InMemory, family: str) -> UnrolledHead:
     settings = FitSettings(family, unroll=STEPS, draft_vocab=64 if family == "eagle3" else 0)
-    target = Target(source.model, torch.device("cpu"), torch.float32)
+    target = TargetRows(source.model, torch.device("cpu"), torch.float32)
     chosen = family_of(settings)
     survey = Survey.of(source, row_length=LENGTH, steps=STEPS, vocab_size=128)
     head = chosen.build(target, columns_of(source, chosen, target), survey)
@@ -98,7 +98,7 @@ def test_loss_is_that_of_the_definition(family: str, source: InMemory) -> None:
     counts = torch.tensor([float((batch.reach > step).sum()) for step in range(steps)])
     findings = head.look(batch, counts, steps=steps, noise=None)
     drafted = head.draft(batch, steps)
-    embedding = Target(source.model, torch.device("cpu"), torch.float32).embedding
+    embedding = TargetRows(source.model, torch.device("cpu"), torch.float32).embedding
     final = batch.states.float()[..., 96:]
     ids = head._ids
     total, correct = torch.zeros(()), np.zeros(steps, int)
