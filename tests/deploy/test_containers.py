@@ -24,13 +24,27 @@ pytestmark = [
 PROMPTS = ("The harbour was quiet", "def add(a, b):", "Once upon a time", "The list of countries is")
 ASKED = {"model": "slipstream-demo", "max_tokens": 300, "temperature": 0.8, "seed": 11, "ignore_eos": True}
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none", "--volume", "/cache")
-LOOK_OUTSIDE = """
-import socket
+CONNECT = """
+import socket, sys
 try:
-    socket.create_connection(("203.0.113.1", 80), timeout=5)
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)
+    print("connected")
 except OSError as error:
     print(type(error).__name__, error.strerror)
 """
+ASK_PROMETHEUS = """
+import json, sys, urllib.request
+reply = json.load(urllib.request.urlopen(f"http://prometheus:9090/api/v1/{sys.argv[1]}", timeout=30))
+print(json.dumps(reply["data"]))
+"""
+PROMETHEUS_OF_DEBIAN = """
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus && install -d -o 65534 -g 65534 /prometheus
+ENTRYPOINT ["prometheus"]
+"""
+"""For machines that cannot pull the image of docker-compose.yml: /prometheus belongs to the same user."""
+
 BUILD_WITH_TRITON = """
 import ctypes, hashlib, pathlib, tempfile
 import cuda.bindings, torch, triton
@@ -159,7 +173,7 @@ def test_a_second_draft_service_takes_over(stack, calm):
 
 def test_no_service_but_the_gateway_reaches_anything_else(stack):
     for service in ("verify", "draft"):
-        assert stack.python(service, LOOK_OUTSIDE).strip() == "OSError Network is unreachable"
+        assert stack.python(service, CONNECT, "203.0.113.1", "80").strip() == "OSError Network is unreachable"
 
 
 def test_what_a_drafter_writes_is_not_in_the_verify_service(stack):
@@ -205,6 +219,51 @@ def test_the_verify_service_drafts_in_its_own_process(stack, calm):
     finally:
         stack.down()
         stack.choose("cpu")
+
+
+@pytest.fixture
+def prometheus(stack, tmp_path) -> Iterator[str]:
+    """The container of a Prometheus beside the stack."""
+    (tmp_path / "Dockerfile").write_text(PROMETHEUS_OF_DEBIAN)
+    image = "slipstream-test-prometheus"
+    base = json.loads(stack.compose("config", "--format", "json"))["services"]["gateway"]["build"]["args"]["BASE_IMAGE"]
+    stack.docker("build", "-t", image, "--build-arg", f"BASE_IMAGE={base}", str(tmp_path))
+    stack.set(PROMETHEUS_IMAGE=image, METRICS_NAMES="vllm")
+    try:
+        stack.compose("--profile", "watch", "up", "-d", "prometheus")
+        stack.up()
+        yield stack.container("prometheus")
+    finally:
+        stack.compose("--profile", "watch", "rm", "-fsv", "prometheus")
+        stack.set(METRICS_NAMES="")
+
+
+def prometheus_says(stack: Containers, path: str):
+    return json.loads(stack.python("gateway", ASK_PROMETHEUS, path))
+
+
+def health_of_rules(stack: Containers) -> set[str]:
+    groups = prometheus_says(stack, "rules")["groups"]
+    return {rule["health"] for group in groups for rule in group["rules"]}
+
+
+def test_prometheus_scrapes_the_services_and_no_drafter_reaches_it(stack, prometheus):
+    def scraped() -> bool:
+        targets = prometheus_says(stack, "targets")["activeTargets"]
+        return {target["labels"]["job"]: target["health"] for target in targets} == {"gateway": "up", "verify": "up"}
+
+    def accepted() -> bool:
+        return bool(prometheus_says(stack, "query?query=vllm:spec_decode_num_accepted_tokens_total>0")["result"])
+
+    stack.wait_for(scraped, "not all services are scraped")
+    stack.ask(**ASKED, prompt=PROMPTS[0], speculation={"enabled": True}).raise_for_status()
+    stack.wait_for(accepted, "no metrics under names of vLLM")
+    stack.wait_for(lambda: "unknown" not in health_of_rules(stack), "not all rules are evaluated")
+    assert health_of_rules(stack) == {"ok"}
+    networks = stack.inspect(prometheus)["NetworkSettings"]["Networks"]
+    (address,) = (network["IPAddress"] for network in networks.values())
+    assert stack.python("gateway", CONNECT, address, "9090").strip() == "connected"
+    assert stack.python("draft", CONNECT, address, "9090").strip() == "OSError Network is unreachable"
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_is_not_made(stack, tmp_path):

@@ -89,8 +89,8 @@ class Containers:
         """What a command says that is run in the container of a service."""
         return self.compose("exec", "-T", service, *command, check=check)
 
-    def python(self, service: str, code: str) -> str:
-        return self.run_in(service, "python", "-c", code)
+    def python(self, service: str, code: str, *arguments: str) -> str:
+        return self.run_in(service, "python", "-c", code, *arguments)
 
     def container(self, service: str) -> str:
         """The name of the container that `up` makes of a service."""
