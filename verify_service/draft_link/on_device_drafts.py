@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from verify_service.draft_link.router import SlotRef
 
 if TYPE_CHECKING:
     import torch
+
+
+_log = logging.getLogger(__name__)
 
 
 def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult) -> EnqueuedDrafts:
@@ -37,7 +41,11 @@ def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: De
     trees: dict[RequestKey, DeviceTree] = {}
     for attachment, (states, values) in asked.items():
         assert attachment.follow is not None
-        enqueued = attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
+        try:
+            enqueued = attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
+        except Exception:  # noqa: BLE001 - the others' events must be waited for all the same
+            _log.exception("the proposers of epoch %d did not draft behind a step", attachment.epoch)
+            continue
         read += enqueued.read
         limits = {value.row: value for value in values}
         for place, tree in enqueued.trees.items():

@@ -33,5 +33,7 @@ class DrafterUpdates:
             return
         (progressed, features), self._unsent = self._unsent, None
         going_on = [entry for entry in progressed if not entry[0].finished]
-        self._speculation.send_commits(going_on, running, features, under_way, launched=launched)
-        self._features.keep()
+        try:
+            self._speculation.send_commits(going_on, running, features, under_way, launched=launched)
+        finally:
+            self._features.keep()

@@ -94,8 +94,11 @@ class HiddenStateCapture:
         """
         try:
             held = [item for item in self._held if only is None or item.state is only]
-            rows = [(item, self._held.pop(item)) for item in held]
-            self._store.write([(item.state.pages, features) for item, features in rows if not item.state.finished])
+            taken = [(item.state, self._held.pop(item)) for item in held]
+            layout = self._store.boundaries  # not the step's, where drafters have come or gone since
+            self._store.write(
+                [(state.pages, rows) for state, rows in taken if not state.finished and rows.boundaries == layout]
+            )
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are not kept")
 

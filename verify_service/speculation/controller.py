@@ -183,6 +183,11 @@ class SpeculationController:
 
     def enqueue_drafts(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Enqueue drafting of the next trees behind a step; return the events that the next step must wait for."""
+        if untold := self._on_device.untold():
+            # What answers the commits sent since the launch is verified already, and counts as such.
+            self._on_device.allow(True)
+            self._collect(untold)
+            self._on_device.tell_wait()
         return self._on_device.enqueue(deciding, set(self._asking(deciding)), outcome)
 
     @property
@@ -357,10 +362,6 @@ class SpeculationController:
             _log.exception("the tree source failed to take a step's tokens")
         for state, _ in drafted:
             state.drafter_catching_up = state.drafting_paused or state.key in behind
-        if untold := self._on_device.untold() if launched else ():
-            # What answers these commits is known to be verified already, and counts as such.
-            self._on_device.allow(True)
-            self._collect(untold)
 
     def _source_accepts_commits(self) -> bool:
         """Return whether the source accepts commits now; while it does not, no work is done for it."""

@@ -17,6 +17,7 @@ from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest, OnDeviceDrafter, ReadEvents
 from verify_service.core.request import RequestKey
+from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.model_runner.device_trees import copy_to_host, not_on_host, read_tree, verifies_all_nodes
@@ -27,7 +28,9 @@ from verify_service.speculation.node_selection import NodeSelector
 _log = logging.getLogger(__name__)
 
 _MOST = 0.75
-"""Of the requests that will ask for a tree, how many must have one promised: the others decode a step plainly."""
+"""Of the requests that ask for a tree, how many must have one promised: the others decode a step plainly."""
+_PATIENCE = 4
+"""Steps in a row that a request may so decode plainly, before one is launched after all answers."""
 
 
 class OnDeviceTrees:
@@ -40,8 +43,13 @@ class OnDeviceTrees:
         self._drafter = drafter
         self._latency = latency
         self._selector = selector
-        self._promised: dict[RequestKey, DeviceTree] = {}
-        self._asking = 0
+        self._promised: dict[RequestState, DeviceTree] = {}
+        self._asking: list[RequestState] = []
+        """Requests that will ask for a tree, promised or not."""
+        self._unserved: dict[RequestState, int] = {}
+        """Of those without one, for how many steps in a row."""
+        self._waited: tuple[list[RequestKey], float] = [], 0.0
+        """The last wait for trees, of which the drafter was not told."""
         self._untold: list[RequestKey] = []
         """Requests whose step was launched with a promised tree, of which their drafters do not know."""
 
@@ -53,7 +61,10 @@ class OnDeviceTrees:
     @property
     def suffice(self) -> bool:
         """Whether the next step is best launched with the promised trees alone."""
-        return bool(self._promised) and len(self._promised) >= _MOST * self._asking
+        promised = sum(not state.finished for state in self._promised)
+        asking = sum(not state.finished for state in self._asking)
+        patient = all(steps <= _PATIENCE for state, steps in self._unserved.items() if not state.finished)
+        return patient and 0 < promised >= _MOST * asking
 
     def enqueue(
         self, deciding: Sequence[ScheduledRequest], asking: Collection[RequestKey], outcome: DeviceStepResult
@@ -62,7 +73,8 @@ class OnDeviceTrees:
 
         asking: those requests of the step that will ask for a tree.
         """
-        self._promised, self._asking = {}, len(asking)
+        states = {item.state.key: item.state for item in deciding}
+        self._promised, self._asking = {}, [state for key, state in states.items() if key in asking]
         rows = [
             EnqueuedRequest(item.state.key, row, 1 + item.depth, outcome.routes[item])
             for row, item in enumerate(deciding)
@@ -74,7 +86,9 @@ class OnDeviceTrees:
                 drafts = self._drafter.enqueue_draft(rows, outcome)
         except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
             _log.exception("no tree was begun behind a step")
-        self._promised.update(drafts.trees)
+        self._promised = {states[key]: tree for key, tree in drafts.trees.items()}
+        unserved = [state for state in self._asking if state not in self._promised]
+        self._unserved = {state: 1 + self._unserved.get(state, 0) for state in unserved}
         return drafts.read
 
     def take(self, items: Sequence[ScheduledRequest]) -> list[tuple[ScheduledRequest, TokenTree | None]]:
@@ -82,20 +96,26 @@ class OnDeviceTrees:
 
         Where the step has prompts' rows too the host waits for the trees, so that it can choose among their nodes.
         """
-        found = [(item, tree) for item in items if (tree := self._promised.get(item.state.key)) is not None]
+        promised, self._promised = self._promised, {}
+        found = [(item, promised[item.state]) for item in items if item.decides and item.state in promised]
         self._untold = [item.state.key for item, _ in found]
-        self.drop()
         decodes = all(item.count == 1 for item in items)
         return [(item, tree if decodes else read_tree(tree)) for item, tree in found]
 
     def drop(self) -> None:
-        """Forget what was promised: the next step takes none of it."""
-        self._promised = {}
+        """Forget what was promised: the next step is launched after all answers."""
+        self._promised, self._unserved = {}, {}
 
     def untold(self) -> list[RequestKey]:
         """Return, once, the requests whose step was launched with a promised tree."""
         untold, self._untold = self._untold, []
         return untold
+
+    def tell_wait(self) -> None:
+        """Tell the drafter, once, of the last wait for trees: a step has begun with them."""
+        (keys, seconds), self._waited = self._waited, ([], 0.0)
+        if keys and self._drafter is not None:
+            self._drafter.observe_wait(keys, seconds)
 
     def allow(self, allowed: bool) -> None:
         """Set whether drafters may hand over trees that only the device knows."""
@@ -122,8 +142,9 @@ class OnDeviceTrees:
         copy_to_host(late)
         self._latency.read()
         try:
-            if late and self._drafter is not None:
-                self._drafter.observe_wait([item.state.key for item in late], time.perf_counter() - begun)
+            self._waited = [item.state.key for item in late], time.perf_counter() - begun
+            if not self._untold:
+                self.tell_wait()
             self._weigh(late, items)
         except Exception:  # noqa: BLE001 - the step is under way already
             _log.exception("what the trees of a step are worth cannot be told")

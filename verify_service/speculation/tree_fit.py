@@ -16,7 +16,7 @@ def fit_tree(memory: KVCacheManager, item: ScheduledRequest, tree: TokenTree, ro
     cut from what the step decides instead.
     """
     state, base, (nodes, depth) = item.state, item.base, most_rows(tree)
-    deepest = memory.max_context - base if isinstance(tree, DeviceTree) else state.depth_left
+    deepest = memory.max_context - base - 1 if isinstance(tree, DeviceTree) else state.depth_left
     rows, allowed = min(state.max_nodes, 1 + room), min(depth, deepest)
     allowed = memory.grow_up_to(state, base + allowed) - base
     if allowed == depth and nodes < rows:

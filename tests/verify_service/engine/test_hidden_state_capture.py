@@ -17,16 +17,20 @@ from slipstream_kernels.models.capture_layers import Bits, Capture
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.host_device_memory import HostMemory
-from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
+from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, admitted, running_loop
 from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import StepHandle
 from verify_service.draft_link.slot import Slot
 from verify_service.engine import hidden_state_capture as module
 from verify_service.engine.hidden_state_capture import HiddenStateCapture
+from verify_service.engine.step_queue import Step
 from verify_service.hidden_states.device_ring import DeviceRing, RingSlice
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 from verify_service.hidden_states.store import HiddenStateStore
+from verify_service.model_runner.captured_states import CapturedStates
 
 WANTED = (1, 3)
 
@@ -275,10 +279,14 @@ def test_nothing_is_captured_for_drafters_that_hang_and_what_is_kept_stays() -> 
 
 
 class Recorder:
-    """An engine that notes what it is to capture."""
+    """An engine that notes what it is to capture, and has the states of one step."""
 
     def __init__(self) -> None:
         self.captured: list[tuple[int, ...]] = []
+        self.step: CapturedStates | None = None
+
+    def states(self, launched: StepHandle) -> CapturedStates | None:
+        return self.step
 
     def capture(self, boundaries: tuple[int, ...]) -> None:
         self.captured.append(boundaries)
@@ -307,3 +315,31 @@ def test_what_is_captured_follows_what_is_asked_for() -> None:
     assert after(module.LINGER_SECONDS - 1) == []
     assert after(2) == [()]
     assert store.nbytes == 0
+
+
+def test_what_a_step_captured_for_others_is_not_kept() -> None:
+    """Drafters come and go between a step and when its states are kept, which is behind the next step's launch."""
+    engine, taker, now = Recorder(), Taker(RandomTrees(8), ()), [0.0]
+    store = HiddenStateStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
+    features = HiddenStateCapture(engine, store, taker, clock=lambda: now[0])
+    state = admitted(EngineConfig(num_pages=8), range(10, 14))
+    state.pages, state.num_computed_tokens = [0], 3
+    item = ScheduledRequest(state, 1)
+    step = Step([item], StepHandle([item]), 0.0)
+
+    def kept(captured: tuple[int, ...], wanted: tuple[int, ...]) -> HiddenStateRows | None:
+        taker.wanted, now[0] = captured, now[0] + module.LINGER_SECONDS + 1
+        features.prepare()
+        rows = np.full((1, 8 * len(captured)), 7, np.uint16)
+        engine.step = CapturedStates(captured, lambda: rows, rows.shape[1], {item: range(1)}, {}, lambda: None)
+        features.take(step, [item], [item])
+        taker.wanted, now[0] = wanted, now[0] + module.LINGER_SECONDS + 1
+        features.prepare()
+        features.keep()
+        return store.read(state.pages, 3, 4)
+
+    assert kept((2,), (2, 5)) is None
+    assert kept((2, 5), (2,)) is None
+    same = kept((2,), (2,))
+    assert same is not None
+    assert same.rows.tolist() == [[7] * 8]

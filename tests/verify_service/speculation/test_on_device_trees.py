@@ -124,6 +124,39 @@ def test_few_promises_do_not_hold_up_many_requests(trees: OnDeviceTrees, drafter
     assert not trees.suffice
 
 
+def test_another_request_of_the_same_name_gets_nothing(trees: OnDeviceTrees) -> None:
+    items = requests(2)
+    enqueue(trees, items)
+    assert [item for item, _ in trees.take([items[1], *requests(1)])] == [items[1]]
+    enqueue(trees, items)
+    items[0].decides = False
+    assert [item for item, _ in trees.take(items)] == [items[1]]
+
+
+def test_those_that_are_over_do_not_count(trees: OnDeviceTrees, drafter: Drafter) -> None:
+    items = requests(4)
+    drafter.without = {items[0].state.key}
+    enqueue(trees, items)
+    for item in items[1:]:
+        item.state.finished = True
+    assert not trees.suffice
+
+
+def test_nobody_goes_without_a_tree_for_long(trees: OnDeviceTrees, drafter: Drafter) -> None:
+    items = requests(4)
+    drafter.without = {items[0].state.key}
+    promised = 0
+    enqueue(trees, items)
+    while trees.suffice:
+        promised += 1
+        trees.take(items)
+        enqueue(trees, items)
+    assert 0 < promised < 10
+    trees.drop()
+    enqueue(trees, items)
+    assert trees.suffice
+
+
 def test_beside_a_prompt_trees_are_read(trees: OnDeviceTrees, drafter: Drafter) -> None:
     *items, other = requests(3)
     enqueue(trees, items)
@@ -145,6 +178,10 @@ def test_the_host_learns_of_trees_and_what_of_them_pays(trees: OnDeviceTrees, dr
         item.tree = tree
     assert trees.read(items)
     assert [item.tree for item in items] == [TREE, TREE]
+    assert drafter.waits == []
+    assert trees.untold() == [item.state.key for item in items]
+    trees.tell_wait()
+    trees.tell_wait()
     assert drafter.waits == [[item.state.key for item in items]]
     assert all(item.profitable_nodes is not None and 0 <= item.profitable_nodes <= 3 for item in items)
     assert not trees.read(items)
@@ -164,7 +201,7 @@ def test_a_tree_may_reach_beyond_the_output_but_not_the_context() -> None:
     cut = fit_tree(roomy, item, TREE, 8)
     assert cut is not None
     assert cut.depth == 1
-    tight = KVCacheManager(CONFIG, item.base + 2)
+    tight = KVCacheManager(CONFIG, item.base + 3)
     cut = fit_tree(tight, item, tree, 8)
     assert cut is not None
     assert (cut.depth, round_.reads > 0) == (2, True)
