@@ -115,6 +115,7 @@ def test_prompts_trees_and_prefix_hits(demo_model: Path, tmp_path: Path, referen
         check(session, reference)
 
 
+@pytest.mark.slow
 def test_preempted_requests(demo_model: Path, tmp_path: Path, reference: States) -> None:
     folder = tmp_path / "states"
     with cluster_of(demo_model, folder, "--num-pages", "40") as cluster:

@@ -21,7 +21,7 @@ MOST_ROUNDS = 8
 """How often requests are repeated until some outcome was foreseen in time, on a machine that is busy otherwise."""
 
 
-@pytest.fixture(scope="module", params=["shm", "grpc"])
+@pytest.fixture(scope="module", params=["shm", pytest.param("grpc", marks=pytest.mark.slow)])
 def cluster(request, demo_model, demo_draft_model):
     arguments = ("--draft-deadline-ms", "2000", "--transports", request.param)
     proposers = (f"draft-model:{demo_draft_model}", "ngram")

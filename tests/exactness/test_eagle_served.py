@@ -34,7 +34,10 @@ def reference(demo_model, work):
         return ask(cluster, work, concurrency=1)
 
 
-@pytest.mark.parametrize("engine", [EngineSetting(), EngineSetting(16, 16, True, False)])
+SETTINGS = [EngineSetting(), pytest.param(EngineSetting(16, 16, True, False), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("engine", SETTINGS)
 def test_tokens_are_the_references(engine, demo_model, work, reference, tmp_path):
     for name, layout in HEADS.items():
         write_head(tmp_path / name, layout, SHAPE, seed=1)

@@ -26,7 +26,8 @@ SETTINGS = {
     "large chunks, pages of 64 tokens, no cache": (EngineSetting(512, 64, False, False), 64),
     "small chunks, pages of 16 tokens, no cache, preempted": (EngineSetting(16, 16, False, True), 36),
 }
-EVERY = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("large") else name for name in SETTINGS]
+LONG = {name for name in SETTINGS if "64 tokens" in name or "one token" in name}
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SETTINGS]
 
 
 def cluster_of(model, draft_model, engine, pages, oracle=None):

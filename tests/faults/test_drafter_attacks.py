@@ -28,7 +28,7 @@ TOKENS = 400
 STREAMS = 6
 
 
-@pytest.fixture(scope="module", params=["grpc", "shm"])
+@pytest.fixture(scope="module", params=[pytest.param("grpc", marks=pytest.mark.slow), "shm"])
 def cluster(request, tiny_model):
     names = ("--proposers", "hostile,ngram", "--default-proposer", "none")
     arguments = (*names, "--draft-deadline-ms", str(DEADLINE_MS), "--transports", request.param)

@@ -17,7 +17,7 @@ TOKENS = 450
 OLD = "guess=support.proposers:random_tree"
 
 
-@pytest.fixture(scope="module", params=["shm", "grpc"])
+@pytest.fixture(scope="module", params=["shm", pytest.param("grpc", marks=pytest.mark.slow)])
 def cluster(request, demo_model):
     """A target slow enough that streams outlast a swap; the first draft service is bad at guessing."""
     arguments = ("--draft-deadline-ms", "2000", "--transports", request.param)

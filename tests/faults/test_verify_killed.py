@@ -98,6 +98,7 @@ def test_killed_too_often_it_is_given_up_and_clients_are_told(served):
     assert served.process.returncode == 1
 
 
+@pytest.mark.slow
 def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(tiny_model):
     with Cluster(
         tiny_model,

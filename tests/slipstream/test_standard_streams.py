@@ -84,8 +84,9 @@ def test_each_service_alone(service: str, tiny_model: Path) -> None:
 
 
 def test_all_of_them(tiny_model: Path) -> None:
-    http, grpc, verify, draft = free_ports(4)
-    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--verify-port={verify}", f"--draft-port={draft}")
+    http, grpc, verify, draft, *metrics = free_ports(6)
+    ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--verify-port={verify}", f"--draft-port={draft}"]
+    ports += [f"--{name}-arg=--metrics-port={port}" for name, port in zip(("verify", "draft"), metrics, strict=True)]
     command = ("launcher", "serve", "--model", str(tiny_model), "--draft", "ngram", *ports)
     with without_streams(*command) as process:
         # The launcher takes SIGINT, which it is started without, as a wish to drain once all services serve.

@@ -35,6 +35,7 @@ def running(tiny_model, tmp_path_factory):
         yield running
 
 
+@pytest.mark.slow
 def test_forms_under_all_loads(tiny_model, prompts, tmp_path):
     output, picture = tmp_path / "serving.json", tmp_path / "serving.png"
     ours = ("--model", str(tiny_model), "--draft", "ngram", "--device", "cpu", "--forms", "plain,inproc")

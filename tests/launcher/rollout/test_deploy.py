@@ -116,6 +116,7 @@ def connected(address, plan, process, tries=5):
     return outcome
 
 
+@pytest.mark.slow
 def test_the_better_one_takes_over_and_the_worse_one_is_sent_back(patient_cluster, tmp_path):
     arguments = ["--verify", patient_cluster.verify_address, "--shares", "0.5", "--margin", "0.05"]
 

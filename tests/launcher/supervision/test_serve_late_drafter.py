@@ -93,7 +93,7 @@ def test_it_is_ready_when_the_drafter_is_attached_and_stays_so_without_it(tiny_m
     assert log.count("gateway: ready http=") == 1
 
 
-@pytest.mark.parametrize("seconds", ["0", "1"])
+@pytest.mark.parametrize("seconds", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_it_is_ready_without_a_drafter_that_takes_longer_and_says_so(tiny_model, tmp_path, seconds):
     with serving(tiny_model, tmp_path, "--wait-for-drafter", seconds) as served:
         shown = greeting(served)

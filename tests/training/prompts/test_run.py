@@ -199,6 +199,7 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="watches processes through /proc")
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(tmp_path):
     inputs = [write_prompts(tmp_path / "a.jsonl", 1500), write_prompts(tmp_path / "b.jsonl", 1500, first=5000)]
     questions = tmp_path / "q.jsonl"

@@ -107,6 +107,7 @@ def generate(model: GpuModel, count: int, *, trees: list[list[int]] | None = Non
     return [output[:count] for output in outputs]
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_one_model(folder: Path) -> None:
     """The ranks' parts of a sum are rounded to float32 before they are added: logits are close to one rank's.
 
