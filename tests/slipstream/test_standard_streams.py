@@ -89,8 +89,9 @@ def test_all_of_them(tiny_model: Path) -> None:
     ports += [f"--{name}-arg=--metrics-port={port}" for name, port in zip(("verify", "draft"), metrics, strict=True)]
     command = ("launcher", "serve", "--model", str(tiny_model), "--draft", "ngram", *ports)
     with without_streams(*command) as process:
-        # The launcher takes SIGINT, which it is started without, as a wish to drain once all services serve.
+        # The launcher takes SIGINT, which it is started without, as a wish to drain once all services listen.
         wait(process, lambda: catches(process, signal.SIGINT))
+        wait(process, lambda: is_serving(f"127.0.0.1:{grpc}", 1.0))
         assert streams(process) == ["/dev/null"] * 3
         with Client(f"127.0.0.1:{grpc}") as client:
             assert client.generate("a", max_tokens=3).token_ids
