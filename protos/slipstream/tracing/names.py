@@ -79,7 +79,6 @@ EVENT_QUEUED: Final = "queued"
 EVENT_STARTED: Final = "started"
 EVENT_FIRST_TOKEN: Final = "first_token"  # noqa: S105  # no password
 EVENT_RESUMED: Final = "resumed"
-EVENT_FINISHED: Final = "finished"
 RESUMED_FROM: Final = "slipstream.resumed.from"
 RESUMED_TO: Final = "slipstream.resumed.to"
 RESUMED_POSITION: Final = "slipstream.resumed.position"
