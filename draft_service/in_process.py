@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from time import perf_counter
+from typing import cast
 
 from draft_service.layer_check.capture_layer_check import check_boundaries
 from draft_service.proposers.base import CPU, Proposer
@@ -290,10 +291,12 @@ def _records(commands: Commands) -> list[Record]:
 def _with_tensor(record: Commit[Bits] | Extend[Bits]) -> Record:
     """The record with states as a tensor: those of a step in memory of their own."""
     bits = record.hidden_states
+    if bits is None:
+        return cast("Record", record)
     if isinstance(record, Extend):
-        features = None if bits is None else bfloat16_view(bits)
+        features = bfloat16_view(bits)
         return Extend(record.stamp, record.first_position, features, record.device_rows)
-    features = None if bits is None else bfloat16_copy(bits)
+    features = bfloat16_copy(bits)
     stamp, tokens, nodes, depth = record.stamp, record.token_ids, record.max_nodes, record.max_depth
     return Commit(stamp, tokens, nodes, depth, features, record.tree_id, record.device_rows)
 

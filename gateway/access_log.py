@@ -20,8 +20,11 @@ from slipstream.tracing.tracer import NO_SPAN, Span
 
 _log = logging.getLogger(__name__)
 
-QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
-"""What supervisors ask every few seconds is told at level debug alone."""
+QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/services"})
+"""What supervisors, and the page, ask every few seconds is told at level debug alone, unless it is refused."""
+
+_PAGE: Final = "/page/"
+"""Files of the page, told so too."""
 
 _MOST_CHARACTERS: Final = 200
 """Of a path, a field or an id as the caller wrote it."""
@@ -29,7 +32,9 @@ _MOST_CHARACTERS: Final = 200
 _DIGITS: Final = 6
 """Of times in seconds, and of ratios."""
 
+_NOT_READY: Final = "503"
 _EXTENSION: Final = "slipstream.access"
+_NONE: Final = "-"
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class Access:
     call: str
     peer: str
     level: int = logging.INFO
-    status: str = "-"
+    status: str = _NONE
     context: RequestContext = NO_CONTEXT
     answer_id: str = ""
     """What the answer calls itself, if it does."""
@@ -65,6 +70,16 @@ class Access:
     def fails(self, error: BaseException) -> None:
         """The caller is told of `error`, whatever the status said before."""
         self.error = error
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer has begun."""
+        return self.status != _NONE
+
+    @property
+    def refused(self) -> bool:
+        """Whether the caller got an error. 503 without one is an answer, as probes of readiness get it."""
+        return self.error is not None or (self.status[:1] in ("4", "5") and self.status != _NOT_READY)
 
     @property
     def head(self) -> str:
@@ -96,9 +111,10 @@ class AccessLog:
     def end(self, access: Access) -> None:
         """The request is over."""
         self._on_end(access)
-        if self._enabled and _log.isEnabledFor(access.level):
+        level = logging.INFO if access.refused else access.level
+        if self._enabled and _log.isEnabledFor(level):
             told = {"peer": access.peer, "call": access.call, "status": access.status}
-            _log.log(access.level, "%s", access.head, extra=with_fields(told, **access.fields()))
+            _log.log(level, "%s", access.head, extra=with_fields(told, **access.fields()))
 
 
 class AccessLogged:
@@ -143,7 +159,8 @@ def access_of_grpc(method: str, peer: str, context: RequestContext) -> Access:
 def _of_http(scope: Scope) -> Access:
     client = scope.get("client")
     raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
-    level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+    path: str = scope["path"]
+    level = logging.DEBUG if path in QUIET_PATHS or path.startswith(_PAGE) else logging.INFO
     call = f"{scope['method']} {_shown(raw.decode('latin-1'))}"
     peer = "-" if client is None else f"{client[0]}:{client[1]}"
     context, server = request_id.context_of(scope), scope.get("server")

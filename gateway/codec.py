@@ -10,7 +10,17 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from gateway.prompt_logprobs import PromptLogprobs
-from gateway.request import ChoiceRequest, Delta, Proposer, ProposerRefusal, Sampling, StepOutput, VerifyInfo
+from gateway.request import (
+    ChoiceRequest,
+    Delta,
+    Drafter,
+    Proposer,
+    ProposerRefusal,
+    Sampling,
+    ServiceState,
+    StepOutput,
+    VerifyInfo,
+)
 from gateway.stream import ChoiceStream
 from slipstream.generation_codec import (
     FINISH_NUMBERS,
@@ -24,6 +34,8 @@ from slipstream.generation_codec import (
     write_usage,
 )
 from slipstream.generation_types import FinishReason, Usage
+from slipstream.grammar.codec import decode_grammar, encode_grammar
+from slipstream.grammar.grammar import Grammar
 from slipstream.request_context import NO_CONTEXT, RequestContext
 from slipstream.rpc.errors import InvalidArgumentError, PayloadTooLargeError, error_of
 from slipstream.v1 import gateway_pb2, sampling_pb2, verify_pb2
@@ -71,16 +83,34 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
     )
 
 
-def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequence[int]) -> verify_pb2.SessionRequest:
-    """A Submit; `output_token_ids` are those already received where a stream is resumed.
+def read_state(message: verify_pb2.GetStateResponse) -> ServiceState:
+    """What a verify service does at the moment."""
+    drafters = tuple(
+        Drafter(
+            each.name,
+            each.proposer,
+            each.epoch,
+            each.address,
+            each.transport,
+            each.mode,
+            each.requests,
+            each.share,
+            each.drafted_tokens,
+            each.accepted_tokens,
+        )
+        for each in message.drafters
+    )
+    return ServiceState(message.running, message.queued, drafters)
 
-    The prompt's logprobs come before any of them, and are not asked for again.
+
+def write_submit(request_id: int, order: ChoiceRequest, *, resumed: bool) -> bytes:
+    """A SessionRequest with a Submit less its token ids and its grammar, which `complete_submit` adds.
+
+    Where a stream is resumed, it is past the prompt's logprobs, and they are not asked for again.
     """
-    sampling = replace(order.sampling, prompt_logprobs=None) if output_token_ids else order.sampling
+    sampling = replace(order.sampling, prompt_logprobs=None) if resumed else order.sampling
     submit = verify_pb2.Submit(
         request_id=request_id,
-        prompt_token_ids=() if order.prompt_wire else order.prompt_token_ids,
-        output_token_ids=output_token_ids,
         sampling=_write_sampling(sampling),
         tenant=order.tenant,
         adapter_id=order.adapter_id,
@@ -92,11 +122,21 @@ def write_submit(request_id: int, order: ChoiceRequest, output_token_ids: Sequen
         _write_context(order.context, submit.context)
     if order.speculation is not None:
         submit.speculation.CopyFrom(write_speculation(order.speculation))
-    message = verify_pb2.SessionRequest(submit=submit)
-    if order.prompt_wire:
-        # In place: to copy a long prompt costs more than to decode it.
-        message.submit.MergeFromString(order.prompt_wire)
-    return message
+    return _wrapped(submit)
+
+
+def complete_submit(submit: bytes, order: ChoiceRequest, output_token_ids: Sequence[int]) -> bytes:
+    """A SessionRequest whole: what `write_submit` wrote, with the grammar, the prompt and the tokens already received.
+
+    Protobuf reads encoded messages in a row as one, merged. So choices share the bytes of their grammar and prompt.
+    """
+    received = _wrapped(verify_pb2.Submit(output_token_ids=output_token_ids)) if output_token_ids else b""
+    grammar = order.grammar_wire or write_grammar(order.sampling.grammar)
+    return b"".join((submit, grammar, order.prompt_wire or write_prompt(order.prompt_token_ids), received))
+
+
+def _wrapped(submit: verify_pb2.Submit) -> bytes:
+    return verify_pb2.SessionRequest(submit=submit).SerializeToString()
 
 
 def _write_context(context: RequestContext, message: verify_pb2.RequestContext) -> None:
@@ -106,15 +146,23 @@ def _write_context(context: RequestContext, message: verify_pb2.RequestContext) 
 
 def write_prompt(token_ids: Sequence[int]) -> bytes:
     """A prompt as `ChoiceRequest.prompt_wire` has it."""
-    return verify_pb2.Submit(prompt_token_ids=token_ids).SerializeToString()
+    return _wrapped(verify_pb2.Submit(prompt_token_ids=token_ids))
 
 
-def write_cancel(request_id: int) -> verify_pb2.SessionRequest:
-    """A Cancel."""
-    return verify_pb2.SessionRequest(cancel=verify_pb2.Cancel(request_id=request_id))
+def write_grammar(grammar: Grammar | None) -> bytes:
+    """A grammar as `ChoiceRequest.grammar_wire` has it; empty where there is none."""
+    if grammar is None:
+        return b""
+    return _wrapped(verify_pb2.Submit(sampling=sampling_pb2.SamplingParams(grammar=encode_grammar(grammar))))
+
+
+def write_cancel(request_id: int) -> bytes:
+    """A SessionRequest with a Cancel."""
+    return verify_pb2.SessionRequest(cancel=verify_pb2.Cancel(request_id=request_id)).SerializeToString()
 
 
 def _write_sampling(sampling: Sampling) -> sampling_pb2.SamplingParams:
+    """All but the grammar, which choices share."""
     message = sampling_pb2.SamplingParams(
         logit_bias=sampling.logit_bias, stop_token_ids=sampling.stop_token_ids, ignore_eos=sampling.ignore_eos
     )
@@ -180,6 +228,7 @@ def read_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.known_hosts import checked_origin
+from gateway.output_parsers.registry import ReasoningParserName, ToolParserName
 from gateway.transport_settings import GatewayTransportSettings
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
@@ -34,6 +35,17 @@ class GatewaySettings(GatewayTransportSettings):
 
     chat_template: Path | None = None
     """Jinja file to write conversations by, in place of the model's own chat template."""
+
+    tool_call_parser: Literal["auto", "none"] | ToolParserName = "auto"
+    """How calls of tools are told from text: `auto`, by the form in which the chat template writes earlier calls; or
+    hermes, qwen3_coder, llama3_json, pythonic, mistral, openai; or `none`, not at all."""
+
+    reasoning_parser: Literal["auto", "none"] | ReasoningParserName = "auto"
+    """How reasoning is told from the answer: `auto`, by what the chat template shows; or qwen3, deepseek_r1 (which
+    leaves its first tag out), mistral, openai_gptoss; or `none`, not at all."""
+
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
+    """Name of the field of answers that has the reasoning; `reasoning_content` is the older one."""
 
     generation_config: str = AUTO
     """Where sampling parameters come from that a request does not set: `auto`, generation_config.json of the model's
@@ -85,6 +97,17 @@ class GatewaySettings(GatewayTransportSettings):
 
     max_choices: Annotated[int, Ge(1), Le(1024)] = 128
     """Most choices (prompts x n) of one HTTP request."""
+
+    max_traced_choices: Annotated[int, Ge(0), Le(1024)] = 16
+    """Most choices at a time whose verify steps are traced for their clients (`speculation.trace`); more are told to
+    retry later. 0: no request is traced."""
+
+    allow_shares: bool = False
+    """Whether callers, and so the page, may set which part of the requests each draft service takes where several are
+    attached: none, to hand over to the others, or all, to take over. It changes speed and no token, for all tenants."""
+
+    page: bool = True
+    """Whether the page is served at `/`: a chat that shows the tree of each verify step. It uses this API alone."""
 
     text_workers: Annotated[int, Ge(1), Le(64)] = 2
     """Processes that read requests, render chat templates and tokenise. Large requests leave one of them free."""

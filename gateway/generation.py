@@ -17,6 +17,7 @@ from gateway.resumable_stream import ResumableStream, Resumed
 from gateway.stream import ChoiceStream
 from gateway.token_figures import TokenTimes
 from gateway.tokenizer import Tokenizer
+from gateway.traced_choices import TracedChoices
 from gateway.verify_client import VerifyClient
 from slipstream.generation_types import FinishReason, Timings, Usage
 from slipstream.rpc.errors import CancelledError, InternalError, ResourceExhaustedError, SlipstreamError
@@ -70,19 +71,28 @@ class Backend:
     running: Running
     max_buffered: int
     queue: QueueWait = field(default_factory=QueueWait)
+    traced: TracedChoices = field(default_factory=lambda: TracedChoices(0))
 
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What the caller's API calls the fields of a Submit: the prompt, and what comes before sampling parameters."""
+    """What the caller's API calls the fields of a Submit: the prompt, and what comes before sampling parameters.
+
+    `grammar`: the field that the grammar comes from, where the API has none of that name.
+    """
 
     prompt: str
     sampling_prefix: str = ""
+    grammar: str = ""
 
     def translate(self, error: SlipstreamError) -> SlipstreamError:
         """A verify service's refusal, naming the field as the caller wrote it."""
         if error.field == "prompt_token_ids":
             return type(error)(error.message, field=self.prompt)
+        if error.field.partition(".")[0] == "grammar":
+            field = self.grammar or self.sampling_prefix + error.field
+            message = f"{field}{error.message.removeprefix(error.field)}" if self.grammar else error.message
+            return type(error)(message, field=field)
         if error.field in _SAMPLING_FIELDS:
             return type(error)(error.message, field=self.sampling_prefix + error.field)
         return error
@@ -119,10 +129,13 @@ class Generation:
         self._streams = [self._stream(index, request) for index, request in enumerate(requests)]
 
     def __enter__(self) -> Self:
+        self._backend.traced.begin(self.requests)
         try:
             self._backend.client.submit(self._streams)
-        except ResourceExhaustedError as error:
-            error.retry_after = self._backend.queue.seconds(0)
+        except BaseException as error:
+            self._backend.traced.end(self.requests)
+            if isinstance(error, ResourceExhaustedError):
+                error.retry_after = self._backend.queue.seconds(0)
             raise
         self._backend.queue.begin(len(self.requests))
         self._backend.running.add(self)
@@ -135,6 +148,7 @@ class Generation:
         self.cancel()
         self._backend.queue.end(len(self.requests))
         self._backend.running.discard(self)
+        self._backend.traced.end(self.requests)
         metrics, usages = self._backend.metrics, [choice.usage for choice in self.choices]
         metrics.end(usages, self._first_token, self._elapsed(), self.requests[0].context.request_id)
         unfinished = FinishReason.CANCELLED if error is None or isinstance(error, _CANCELS) else FinishReason.ERROR

@@ -107,6 +107,7 @@ class GatewayServicer:
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
             prompt_wire=request.wires[0],
+            grammar_wire=request.grammar_wire,
         )
         generation = self._gateway.open([choice_request], info, prompt_field=request.prompt_field, prefix="sampling.")
         access.generates(generation, info.model_name)

@@ -13,19 +13,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway import request_id
+from gateway import drafter_share, request_id
 from gateway.access_log import Access, access_of
 from gateway.http_errors import error_response, plain_error, unknown_path
 from gateway.http_response import EventStreamResponse, WholeResponse
 from gateway.limits import UnknownModelError
 from gateway.missing_proposers import missing_proposers
-from gateway.openai_output import ChatShape, CompletionShape, OutputOptions, OutputWriter, Shape
-from gateway.openai_types import ModelEntry, ModelList, Readiness
+from gateway.openai_chat_output import ChatShape
+from gateway.openai_output import CompletionShape, OutputOptions, OutputWriter, Shape
+from gateway.openai_types import ModelEntry, ModelList, Readiness, Services, ShareSet
 from gateway.openapi_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.request import ChoiceRequest, VerifyInfo
 from gateway.service import READY, Gateway
+from gateway.service_report import service_reports
+from gateway.text.body import read_body
 from gateway.text.prepared import Job, Prepared
-from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, SlipstreamError
+from gateway.web.page import page_routes
+from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, PermissionDeniedError, SlipstreamError
 
 _DISCARDED_BODIES: Final = 16
 """A body too large is read up to this many times the limit, so that its sender sees the answer."""
@@ -37,6 +41,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     api = OpenAiApi(gateway)
     app.add_api_route("/v1/models", api.list_models, responses=API_RESPONSES["models"])
     app.add_api_route("/v1/models/{model:path}", api.get_model, responses=API_RESPONSES["model"])
+    app.add_api_route("/services", api.services, responses=API_RESPONSES["services"])
+    app.add_api_route("/services/share", api.share, methods=["POST"], responses=API_RESPONSES["share"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], responses=API_RESPONSES["completions"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], responses=API_RESPONSES["chat"])
     app.add_api_route("/tokenize", api.tokenize, methods=["POST"], responses=API_RESPONSES["tokenize"])
@@ -45,6 +51,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/health", api.health, responses=PROBE_RESPONSES["health"])
     app.add_api_route("/ready", api.ready, responses=PROBE_RESPONSES["ready"])
     app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
+    if gateway.settings.page:
+        app.router.routes.extend(page_routes())
     app.add_exception_handler(SlipstreamError, api.on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, api.on_cut_off)
@@ -56,10 +64,12 @@ def create_app(gateway: Gateway) -> FastAPI:
 class OpenAiApi:
     """The endpoints."""
 
-    __slots__ = ("_gateway", "_version")
+    __slots__ = ("_gateway", "_reasoning_fields", "_version")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        named = gateway.settings.reasoning_field
+        self._reasoning_fields = ("reasoning", "reasoning_content") if named == "both" else (named,)
         self._version = importlib.metadata.version("slipstream-server")
 
     async def list_models(self, request: Request) -> Response:
@@ -76,9 +86,28 @@ class OpenAiApi:
             raise UnknownModelError(f"unknown model {model!r}; {info.model_name!r} is served", field="model")
         return _json(_model_entry(info))
 
+    async def services(self, request: Request) -> Response:
+        """The verify services, and what drafts for them."""
+        self._authenticate(request)
+        reports = await service_reports(self._gateway.client.replicas)
+        body: Services = {"shares_allowed": self._gateway.settings.allow_shares, "verify_services": reports}
+        return _json(body)
+
+    async def share(self, request: Request) -> Response:
+        """Set which part of the requests a draft service takes, where the operator allows it."""
+        self._authenticate(request)
+        raw = await _read_body(request, drafter_share.MOST_BYTES)
+        settings = self._gateway.settings
+        if not settings.allow_shares:
+            raise PermissionDeniedError("shares of draft services are set here only with --allow-shares")
+        wish, _ = read_body(raw, drafter_share.ShareRequest)
+        await drafter_share.set_share(self._gateway.client.replicas, wish, settings.tls, settings.connect_timeout)
+        body: ShareSet = {"share": wish.share}
+        return _json(body)
+
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, written under the model's own chat template."""
-        return await self._generate(request, Job.CHAT, ChatShape())
+        return await self._generate(request, Job.CHAT, ChatShape(self._reasoning_fields))
 
     async def complete(self, request: Request) -> Response:
         """Continue a text, or several."""
@@ -159,11 +188,15 @@ class OpenAiApi:
                 choice_index=choice,
                 context=access.span.context,
                 prompt_wire=wire,
+                grammar_wire=request.grammar_wire,
+                answer=request.answer,
             )
             for prompt, wire in zip(request.prompts, request.wires, strict=True)
             for choice in range(count)
         ]
-        generation = self._gateway.open(choice_requests, info, prompt_field=request.prompt_field)
+        generation = self._gateway.open(
+            choice_requests, info, prompt_field=request.prompt_field, grammar_field=request.grammar_field
+        )
         options = OutputOptions(
             model=info.model_name,
             fingerprint=info.fingerprint,

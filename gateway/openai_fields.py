@@ -44,10 +44,11 @@ def _no_number(value: Any) -> Any:
 
 
 _NOT_AT_ALL: Final = "is not supported by this server"
+_REFUSED: Final = "Not supported: only null is accepted."
 
 Ignored = Annotated[Any, Field(description="Accepted and without effect.")]
 
-Unsupported = Annotated[None, Supported(_NOT_AT_ALL), Field(description="Not supported: only null is accepted.")]
+Unsupported = Annotated[None, Supported(_NOT_AT_ALL), Field(description=_REFUSED)]
 """A field of the OpenAI API, or of other servers, that this server refuses by name."""
 
 OnlyTrue = Annotated[Literal[True] | None, BeforeValidator(_no_number), Supported("is supported as true only")]
@@ -56,10 +57,24 @@ OnlyZero = Annotated[Annotated[int, Field(ge=0, le=0)] | None, Supported("is sup
 OnlyMedium = Annotated[Literal["medium"] | None, Supported('is supported as "medium" only')]
 NoText = Annotated[Literal[""] | None, Supported(_NOT_AT_ALL)]
 NoEntries = Annotated[Annotated[list[Any], Field(max_length=0)] | None, Supported(f"{_NOT_AT_ALL}, unless empty")]
-NoKeys = Annotated[Annotated[dict[str, Any], Field(max_length=0)] | None, Supported(f"{_NOT_AT_ALL}, unless empty")]
 NoChoice = Annotated[
-    Literal["none", "auto"] | None, Supported('is supported as "none" and "auto" only, as there are no tools')
+    Literal["none", "auto"] | None,
+    Supported('is supported as "none" and "auto" only; tool_choice has taken its place'),
 ]
+NoFunctions = Annotated[
+    Annotated[list[Any], Field(max_length=0)] | None, Supported(f"{_NOT_AT_ALL}, unless empty; use tools")
+]
+
+UseJson = Annotated[None, Supported(f"{_NOT_AT_ALL}; use structured_outputs.json"), Field(description=_REFUSED)]
+UseRegex = Annotated[None, Supported(f"{_NOT_AT_ALL}; use structured_outputs.regex"), Field(description=_REFUSED)]
+UseChoice = Annotated[None, Supported(f"{_NOT_AT_ALL}; use structured_outputs.choice"), Field(description=_REFUSED)]
+UseGrammar = Annotated[
+    None, Supported(f"{_NOT_AT_ALL}; use structured_outputs.grammar, in Lark"), Field(description=_REFUSED)
+]
+UseWhitespace = Annotated[
+    None, Supported(f"{_NOT_AT_ALL}; use structured_outputs.whitespace_pattern"), Field(description=_REFUSED)
+]
+"""Fields of other servers that go by another name here."""
 
 BODY: Final = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 """Of all request bodies and their parts. Whatever is not declared may only be null."""
@@ -82,34 +97,32 @@ class CommonFields(Body):
     safety_identifier: Ignored = None
     service_tier: Ignored = None
 
-    # Of vLLM and SGLang, without effect on an answer that has no beam search, no reasoning parser and no grammar.
+    # Of vLLM and SGLang, without effect on an answer that has no beam search and one grammar engine.
     early_stopping: Ignored = None
     guided_decoding_backend: Ignored = None
-    include_reasoning: Ignored = None
     length_penalty: Ignored = None
-    separate_reasoning: Ignored = None
     spaces_between_special_tokens: Ignored = None
-    stream_reasoning: Ignored = None
 
     allowed_token_ids: Unsupported = None
     bad_words: NoEntries = None
     cache_salt: Unsupported = None
-    ebnf: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_whitespace_pattern: Unsupported = None
+    ebnf: UseGrammar = None
+    guided_choice: UseChoice = None
+    guided_grammar: UseGrammar = None
+    guided_json: UseJson = None
+    guided_regex: UseRegex = None
+    guided_whitespace_pattern: UseWhitespace = None
     include_stop_str_in_output: OnlyFalse = None
-    json_schema: Unsupported = None
+    json_schema: UseJson = None
     kv_transfer_params: Unsupported = None
     logits_processors: NoEntries = None
     no_stop_trim: OnlyFalse = None
     priority: OnlyZero = None
-    regex: Unsupported = None
+    regex: UseRegex = None
     return_tokens_as_token_ids: OnlyFalse = None
+    separate_reasoning: OnlyTrue = None
     skip_special_tokens: OnlyTrue = None
-    structured_outputs: Unsupported = None
+    stream_reasoning: OnlyTrue = None
     truncate_prompt_tokens: Unsupported = None
     use_beam_search: OnlyFalse = None
 
@@ -118,18 +131,15 @@ class TemplateFields(Body):
     """Fields about chat templates, all of which leave the prompt as the model's own template writes it."""
 
     chat_template: Unsupported = None
-    chat_template_kwargs: NoKeys = None
     continue_final_message: OnlyFalse = None
     documents: NoEntries = None
     media_io_kwargs: Ignored = None
     mm_processor_kwargs: Ignored = None
-    tools: NoEntries = None
 
 
 class ChatFields(CommonFields, TemplateFields):
     """Fields without meaning here that chat completions take."""
 
-    parallel_tool_calls: Ignored = None
     prediction: Ignored = None
 
     add_generation_prompt: OnlyTrue = None
@@ -137,11 +147,9 @@ class ChatFields(CommonFields, TemplateFields):
     audio: Unsupported = None
     echo: OnlyFalse = None
     function_call: NoChoice = None
-    functions: NoEntries = None
+    functions: NoFunctions = None
     moderation: Unsupported = None
-    reasoning_effort: OnlyMedium = None
     store: OnlyFalse = None
-    tool_choice: NoChoice = None
     verbosity: OnlyMedium = None
     web_search_options: Unsupported = None
 
@@ -150,4 +158,5 @@ class CompletionFields(CommonFields):
     """Fields without meaning here that plain completions take."""
 
     add_special_tokens: OnlyTrue = None
+    include_reasoning: Ignored = None
     suffix: NoText = None

@@ -20,13 +20,16 @@ from gateway.openai_prompt_logprobs import (
     token_name,
     with_prompt,
 )
-from gateway.openai_types import CompletionLogprobs, Head, Speculation, TopLogprob
+from gateway.openai_trace import trace_body
+from gateway.openai_types import CompletionLogprobs, Head, Speculation
 from gateway.openai_types import Usage as UsageBody
+from gateway.output_parsers.parts import AnswerPart, joined
+from gateway.output_parsers.registry import AnswerForm
 from gateway.prompt_logprobs import PromptLogprobs
 from gateway.request import Delta
 from gateway.tokenizer import Tokenizer
-from slipstream.generation_types import PositionLogprobs, TokenLogprob, Usage
-from slipstream.tracing.names import OPERATION_CHAT, OPERATION_COMPLETION
+from slipstream.generation_types import FinishReason, PositionLogprobs, Usage
+from slipstream.tracing.names import OPERATION_COMPLETION
 
 DONE: Final = b"data: [DONE]\n\n"
 _MARK: Final = "\x00text\x00"
@@ -59,6 +62,7 @@ class Collected:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
+    parts: list[AnswerPart] | None = None
     last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -66,6 +70,8 @@ class Collected:
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
+        if delta.parts is not None:
+            self.parts = joined([*(self.parts or ()), *delta.parts])
         if self.prompt_logprobs is None:
             self.prompt_logprobs = delta.prompt_logprobs
         elif delta.prompt_logprobs is not None:
@@ -92,8 +98,12 @@ class Shape(Protocol):
         """The part of a chunk's choice that holds its text."""
         ...
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """The part of an answer's choice that holds its text."""
+    def pieces(self, delta: Delta, form: AnswerForm | None) -> list[dict[str, Any]]:
+        """The same of the chunks that a delta makes: none where it has nothing to say."""
+        ...
+
+    def whole(self, text: str, parts: Sequence[AnswerPart] | None, form: AnswerForm | None) -> dict[str, Any]:
+        """The part of an answer's choice that holds its text, or the parts that this has been split into."""
         ...
 
     def logprobs(self, positions: Sequence[PositionLogprobs], tokenizer: Tokenizer, offset: int) -> Any:
@@ -104,7 +114,7 @@ class Shape(Protocol):
 class OutputWriter:
     """Writes the answer to one request."""
 
-    __slots__ = ("_generation", "_head", "_offsets", "_options", "_plain", "_prompts", "_shape", "_templates",
+    __slots__ = ("_form", "_generation", "_head", "_offsets", "_options", "_plain", "_prompts", "_shape", "_templates",
                  "_tokenizer")  # fmt: skip
 
     def __init__(self, shape: Shape, generation: Generation, options: OutputOptions, tokenizer: Tokenizer) -> None:
@@ -112,6 +122,7 @@ class OutputWriter:
         self._generation = generation
         self._options = options
         self._tokenizer = tokenizer
+        self._form = generation.requests[0].answer
         self._offsets = [0] * len(generation.choices)  # characters of logprobs written, by choice
         self._head: Head = {
             "id": shape.id_prefix + uuid.uuid4().hex,
@@ -150,26 +161,36 @@ class OutputWriter:
         """A delta as an event; empty if it has nothing to say."""
         if delta.prompt_logprobs is not None:
             return self._prompt_chunk(delta.index, delta.prompt_logprobs)
-        if self._plain and delta.finish_reason is None:
+        traced = delta.step is not None and delta.step.trace is not None
+        if self._plain and delta.finish_reason is None and delta.parts is None and not traced:
             if not delta.text:
                 return b""
             before, after = self._templates[delta.index]
             return before + orjson.dumps(delta.text) + after
-        choice: dict[str, Any] = {"index": delta.index, **self._shape.part(delta.text), "logprobs": None}
-        choice["finish_reason"] = None if delta.finish_reason is None else delta.finish_reason.value
+        pieces = self._shape.pieces(delta, self._form)
+        if not pieces:
+            if self._plain and delta.finish_reason is None and not traced:
+                return b""
+            pieces = [self._shape.part("")]
+        choices: list[dict[str, Any]] = [
+            {"index": delta.index, **piece, "logprobs": None, "finish_reason": None} for piece in pieces
+        ]
         if self._options.logprobs and delta.logprobs:
-            choice["logprobs"] = self._logprobs(delta.index, delta.logprobs)
+            choices[0]["logprobs"] = self._logprobs(delta.index, delta.logprobs)
         if self._options.return_token_ids:
-            choice["token_ids"] = delta.token_ids
+            for number, choice in enumerate(choices):
+                choice["token_ids"] = [] if number else delta.token_ids
+        if traced and delta.step is not None:
+            choices[0]["trace"] = trace_body(delta.step, delta.token_ids)
         if delta.finish_reason is not None:
-            choice |= self._ending(delta)
-        return self._chunk({"choices": [choice]})
+            choices[-1] |= self._ending(delta)
+        return b"".join(self._chunk({"choices": [choice]}) for choice in choices)
 
     def closing(self) -> bytes:
         """The chunks after all text."""
         if not self._options.include_usage:
             return DONE
-        return self._event({"choices": [], "usage": usage_body(self._generation.usage)}) + DONE
+        return self._event({"choices": [], "usage": self._usage()}) + DONE
 
     def body(self, choices: Sequence[Collected]) -> Iterator[bytes]:
         """The answer in pieces, as many as its prompts' logprobs take."""
@@ -184,7 +205,7 @@ class OutputWriter:
             if self._options.prompt_logprobs is not None and (self._shape.prompt_in_choice or index == 0):
                 listed = splicer.list(partial(writer.entries, self._options.prompt_logprobs))
                 (entry if self._shape.prompt_in_choice else body)["prompt_logprobs"] = listed
-        body["usage"] = usage_body(self._generation.usage)
+        body["usage"] = self._usage()
         if self._options.return_token_ids:
             for opening in self._shape.opening(self._generation, self._options):
                 if "prompt_token_ids" in opening:
@@ -204,7 +225,8 @@ class OutputWriter:
     def _entry(self, index: int, collected: Collected) -> dict[str, Any]:
         last = collected.last
         echo = self._options.echoes[index] if self._options.echoes else ""
-        entry = {"index": index, **self._shape.whole(echo + "".join(collected.text)), "logprobs": None}
+        whole = self._shape.whole(echo + "".join(collected.text), collected.parts, self._form)
+        entry = {"index": index, **whole, "logprobs": None}
         if self._options.logprobs:
             entry["logprobs"] = self._logprobs(index, collected.logprobs)
         if self._options.return_token_ids:
@@ -212,20 +234,30 @@ class OutputWriter:
             if self._shape.body_object == "text_completion":
                 entry["prompt_token_ids"] = list(self._generation.requests[index].prompt_token_ids)
         if last is not None and last.finish_reason is not None:
-            entry["finish_reason"] = last.finish_reason.value
             entry |= self._ending(last)
         return entry
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
-        reason = delta.stop_string if delta.stop_token_id is None else delta.stop_token_id
-        usage = self._generation.choices[delta.index].usage
-        return {"stop_reason": reason, "speculation": speculation_body(usage)}
+        assert delta.finish_reason is not None
+        stop_reason = delta.stop_string if delta.stop_token_id is None else delta.stop_token_id
+        choice = self._generation.choices[delta.index]
+        called = choice.calls and delta.finish_reason is FinishReason.STOP
+        return {
+            "finish_reason": "tool_calls" if called else delta.finish_reason.value,
+            "stop_reason": stop_reason,
+            "speculation": speculation_body(choice.usage),
+        }
+
+    def _usage(self) -> UsageBody:
+        body = usage_body(self._generation.usage)
+        if self._form is not None:
+            count = sum(choice.reasoning_tokens for choice in self._generation.choices)
+            body["completion_tokens_details"] = {"reasoning_tokens": count}
+        return body
 
     def _logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> Any:
         offset = self._offsets[index]
-        self._offsets[index] += sum(
-            len(token_text(self._tokenizer, position.chosen.token_id)) for position in positions
-        )
+        self._offsets[index] += sum(len(self._tokenizer.token_text(position.chosen.token_id)) for position in positions)
         return self._shape.logprobs(positions, self._tokenizer, offset)
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
@@ -239,46 +271,6 @@ class OutputWriter:
 
     def _event(self, body: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps({**self._head, "object": self._shape.chunk_object, **body}) + b"\n\n"
-
-
-class ChatShape:
-    """Chat completions."""
-
-    id_prefix = "chatcmpl-"
-    operation = OPERATION_CHAT
-    chunk_object = "chat.completion.chunk"
-    body_object = "chat.completion"
-    prompt_in_choice = False
-
-    def opening(self, generation: Generation, options: OutputOptions) -> list[dict[str, Any]]:
-        """See Shape: the role of every choice, and with the first the prompt's ids."""
-        chunks: list[dict[str, Any]] = []
-        for index in range(len(generation.choices)):
-            delta = {"role": "assistant", "content": ""}
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            chunks.append({"choices": [choice]})
-        if options.return_token_ids:
-            chunks[0]["prompt_token_ids"] = list(generation.requests[0].prompt_token_ids)
-        return chunks
-
-    def part(self, text: str) -> dict[str, Any]:
-        """See Shape."""
-        return {"delta": {"content": text}}
-
-    def whole(self, text: str) -> dict[str, Any]:
-        """See Shape."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def logprobs(self, positions: Sequence[PositionLogprobs], tokenizer: Tokenizer, offset: int) -> Any:
-        """See Shape."""
-        content = [
-            {
-                **_top_logprob(position.chosen, tokenizer),
-                "top_logprobs": [_top_logprob(entry, tokenizer) for entry in position.top],
-            }
-            for position in positions
-        ]
-        return {"content": content, "refusal": None}
 
 
 class CompletionShape:
@@ -307,7 +299,11 @@ class CompletionShape:
         """See Shape."""
         return {"text": text}
 
-    def whole(self, text: str) -> dict[str, Any]:
+    def pieces(self, delta: Delta, form: AnswerForm | None) -> list[dict[str, Any]]:
+        """See Shape."""
+        return [self.part(delta.text)]
+
+    def whole(self, text: str, parts: Sequence[AnswerPart] | None, form: AnswerForm | None) -> dict[str, Any]:
         """See Shape."""
         return {"text": text}
 
@@ -316,12 +312,12 @@ class CompletionShape:
         body: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         tops: list[dict[str, float]] = []
         for position in positions:
-            name, logprob = token_name(tokenizer, position.chosen.token_id), _finite(position.chosen.logprob)
+            name, logprob = token_name(tokenizer, position.chosen.token_id), finite(position.chosen.logprob)
             body["tokens"].append(name)
             body["token_logprobs"].append(logprob)
             body["text_offset"].append(offset)
-            offset += len(token_text(tokenizer, position.chosen.token_id))
-            likely = {token_name(tokenizer, entry.token_id): _finite(entry.logprob) for entry in position.top}
+            offset += len(tokenizer.token_text(position.chosen.token_id))
+            likely = {token_name(tokenizer, entry.token_id): finite(entry.logprob) for entry in position.top}
             if likely:
                 likely.setdefault(name, logprob)
             tops.append(likely)
@@ -352,18 +348,6 @@ def speculation_body(usage: Usage) -> Speculation:
     }
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token alone as text."""
-    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def _top_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TopLogprob:
-    return {
-        "token": token_text(tokenizer, entry.token_id),
-        "logprob": _finite(entry.logprob),
-        "bytes": list(tokenizer.token_bytes(entry.token_id)),
-    }
-
-
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
     return max(logprob, LEAST_LOGPROB)

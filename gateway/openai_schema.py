@@ -5,26 +5,22 @@ Lists fail at their first bad entry, so that a body makes few errors, however lo
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from gateway import limits
 from gateway.openai_fields import (
-    BODY,
     Body,
     ChatFields,
     CommonFields,
     CompletionFields,
-    Ignored,
-    NoEntries,
-    NoText,
-    OnlyFalse,
     Supported,
-    Unsupported,
 )
+from gateway.openai_messages import ChatMessage
+from gateway.openai_structured import ResponseFormat, StructuredOutputs
+from gateway.openai_tools import ToolChoice, ToolPolicy, Tools, check_tools, tool_policy
 from gateway.request import Sampling
 from slipstream import generation_types
 
@@ -38,7 +34,6 @@ StopList = Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS,
 Penalty = Annotated[float, Field(ge=limits.PENALTY.low, le=limits.PENALTY.high)]
 TokenCount = Annotated[int, Field(ge=0, le=limits.MAX_INT)]
 LogprobCount = Annotated[int, Field(ge=0, le=20)]
-Reasoning = Annotated[str | None, Field(description="Given to the chat template as reasoning_content.")]
 
 
 class StreamOptions(Body):
@@ -58,6 +53,9 @@ class SpeculationOptions(Body):
         None, description="Rows a verify step may spend on this request, the root included."
     )
     max_depth: Annotated[int, Field(ge=0, le=63)] | None = Field(None, description="Longest path below the root.")
+    trace: bool | None = Field(
+        None, description="Tell with each chunk of a stream what its verify step verified: `trace` of each choice."
+    )
 
 
 class GenerationBody(CommonFields):
@@ -96,12 +94,21 @@ class GenerationBody(CommonFields):
     )
     speculation: SpeculationOptions | None = None
 
+    response_format: ResponseFormat | None = Field(None, description="What the text of the answer has to match.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="The same, with more kinds, as in vLLM.")
+
     prompt_field: ClassVar[str]
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _traces_need_stream(self) -> GenerationBody:
+        if self.speculation is not None and self.speculation.trace and not self.stream:
+            raise PydanticCustomError("speculation.trace", "speculation.trace is only allowed when stream is true")
         return self
 
     @model_validator(mode="after")
@@ -176,99 +183,52 @@ class GenerationBody(CommonFields):
         wish = self.speculation
         if wish is None:
             return None
-        return generation_types.SpeculationOptions(wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth)
+        return generation_types.SpeculationOptions(
+            wish.enabled, wish.proposer or "", wish.max_nodes, wish.max_depth, bool(wish.trace)
+        )
 
 
-class TextPart(TypedDict, extra_items=None):  # type: ignore[call-arg]  # PEP 728, which mypy does not know
-    """A part of a message's content."""
+class ToolFields(Body):
+    """What a conversation's prompt says beside its messages."""
 
-    __pydantic_config__ = BODY  # type: ignore[misc]  # how pydantic configures a TypedDict
-
-    type: Annotated[Literal["text"], Supported("is supported as 'text' only")]
-    text: str
-    annotations: NotRequired[Ignored]
-    cache_control: NotRequired[Ignored]
-    id: NotRequired[Ignored]
-    index: NotRequired[Ignored]
-
-
-class ChatMessage(TypedDict, extra_items=None):  # type: ignore[call-arg]  # as above
-    """One turn of a conversation. A dictionary, as a body may have thousands of them."""
-
-    __pydantic_config__ = BODY  # type: ignore[misc]  # as above
-
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"], Field(description="developer counts as system.")
-    ]
-    content: NotRequired[
-        Annotated[
-            str | Annotated[list[TextPart], Field(fail_fast=True)] | None,
-            Field(description="Parts are joined by line breaks."),
-        ]
-    ]
-    name: NotRequired[str | None]
-    reasoning_content: NotRequired[Reasoning]
-    reasoning: NotRequired[Reasoning]
-
-    # What clients keep of an earlier answer and send back with it.
-    annotations: NotRequired[Ignored]
-    cache_control: NotRequired[Ignored]
-    id: NotRequired[Ignored]
-    parsed: NotRequired[Ignored]
-    provider_specific_fields: NotRequired[Ignored]
-    reasoning_details: NotRequired[Ignored]
-    thinking_blocks: NotRequired[Ignored]
-
-    audio: NotRequired[Unsupported]
-    function_call: NotRequired[Unsupported]
-    prefix: NotRequired[OnlyFalse]
-    refusal: NotRequired[NoText]
-    tool_calls: NotRequired[NoEntries]
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Given to a chat template that knows it; medium is taken by every one."
+    )
 
 
-def content_length(message: ChatMessage) -> int:
-    """Characters of a message's content and reasoning."""
-    content = message.get("content") or ""
-    length = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
-    return length + len(_reasoning(message))
-
-
-def for_template(message: ChatMessage) -> dict[str, str]:
-    """A message as chat templates take it, its content one string."""
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-    role, name = message["role"], message.get("name")
-    written = {"role": "system" if role == "developer" else role, "content": text}
-    if name is not None:
-        written["name"] = name
-    if reasoning := _reasoning(message):
-        written["reasoning_content"] = reasoning
-    return written
-
-
-def _reasoning(message: ChatMessage) -> str:
-    """What the model thought before its answer, under the name that vLLM gives it or the older one."""
-    return message.get("reasoning") or message.get("reasoning_content") or ""
-
-
-class TextFormat(Body):
-    """The only response format: plain text."""
-
-    type: Literal["text"]
-
-
-class ChatCompletionRequest(GenerationBody, ChatFields):
+class ChatCompletionRequest(GenerationBody, ChatFields, ToolFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = Field(None, description="Above 0 it needs logprobs.")
-    response_format: Annotated[TextFormat | None, Supported("is supported as plain text only")] = None
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, Supported("is supported as text only")
     ] = None
 
+    tool_choice: ToolChoice | None = Field(
+        None, description="Default: auto where there are tools. With none the prompt does not have them."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Default: true. False: an answer calls one tool at most."
+    )
+    include_reasoning: bool | None = Field(None, description="Default: true. False: leave it out of the answer.")
+
     prompt_field: ClassVar[str] = "messages"
+
+    @model_validator(mode="after")
+    def _choice_is_among_tools(self) -> ChatCompletionRequest:
+        check_tools(self.tools or (), self.tool_choice)
+        return self
+
+    @property
+    def tool_policy(self) -> ToolPolicy:
+        """What calls the answer may have."""
+        return tool_policy(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:

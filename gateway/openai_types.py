@@ -14,8 +14,14 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """Part of Usage."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
-    """Tokens over all choices; the last three are an extension."""
+    """Tokens over all choices; verify_steps, drafted_tokens and accepted_tokens are an extension."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -24,6 +30,7 @@ class Usage(TypedDict):
     verify_steps: int
     drafted_tokens: int
     accepted_tokens: int
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class Speculation(TypedDict):
@@ -80,22 +87,90 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Extension: by token of the prompt, by token id, the token itself and the likely ones; null for the first token."""
 
 
+class TracedToken(TypedDict):
+    """An output token, the characters that it completed, and how it came; `proposer`: of one that was drafted."""
+
+    token_id: int
+    text: str
+    origin: Literal["target", "draft", "bonus"]
+    proposer: str | None
+
+
+class TracedTree(TypedDict):
+    """What was drafted; lists by node, parents before children.
+
+    `token_ids`: null where the token may be another request's and was not accepted. `texts`: of each token alone.
+    `parents`: -1 is the root, the last token before the step. `log_probs`: natural logarithm of each path's probability
+    as its proposer saw it, null where that is not known. `accepted`: indices of the nodes that became output, in order.
+    """
+
+    token_ids: list[int | None]
+    texts: list[str]
+    parents: list[int]
+    log_probs: list[float] | None
+    proposers: list[str]
+    accepted: list[int]
+
+
+class StepTrace(TypedDict):
+    """Extension: what one verify step did for a choice. `position`: output tokens before its own.
+
+    `tree` is null where nothing was drafted. `rows` are the choice's, root included; `pass_rows` and `pass_seconds`
+    those of the whole pass, other requests included.
+    """
+
+    position: int
+    proposer: str
+    tokens: list[TracedToken]
+    tree: TracedTree | None
+    rows: int
+    pass_rows: int
+    pass_seconds: float
+
+
 class ChoiceEnd(TypedDict):
     """What every choice says of its end. `stop_reason`: the stop string or stop token id that ended it."""
 
     index: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
     speculation: NotRequired[Speculation]
+    trace: NotRequired[StepTrace]
+
+
+class CalledFunction(TypedDict):
+    """A function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class CalledCustomTool(TypedDict):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class ToolCall(TypedDict):
+    """A call that the model asks for: of a function or of a custom tool, as `type` says."""
+
+    id: str
+    type: Literal["function", "custom"]
+    function: NotRequired[CalledFunction]
+    custom: NotRequired[CalledCustomTool]
 
 
 class AssistantMessage(TypedDict):
-    """The answer of a chat."""
+    """The answer of a chat. `reasoning` and `reasoning_content` are an extension."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(ChoiceEnd):
@@ -105,11 +180,38 @@ class ChatChoice(ChoiceEnd):
     logprobs: ChatLogprobs | None
 
 
+class FunctionDelta(TypedDict):
+    """A name, and a fragment of arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class CustomToolDelta(TypedDict):
+    """A name, and input."""
+
+    name: NotRequired[str]
+    input: str
+
+
+class ToolCallDelta(TypedDict):
+    """What a chunk adds to a call. `index` is the call's place; id, type and name come with its first chunk."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionDelta]
+    custom: NotRequired[CustomToolDelta]
+
+
 class ChatDelta(TypedDict):
-    """What a chunk adds to an answer."""
+    """What a chunk adds to an answer: content, reasoning or a call."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(ChoiceEnd):
@@ -233,6 +335,48 @@ class MissingProposer(TypedDict):
     proposer: str
     verify_service: str
     reason: str
+
+
+class DrafterReport(TypedDict):
+    """One proposer of one attached draft service: requests it drafts for, its share of them, and what came of it."""
+
+    name: str
+    proposer: str
+    epoch: int
+    transport: str
+    mode: str
+    requests: int
+    share: float
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+class ServiceReport(TypedDict):
+    """A verify service; `model` is null while it is away."""
+
+    address: str
+    ready: bool
+    model: str | None
+    version: str
+    device: str
+    mode: str
+    serving_seconds: float
+    running: int
+    queued: int
+    drafters: list[DrafterReport]
+
+
+class Services(TypedDict):
+    """Answer of /services. `shares_allowed`: whether /services/share may be used."""
+
+    shares_allowed: bool
+    verify_services: list[ServiceReport]
+
+
+class ShareSet(TypedDict):
+    """Answer of /services/share: the share that the draft service has taken note of."""
+
+    share: float
 
 
 class Readiness(Health):

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from gateway.drafter_share import ShareRequest
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest
 from gateway.openai_types import (
     ChatCompletion,
@@ -20,6 +21,8 @@ from gateway.openai_types import (
     ModelEntry,
     ModelList,
     Readiness,
+    Services,
+    ShareSet,
     Tokens,
     Version,
 )
@@ -65,6 +68,8 @@ def _responses(model: Any, *errors: int, events: bool = False) -> Responses:
 API_RESPONSES: Final[dict[str, Responses]] = {
     "models": _responses(ModelList, 400, 401, 403, 500, 503, 504),
     "model": _responses(ModelEntry, 400, 401, 403, 404, 500, 503, 504),
+    "services": _responses(Services, 400, 401, 403, 500),
+    "share": _responses(ShareSet, *_REASONS),
     "completions": _responses(Completion, *_REASONS, events=True),
     "chat": _responses(ChatCompletion, *_REASONS, events=True),
     "tokenize": _responses(Tokens, *_REASONS),
@@ -83,6 +88,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/services/share": ShareRequest,
 }
 
 
@@ -116,7 +122,7 @@ def _document(app: FastAPI, *, secured: bool) -> dict[str, Any]:
     if secured:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
-            if path.startswith("/v1/") or path in _BODIES:
+            if path.startswith("/v1/") or path in _BODIES or path == "/services":
                 for operation in operations.values():
                     operation["security"] = [{"key": []}]
     return document

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
 from gateway import codec
 from gateway.away_report import AwayReport
 from gateway.batch_queue import BatchQueue
-from gateway.request import VerifyInfo
+from gateway.request import ServiceState, VerifyInfo
 from gateway.resumable_stream import ResumableStream
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 1.0
+
+SESSION: Final = "/slipstream.v1.VerifyService/Session"
+"""The method, which is called with messages that have been encoded: choices share the bytes of their prompt."""
 
 
 class Owner(Protocol):
@@ -45,6 +48,14 @@ class Owner(Protocol):
         ...
 
 
+class Outgoing(NamedTuple):
+    """A message on its way to a service: a Cancel, or a Submit of a stream, whose tokens are added as it is written."""
+
+    message: bytes
+    request_id: int
+    stream: ResumableStream | None
+
+
 class Replica:
     """A verify service at one address, which tells its `owner` what becomes of the streams it was sent.
 
@@ -65,7 +76,7 @@ class Replica:
         self._timeout = timeout
         self._owner = owner
         self._streams: dict[int, ResumableStream] = {}
-        self._outbox: BatchQueue[verify_pb2.SessionRequest] = BatchQueue()
+        self._outbox: BatchQueue[Outgoing] = BatchQueue()
         self._next_id = 1
         self._stub: Any = None  # generated stubs have no types
         self._task: asyncio.Task[None] | None = None
@@ -98,23 +109,31 @@ class Replica:
 
     def submit(self, stream: ResumableStream) -> None:
         """Send a stream; only while ready."""
-        message = codec.write_submit(self._next_id, stream.request, stream.received)
-        stream.send(self, self._next_id)
-        self._streams[self._next_id] = stream
+        request_id = self._next_id
+        message = codec.write_submit(request_id, stream.request, resumed=bool(stream.received))
         self._next_id += 1
-        self._outbox.put(message)
+        stream.send(self, request_id)
+        self._streams[request_id] = stream
+        self._outbox.put(Outgoing(message, request_id, stream))
 
     def cancel(self, stream: ResumableStream) -> None:
         """Forget a stream and tell the service, unless it is finished already."""
         if self._streams.pop(stream.request_id, None) is not None:
-            self._outbox.put(codec.write_cancel(stream.request_id))
+            self._outbox.put(Outgoing(codec.write_cancel(stream.request_id), stream.request_id, None))
 
     async def fetch_info(self) -> VerifyInfo:
         """The service's facts of this moment. UnavailableError and others of the table."""
+        return codec.read_info(await self._ask("GetInfo", verify_pb2.GetInfoRequest()))
+
+    async def fetch_state(self) -> ServiceState:
+        """What the service does at the moment. UnavailableError and others of the table."""
+        return codec.read_state(await self._ask("GetState", verify_pb2.GetStateRequest()))
+
+    async def _ask(self, method: str, request: Any) -> Any:
         if self._stub is None:
             raise UnavailableError(f"no verify service answers at {self.address}")
         try:
-            return codec.read_info(await self._stub.GetInfo(verify_pb2.GetInfoRequest(), timeout=self._timeout))
+            return await getattr(self._stub, method)(request, timeout=self._timeout)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -146,7 +165,7 @@ class Replica:
         """Open a session and read it until it breaks."""
         async with open_channel(self.address, tls=self._tls) as channel:
             self._stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            call = self._stub.Session()
+            call: Any = channel.stream_stream(SESSION, response_deserializer=verify_pb2.SessionResponse.FromString)()
             self._outbox = BatchQueue()
             writer = asyncio.create_task(self._write(call, self._outbox))
             try:
@@ -169,10 +188,14 @@ class Replica:
         except TimeoutError:
             raise UnavailableError(f"no verify service answers at {self.address}") from None
 
-    async def _write(self, call: Any, outbox: BatchQueue[verify_pb2.SessionRequest]) -> None:
+    async def _write(self, call: Any, outbox: BatchQueue[Outgoing]) -> None:
+        """Write what is put into the outbox; others are served between any two messages."""
         while True:
-            for message in await outbox.take():
-                await call.write(message)
+            for message, request_id, stream in await outbox.take():
+                if stream is None:
+                    await call.write(message)
+                elif self._streams.get(request_id) is stream:  # else it was cancelled before the service heard of it
+                    await call.write(codec.complete_submit(message, stream.request, stream.received))
 
     async def _read(self, call: Any) -> None:
         read = call.read

@@ -10,7 +10,10 @@ from slipstream.generation_types import FinishReason, PositionLogprobs, Speculat
 from slipstream.request_context import NO_CONTEXT, RequestContext
 
 if TYPE_CHECKING:
+    from gateway.output_parsers.parts import AnswerPart
+    from gateway.output_parsers.registry import AnswerForm
     from gateway.prompt_logprobs import PromptLogprobs
+    from slipstream.grammar.grammar import Grammar
     from slipstream.rpc.errors import SlipstreamError
 
 
@@ -33,13 +36,15 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
     """One choice to generate: everything a verify service needs, and the stop strings that only the gateway knows.
 
-    `weight` is the tenant's, by which it shares the service with others. `context` decides on no token.
+    `weight` is the tenant's, by which it shares the service with others. `context` decides on no token. `answer` says
+    how the text is split into reasoning, content and calls, if at all.
     """
 
     prompt_token_ids: Sequence[int]
@@ -52,8 +57,11 @@ class ChoiceRequest:
     weight: float = 1.0
     context: RequestContext = NO_CONTEXT
     prompt_wire: bytes = b""
-    """The prompt as the bytes of a Submit with these token ids alone, where it has been encoded elsewhere: to decode
-    them takes a seventh of the time. Empty: it has not."""
+    """The prompt as the bytes of a SessionRequest whose Submit has these token ids alone, where it has been encoded
+    elsewhere. Empty: it has not."""
+    grammar_wire: bytes = b""
+    """The grammar of `sampling` in the same way, as choices of one request share it."""
+    answer: AnswerForm | None = None
 
 
 @dataclass(slots=True)
@@ -74,7 +82,8 @@ class StepOutput:
 class Delta:
     """What one step adds to the output of one choice, cut at the token that decides the end.
 
-    Those that come before any token may have a part of the prompt's logprobs instead.
+    Those that come before any token may have a part of the prompt's logprobs instead. `parts` are what the text comes
+    to where the request has it split; `finish_reason` is that of the text, be there calls or not.
     """
 
     index: int
@@ -87,6 +96,7 @@ class Delta:
     stop_string: str | None = None
     stop_token_id: int | None = None
     timings: Timings | None = None
+    parts: list[AnswerPart] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,31 @@ class ProposerRefusal:
 
     proposer: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One proposer of one attached draft service, as the verify service counts; see DrafterState in verify.proto."""
+
+    name: str
+    proposer: str
+    epoch: int
+    address: str
+    transport: str
+    mode: str
+    requests: int
+    share: float
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What a verify service has to do at the moment, and who drafts for it."""
+
+    running: int = 0
+    queued: int = 0
+    drafters: tuple[Drafter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import socket
 import sys
@@ -20,7 +21,8 @@ from gateway.config import GatewaySettings
 from gateway.connections import ConnectionLimits, ConnectionTable
 from gateway.cors import with_cors
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
-from gateway.http_api import create_app
+from gateway.http_api import OpenAiApi, create_app
+from gateway.http_direct import DirectEndpoints
 from gateway.http_listener import BACKLOG, doors, leave, listen
 from gateway.http_protocol import BoundedHttpProtocol
 from gateway.known_hosts import KnownHosts
@@ -98,10 +100,18 @@ async def serve(settings: GatewaySettings) -> None:
         _log.info("stopped")
 
     await gateway.start()
+    _leave_out_of_collections()
     where = doors(settings, listener, grpc_port)
     _log.info("listening http=%s grpc=%s", *where)
     health = asyncio.create_task(_report_health(gateway, grpc_server, where))
     await run_until_terminated(drain)
+
+
+def _leave_out_of_collections() -> None:
+    """Have the garbage collector pass over what lives as long as the process: to look through it holds all streams."""
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
 
 
 class _HttpServer(uvicorn.Server):
@@ -130,7 +140,7 @@ def _application(gateway: Gateway) -> ASGIApp:
     app = create_app(gateway)
     settings = gateway.settings
     guarded = RequestGuard(
-        app,
+        DirectEndpoints(app, OpenAiApi(gateway)),
         json_paths=[path for path, methods in app.openapi()["paths"].items() if "post" in methods],
         known_hosts=None
         if gateway.keys.required

@@ -31,6 +31,7 @@ from gateway.request_tracing import RequestTracing
 from gateway.sampling_defaults import completed, read_defaults
 from gateway.text.pool import TextWorkers
 from gateway.tokenizer import Tokenizer
+from gateway.traced_choices import TracedChoices
 from gateway.verify_client import VerifyClient
 from slipstream.rpc.errors import UnavailableError
 from slipstream.tracing.opening import open_tracer
@@ -84,7 +85,12 @@ class Gateway:
         self._draining = False
         self._running = Running()
         self._backend = Backend(
-            self.tokenizer, self.client, self.metrics, self._running, max_buffered=settings.max_buffered_steps
+            self.tokenizer,
+            self.client,
+            self.metrics,
+            self._running,
+            max_buffered=settings.max_buffered_steps,
+            traced=TracedChoices(settings.max_traced_choices),
         )
 
     @classmethod
@@ -147,7 +153,13 @@ class Gateway:
         return self.client.info
 
     def open(
-        self, requests: Sequence[ChoiceRequest], info: VerifyInfo, *, prompt_field: str, prefix: str = ""
+        self,
+        requests: Sequence[ChoiceRequest],
+        info: VerifyInfo,
+        *,
+        prompt_field: str,
+        prefix: str = "",
+        grammar_field: str = "",
     ) -> Generation:
         """Check the choices of one request and make it ready to run.
 
@@ -164,6 +176,7 @@ class Gateway:
         check_name("adapter_id", first.adapter_id)
         if first.speculation is not None:
             check_speculation(first.speculation)
+        self._backend.traced.check(requests)
         for request in requests:
             check_context(len(request.prompt_token_ids), request.sampling, info, field=prompt_field, prefix=prefix)
         check_prompt_logprobs(requests, prefix=prefix)
@@ -177,13 +190,14 @@ class Gateway:
         ]
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("a request begins: %s", _described(requests))
-        return Generation(requests, info, seed, self._backend, FieldNames(prompt_field, prefix))
+        return Generation(requests, info, seed, self._backend, FieldNames(prompt_field, prefix, grammar_field))
 
 
 def _described(requests: Sequence[ChoiceRequest]) -> str:
     """What a request asks for, without its texts: prompts and stop strings."""
     first = requests[0]
     given = {field.name: getattr(first.sampling, field.name) for field in fields(first.sampling)}
+    given["grammar"] = None if first.sampling.grammar is None else first.sampling.grammar.kind
     chosen = [f"{name}={value!r:.80}" for name, value in given.items() if value not in (None, (), {}, False)]
     lengths = ",".join(str(len(request.prompt_token_ids)) for request in requests[:_LENGTHS_SHOWN])
     speculation = "default" if first.speculation is None else f"{first.speculation!r:.200}"

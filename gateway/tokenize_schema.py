@@ -8,10 +8,11 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.openai_fields import Body, TemplateFields
-from gateway.openai_schema import ChatMessage, TokenId
+from gateway.openai_messages import ChatMessage
+from gateway.openai_schema import TokenId, ToolFields
 
 
-class TokenizeRequest(TemplateFields):
+class TokenizeRequest(TemplateFields, ToolFields):
     """Body of POST /tokenize: a text, or a conversation that the chat template writes."""
 
     model: str | None = Field(None, description="Default: the model that is served.")

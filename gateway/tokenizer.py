@@ -17,7 +17,8 @@ from slipstream.rpc.errors import InvalidArgumentError
 class Tokenizer:
     """Encodes text and writes token ids as text and bytes. Safe to share between requests and threads."""
 
-    __slots__ = ("_byte_level", "_bytes", "_lower_bound", "_shown_bytes", "_special", "_tokenizer", "longest_token")
+    __slots__ = ("_byte_level", "_bytes", "_lower_bound", "_shown", "_special", "_tokenizer",
+                 "longest_token")  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
         """FailedPreconditionError for a tokenizer.json that `read_tokenizer` refuses."""
@@ -31,7 +32,7 @@ class Tokenizer:
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )
         self._bytes = self._byte_table()
-        self._shown_bytes = [b"" if index in self._special else text for index, text in enumerate(self._bytes)]
+        self._shown: dict[tuple[str, ...], tuple[list[bytes], frozenset[int]]] = {}
         self.longest_token = max(map(len, self._bytes), default=1)
 
     @property
@@ -60,15 +61,20 @@ class Tokenizer:
         """The tokens as the vocabulary writes them; empty beyond it."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental detokenizer for one output."""
-        if self._byte_level:
-            return ByteLevelDetokenizer(self._shown_bytes)
-        return WindowDetokenizer(self._tokenizer, self._special)
+    def detokenizer(self, shown: tuple[str, ...] = ()) -> Detokenizer:
+        """A fresh incremental detokenizer for one output. It leaves special tokens out, but those named in `shown`."""
+        if shown not in self._shown:  # one entry for each form that answers of the model are read in
+            self._shown[shown] = self._visible(shown)
+        table, hidden = self._shown[shown]
+        return ByteLevelDetokenizer(table) if self._byte_level else WindowDetokenizer(self._tokenizer, hidden)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, a special token's name included; empty beyond the vocabulary."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """A token alone as text; U+FFFD where it is no whole characters."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of `text`, found without tokenising it."""
@@ -77,6 +83,17 @@ class Tokenizer:
     def most_characters(self, tokens: int) -> int | None:
         """An upper bound on the characters of a text of `tokens` tokens; None if there is none."""
         return tokens * self.longest_token if self._lower_bound else None
+
+    def _visible(self, shown: tuple[str, ...]) -> tuple[list[bytes], frozenset[int]]:
+        """What each token shows, and the special tokens that show nothing."""
+        hidden = self._special - {self._tokenizer.token_to_id(name) for name in shown}
+        table = [b"" if index in hidden else text for index, text in enumerate(self._bytes)] if self._byte_level else []
+        return table, hidden
+
+    def special_id(self, name: str) -> int | None:
+        """The id of an added token, special or not; None where the tokenizer has none of that name."""
+        token_id: int | None = self._tokenizer.token_to_id(name)
+        return token_id
 
     def _byte_table(self) -> list[bytes]:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)

@@ -88,7 +88,7 @@ class Place:
         link = timed_link(model, engine, offered, deadline=measured.deadline, spin=_spin(measured, setting))
         jobs = [Job(prompt, measured.tokens, proposer=PROPOSER, rows=setting.rows) for prompt in self._prompts]
         with self._drafters.attached(setting, link):
-            with local_loop(model, engine, link, link, link) as loop:
+            with local_loop(model, engine, link) as loop:
                 watched = self._watched(loop, jobs)
             state = link.state()
         return setting_row(measured, setting, watched, link, self._drafters.report(setting), state)

@@ -16,6 +16,8 @@ import torch
 from slipstream_kernels.ops.gpu import prefill_attention as prefill
 from slipstream_kernels.ops.gpu import prefix_attention as prefix
 from slipstream_kernels.ops.gpu import tail_attention as tail
+from slipstream_kernels.ops.gpu import tree_attention as tree
+from slipstream_kernels.ops.gpu import tree_leaves
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
 from slipstream_kernels.token_tree import MAX_ROWS
@@ -108,6 +110,29 @@ class Pass:
         for tensor in (partials.m, partials.l, partials.o):
             tensor.fill_(torch.nan)
         return partials
+
+    def leaves(self, columns: int) -> torch.Tensor:
+        """Leaves for `tree_attention`; rows of no tree are their own."""
+        roots, parents = np.arange(len(self.q), dtype=np.int32), np.full(len(self.q), -2, np.int32)
+        paths, depths = self.paths.cpu(), self.depths.cpu()
+        for first, rows, *_ in self.spans:
+            for row in range(first + 1, first + rows):
+                roots[row], depth = first, int(depths[row])
+                parents[row] = int(paths[row, depth - 2]) - first - 1 if depth > 1 else -1
+        leaves = torch.full_like(self.depths, -9)
+        segment_rows = columns // self.group
+        tree_leaves.tree_leaves(self._on_device(parents), self._on_device(roots), leaves, segment_rows=segment_rows)
+        return leaves
+
+    def attend_in_tiles(self, *, columns: int, twins: bool = False, padding: int = 0) -> torch.Tensor:
+        """As `attend`, of decode rows and trees alone: a tile for each segment."""
+        out = torch.full_like(self.q, torch.nan)
+        run = tree.tree_attention_reference if twins else tree.tree_attention
+        run(
+            self.q, self.keys, self.values, self.page_table, self.page_size, self.segments(columns, padding)[0],
+            self.paths, self.depths, self.leaves(columns), self.write_slots, out, columns=columns,
+        )  # fmt: skip
+        return out
 
     def attend(
         self, *, columns: int, prefill_columns: int = prefill.PREFILL_COLUMNS, twins: bool = False, padding: int = 0

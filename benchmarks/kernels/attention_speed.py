@@ -17,6 +17,8 @@ from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefil
 from slipstream_kernels.ops.gpu.prefill_attention import STAGES as PREFILL_STAGES
 from slipstream_kernels.ops.gpu.prefix_attention import PROGRAMS, STAGES, prefix_attention
 from slipstream_kernels.ops.gpu.tail_attention import tail_attention
+from slipstream_kernels.ops.gpu.tree_attention import STAGES as TREE_STAGES
+from slipstream_kernels.ops.gpu.tree_attention import tree_attention
 from slipstream_kernels.token_tree import MAX_ROWS
 
 DEVICE = "cuda"
@@ -39,7 +41,7 @@ class SpeedRow:
     prefix: float | None = None
     tail: float | None = None
     tiles: float | None = None
-    """Decode rows served by `prefill_attention`, a tile each"""
+    """Decode rows served by `prefill_attention`, a tile each, and trees by `tree_attention`"""
     bandwidth: float | None = None
     """TB/s of keys and values"""
     rate: float | None = None
@@ -70,18 +72,27 @@ def graph_time(run: Callable[[], None]) -> float:
     return float(statistics.median(times[3:]))
 
 
-def random_passes(batch: int, context: int, *, nodes: int = 0, prompt: bool = False) -> list[Pass]:
-    """A pass for each of as many layers as it takes to overrun the cache: trees of `nodes` 8 wide, or whole prompts."""
-    pages = -(-context // PAGE_SIZE)
+def random_passes(
+    batch: int, context: int, *, nodes: int = 0, width: int = 8, prompt: bool = False, uneven: bool = False
+) -> list[Pass]:
+    """A pass for each of as many layers as it takes to overrun the cache: trees of `nodes`, or whole prompts.
+
+    A tree has `width` paths of one length. `uneven` contexts lie between half and one and a half of `context`.
+    """
+    contexts = np.linspace(0.5, 1.5, batch) * context if uneven else np.full(batch, context)
+    lengths = np.random.default_rng(0).permutation(contexts.astype(np.int32)).tolist()
+    most = max(lengths)
+    pages = -(-most // PAGE_SIZE)
     slots = batch * pages * PAGE_SIZE + nodes + 1
     layers = max(1, min(32, CACHE_BYTES // (2 * KV_HEADS * slots * HEAD_DIM * 2)))
     cache = torch.randn(layers, 2, KV_HEADS, slots, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
     rows = batch * context if prompt else batch * (1 + nodes)
     q = torch.randn(rows, HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
-    depth = [node // 8 + 1 for node in range(nodes)]
+    depth = [node // width + 1 for node in range(nodes)]
     paths = np.zeros((rows, MAX_ROWS), np.int32)
-    for node in range(nodes):
-        paths[1 + node, : depth[node]] = range(1 + node % 8, 2 + node, 8)
+    for root in range(0, rows, 1 + nodes):
+        for node in range(nodes):
+            paths[root + 1 + node, : depth[node]] = range(root + 1 + node % width, root + 2 + node, width)
 
     def ints(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)
@@ -92,21 +103,30 @@ def random_passes(batch: int, context: int, *, nodes: int = 0, prompt: bool = Fa
             q, layer[0], layer[1],
             torch.randperm(batch * pages, device=DEVICE).int().view(batch, pages), PAGE_SIZE,
             lines=ints([row // per_request for row in range(rows)]),
-            prefix_lengths=ints([context] * rows),
+            prefix_lengths=ints([lengths[row // per_request] for row in range(rows)]),
             paths=torch.from_numpy(paths).to(DEVICE),
             depths=ints([0, *depth] * batch if nodes else [0] * rows),
             write_slots=ints([slots - 1 - nodes, *range(slots - nodes, slots)] * batch if nodes else [0] * rows),
             decode_rows=ints(range(0 if prompt else rows)),
-            spans=() if prompt else tuple((i * per_request, per_request, i, context) for i in range(batch)),
+            spans=() if prompt else tuple((i * per_request, per_request, i, lengths[i]) for i in range(batch)),
             chunks=tuple((i * context, context, i, 0) for i in range(batch)) if prompt else (),
         )
         for layer in cache
     ]  # fmt: skip
 
 
-def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variants: bool = False) -> SpeedRow:
-    """Both kernels of a decode step or a tree, together and each alone."""
-    passes = random_passes(batch, context, nodes=nodes)
+def decode_speed(
+    name: str,
+    batch: int,
+    context: int,
+    *,
+    nodes: int = 0,
+    width: int = 8,
+    uneven: bool = False,
+    variants: bool = False,
+) -> SpeedRow:
+    """Both kernels of a decode step or a tree, together and each alone, and the one that does without states."""
+    passes = random_passes(batch, context, nodes=nodes, width=width, uneven=uneven)
     columns = 64
     out = torch.empty_like(passes[0].q)
     partials = passes[0].partials()
@@ -126,10 +146,17 @@ def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variant
             _tail(one, partials, out)
 
     single = torch.tensor([(i, 1, i, context - 1) for i in range(batch)], dtype=torch.int32, device=DEVICE)
+    leaves = passes[0].leaves(columns)
 
-    def as_tiles() -> None:
+    def as_tiles(stages: int = TREE_STAGES) -> None:
         for one in passes:
-            prefill_attention(*_kv(one), single, out)
+            if nodes:
+                tree_attention(
+                    *_kv(one), cuts[columns][0], one.paths, one.depths, leaves, one.write_slots, out,
+                    columns=columns, stages=stages,
+                )  # fmt: skip
+            else:
+                prefill_attention(*_kv(one), single, out)
 
     layer = 1e6 / len(passes)
     tried = {
@@ -138,14 +165,18 @@ def decode_speed(name: str, batch: int, context: int, *, nodes: int = 0, variant
         )
         for width, stages, programs in (VARIANTS if variants else ())
     }
+    tried |= {
+        f"{name}, tiles, stages {stages}": round(graph_time(partial(as_tiles, stages)) * layer, 1)
+        for stages in ((3, 4, 7) if variants and nodes else ())
+    }
     seconds = graph_time(both) / len(passes)
-    moved = 2 * batch * context * KV_HEADS * HEAD_DIM * 2
+    moved = 2 * sum(length for *_, length in passes[0].spans) * KV_HEADS * HEAD_DIM * 2
     return SpeedRow(
         name,
         seconds * 1e6,
         graph_time(prefix) * layer,
         graph_time(tail) * layer,
-        None if nodes else graph_time(as_tiles) * layer,
+        graph_time(as_tiles) * layer,
         moved / seconds / 1e12,
         variants=tried,
     )
@@ -189,6 +220,18 @@ def measure_speed() -> list[SpeedRow]:
         decode_speed("tree of 64 at 1k", 1, 1000, nodes=63, variants=True),
         decode_speed("4 trees of 16 at 1k", 4, 1000, nodes=15),
         decode_speed("tree of 64 at 32k", 1, 32000, nodes=63),
+        decode_speed("8 trees of 8 at 1k", 8, 1000, nodes=7, width=3),
+        decode_speed("12 trees of 8 at 1k", 12, 1000, nodes=7, width=3),
+        decode_speed("16 trees of 8 at 1k", 16, 1000, nodes=7, width=3),
+        decode_speed("16 trees of 8 at 500 to 1500", 16, 1000, nodes=7, width=3, uneven=True),
+        decode_speed("16 chains of 6 at 1k", 16, 1300, nodes=5, width=1),
+        decode_speed("16 trees of 8 at 8k", 16, 8000, nodes=7, width=3),
+        decode_speed("24 trees of 8 at 1k", 24, 1000, nodes=7, width=3),
+        decode_speed("32 trees of 8 at 500 to 1500", 32, 1000, nodes=7, width=3, uneven=True),
+        decode_speed("64 chains of 6 at 1.3k", 64, 1300, nodes=5, width=1, variants=True),
+        decode_speed("64 trees of 4 at 1k", 64, 1000, nodes=3, width=2),
+        decode_speed("64 trees of 4 at 500 to 1500", 64, 1000, nodes=3, width=2, uneven=True),
+        decode_speed("64 trees of 8 at 1k", 64, 1000, nodes=7, width=3),
         prefill_speed("prefill of 4k", 4096),
         prefill_speed("prefill of 16k", 16384),
     ]

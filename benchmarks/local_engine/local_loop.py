@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.generation_types import FinishReason, PositionLogprobs, SpeculationOptions, Usage
-from verify_service.core.draft_source import DraftSource, HiddenStateTaker, NoDrafts, OnDeviceDrafter, OutcomeTreeSource
+from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 
 __all__ = [
@@ -98,17 +99,9 @@ class LoopFailedError(RuntimeError):
 class LocalLoop:
     """A running verify loop. Use within `local_loop`; one caller at a time."""
 
-    def __init__(
-        self,
-        model: Any,
-        config: EngineConfig,
-        trees: DraftSource | None,
-        taker: HiddenStateTaker | None = None,
-        outcome_source: OutcomeTreeSource | None = None,
-        on_device_drafter: OnDeviceDrafter | None = None,
-    ) -> None:
+    def __init__(self, model: Any, config: EngineConfig, drafts: DraftSource | None) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, trees or NoDrafts(), self._take, taker, outcome_source, on_device_drafter)
+        self.loop = VerifyLoop(model, config, drafts or NoDrafts(), Sink(self._take))
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -206,19 +199,9 @@ class LocalLoop:
 
 
 @contextmanager
-def local_loop(
-    model: Any,
-    config: EngineConfig,
-    trees: DraftSource | None = None,
-    taker: HiddenStateTaker | None = None,
-    outcome_source: OutcomeTreeSource | None = None,
-    on_device_drafter: OnDeviceDrafter | None = None,
-) -> Iterator[LocalLoop]:
-    """A started loop over a loaded model, stopped at the end; hidden states go to `taker`.
-
-    `outcome_source` and `on_device_drafter` are what `trees` has for steps that are not decided yet.
-    """
-    local = LocalLoop(model, config, trees, taker, outcome_source, on_device_drafter)
+def local_loop(model: Any, config: EngineConfig, drafts: DraftSource | None = None) -> Iterator[LocalLoop]:
+    """A started loop over a loaded model, stopped at the end."""
+    local = LocalLoop(model, config, drafts)
     local.loop.start()
     try:
         yield local

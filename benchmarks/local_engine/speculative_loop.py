@@ -103,7 +103,7 @@ def speculative_loop(
         device = str(model.kv.keys.device)
         beside = drafters.place == IN_PROCESS
         stack.enter_context(_beside(link, drafters, device, rows) if beside else _behind(link, drafters))
-        local = stack.enter_context(local_loop(model, config, link, link, on_device_drafter=link))
+        local = stack.enter_context(local_loop(model, config, link))
         if not local.loop.wait_idle(_START_SECONDS):
             raise RuntimeError("the graphs of passes that keep states were not captured in time")
         yield SpeculativeLoop(local, link)

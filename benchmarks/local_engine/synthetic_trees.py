@@ -8,7 +8,7 @@ from random import Random
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, NoDrafts, Opening
 from verify_service.core.request import RequestKey
 
 RECENT = 48
@@ -28,7 +28,7 @@ class _Request:
     max_depth: int = 0
 
 
-class LocalTrees:
+class LocalTrees(NoDrafts):
     """Base of the tree sources: keeps the tokens of each request and makes a tree whenever one is asked for."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
@@ -39,13 +39,8 @@ class LocalTrees:
     def known(self, name: str) -> bool:
         return True
 
-    def default(self) -> str | None:
-        return None
-
-    def begin(self, opening: Opening) -> None:
+    def begin(self, opening: Opening) -> bool:
         self._requests[opening.key] = _Request(opening, list(opening.token_ids))
-
-    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -81,7 +76,7 @@ class LocalTrees:
         return tuple(drawn)
 
 
-class TreesByName:
+class TreesByName(NoDrafts):
     """Hands each request to the source whose name it gives as its proposer."""
 
     def __init__(self, sources: Mapping[str, LocalTrees]) -> None:
@@ -91,15 +86,9 @@ class TreesByName:
     def known(self, name: str) -> bool:
         return name in self._sources
 
-    def default(self) -> str | None:
-        return None
-
-    def begin(self, opening: Opening) -> None:
+    def begin(self, opening: Opening) -> bool:
         source = self._chosen[opening.key] = self._sources[opening.proposer]
-        source.begin(opening)
-
-    def accepts_commits(self) -> bool:
-        return True
+        return source.begin(opening)
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         for each in commits:

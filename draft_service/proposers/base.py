@@ -210,6 +210,12 @@ class Proposer(ABC):
     For one that computes on a GPU, and whose calls are no longer than those that queue work there: what hangs on that
     thread ends serving.
     """
+    own_text_only: bool = False
+    """Whether its trees follow from the session's own tokens and from weights alone.
+
+    Otherwise clients that trace their requests are not told which tokens it drafted in vain: they may be another
+    request's.
+    """
     drafts_ahead: bool = True
     """Whether `fork` may be called. It never is where hidden states are wanted: tokens yet undecided have none."""
 

@@ -240,6 +240,7 @@ def encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         lockstep=not proposer.forkable,
         needs_states=proposer.needs_states,
         device=proposer.device,
+        own_text_only=proposer.own_text_only,
     )
 
 

@@ -269,7 +269,8 @@ class SessionTable:
         if first > slot.featured or end >= slot.stamp.base_length:
             return self._resume(slot.stamp, slot)
         try:
-            proposer.take_features(slot.session, slot.featured, placed(states[slot.featured - first :], proposer))
+            fresh = states[slot.featured - first :] if first < slot.featured else states
+            proposer.take_features(slot.session, slot.featured, placed(fresh, proposer))
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to take states", proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {proposer.name} failed")

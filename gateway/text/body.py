@@ -55,7 +55,17 @@ def _decoded(json: bytes | bytearray) -> Any:
 
 
 _CROSS_CHECKED: Final = frozenset(
-    {"stream_options", "top_logprobs", "prompt_logprobs", "max_tokens", "max_completion_tokens", "prompt"}
+    {
+        "stream_options",
+        "speculation.trace",
+        "top_logprobs",
+        "prompt_logprobs",
+        "max_tokens",
+        "max_completion_tokens",
+        "prompt",
+        "tools",
+        "tool_choice",
+    }
 )
 """Fields whose errors bear their name: what is wrong is how they go together with others."""
 
@@ -89,7 +99,11 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
 def _path(location: Sequence[int | str], data: Any) -> list[int | str]:
     """The steps of a validator's location that lead through `data`, without the names of union members."""
     path: list[int | str] = []
+    tagged: Any = None  # the object whose member of a union has been named already, by its type
     for index, step in enumerate(location):
+        if isinstance(data, dict) and data is not tagged and step == data.get("type") and index < len(location) - 1:
+            tagged = data
+            continue
         inside = (isinstance(data, dict) and step in data) or (
             isinstance(data, list) and isinstance(step, int) and step < len(data)
         )

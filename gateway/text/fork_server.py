@@ -12,6 +12,7 @@ its parent. Signals of a terminal or a supervisor are the gateway's business, an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -22,12 +23,17 @@ import signal
 import socket
 import struct
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 from gateway.text import worker
 from gateway.text.jobs import Jobs
+from gateway.text.memory import limit_memory
+from slipstream.grammar.deep_stack import STACK_BYTES
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.logs import LogFormat, set_up_logging
 
@@ -52,6 +58,8 @@ class Options:
     loading_memory_bytes: int
     log_level: str
     log_format: LogFormat
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 def main() -> None:
@@ -71,7 +79,7 @@ def main() -> None:
 
 def _load(control: socket.socket, options: Options) -> Jobs:
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    worker.limit_memory(options.loading_memory_bytes)
+    limit_memory(options.loading_memory_bytes)
     try:
         jobs = Jobs(
             Path(options.model),
@@ -79,6 +87,8 @@ def _load(control: socket.socket, options: Options) -> Jobs:
             max_bytes=options.max_bytes,
             max_choices=options.max_choices,
             stages=lambda file: control.sendall(f"reading {file}\n".encode()),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
         )
     except SlipstreamError as error:
         _refuse(control, error.message)
@@ -99,6 +109,22 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             sys.exit(1)
+
+
+def _on_deep_stack(work: Callable[[], None]) -> None:
+    """Do `work` where nothing that recurses as deep as a client's text says can end the process.
+
+    It is over without a word where the gateway at the other end is gone.
+    """
+
+    def quietly() -> None:
+        with contextlib.suppress(OSError):
+            work()
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=quietly, name="text worker")
+    thread.start()
+    thread.join()
 
 
 class _ForkServer:
@@ -158,7 +184,7 @@ class _ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._woken, self._waker):
                 inherited.close()
-            worker.serve(connection, self._jobs, self._memory_bytes)
+            _on_deep_stack(partial(worker.serve, connection, self._jobs, self._memory_bytes))
         finally:
             os._exit(0)
 

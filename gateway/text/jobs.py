@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,24 +25,24 @@ from gateway.limits import (
     check_prompt_tokens,
     check_token_ids,
 )
-from gateway.openai_schema import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    GenerationBody,
-    content_length,
-    for_template,
-)
+from gateway.openai_messages import ChatMessage, call_arguments, content_length, for_template
+from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
 from gateway.openai_types import DetokenizedText, Tokens
+from gateway.output_parsers.registry import AnswerForm
 from gateway.request import VerifyInfo
+from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parser_names
 from gateway.text.body import read_body
-from gateway.text.json_values import Values
+from gateway.text.conversation import Conversation, conversation
+from gateway.text.grammars import Wanted, checked, wanted_grammar
+from gateway.text.json_values import Values, check_texts
 from gateway.text.prepared import Job, Prepared, token_array
 from gateway.text.wire_fields import check_fields
 from gateway.tokenize_schema import DetokenizeRequest, TokenizeRequest
 from gateway.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
 from slipstream.generation_codec import read_speculation
+from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
+from slipstream.json_file import read_object
 from slipstream.model_folder import TEMPLATE_FILE
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
@@ -61,15 +63,25 @@ Stages = Callable[[str], None]
 class Jobs:
     """The jobs of one model. Errors are InvalidArgumentError naming the field, and NotFoundError for another model."""
 
-    __slots__ = ("_max_bytes", "_max_choices", "_template", "_tokenizer")
+    __slots__ = ("_folder", "_grammar_tokenizer", "_max_bytes", "_max_choices", "_parsers", "_template", "_tokenizer")
 
     def __init__(
-        self, folder: Path, template: Path | None = None, *, max_bytes: int, max_choices: int, stages: Stages
+        self,
+        folder: Path,
+        template: Path | None = None,
+        *,
+        max_bytes: int,
+        max_choices: int,
+        stages: Stages,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> None:
         """Load tokenizer and template from `folder`, the latter from the file `template` where there is one.
 
-        FailedPreconditionError, naming the file, if it cannot be used.
+        The template decides on parsers that are AUTO. FailedPreconditionError, naming the file, if it cannot be used.
         """
+        self._folder = folder
+        self._grammar_tokenizer: GrammarTokenizer | None = None
         self._max_bytes = max_bytes
         self._max_choices = max_choices
         stages(os.fspath(folder / "tokenizer.json"))
@@ -77,6 +89,9 @@ class Jobs:
         file = template or folder / TEMPLATE_FILE
         stages(os.fspath(file if file.is_file() else folder / "tokenizer_config.json"))
         self._template = ChatTemplate.from_folder(folder, template)
+        config = folder / "tokenizer_config.json"
+        said = read_object(config).get("response_template") if config.is_file() else None
+        self._parsers = parser_names(self._template.source, tool_call_parser, reasoning_parser, said)
 
     def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int] | bytes:
         """Do one job for the model of `info`."""
@@ -97,10 +112,17 @@ class Jobs:
                 return _answer(self._detokenize(data, info), "tokens")
 
     def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
-        body, _ = read_body(data, ChatCompletionRequest)
+        body, values = read_body(data, ChatCompletionRequest)
         check_model(body.model, info)
         check_choices(body.choices_per_prompt, self._max_choices)
-        return _prepared(body, (self._encode_messages(body.messages, info),))
+        tools = [(body.tools or ())[index] for index in body.tool_policy.shown]
+        written = self._write(body.messages, info, conversation(body, tools, values, self._template))
+        tokens = partial(self._grammar_tokens, info)
+        model = AnsweringModel(self._parsers, self._template.source, self._tokenizer, tokens)
+        plan = answer_plan(body, values, written, model)
+        prompt = self._tokenise(written, info, field="messages", add_special_tokens=False)
+        wanted = None if plan.grammar is None else Wanted(plan.grammar, plan.field)
+        return _prepared(body, (prompt,), wanted=wanted, answer=plan.form)
 
     def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
         body, values = read_body(data, CompletionRequest)
@@ -119,34 +141,45 @@ class Jobs:
                 prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
                 for prompt, ids in zip(prompts, encoded, strict=True)
             )
-        return _prepared(body, encoded, echoes)
+        wanted = wanted_grammar(body, values)
+        if wanted is not None:
+            checked(wanted, partial(self._grammar_tokens, info))
+        return _prepared(body, encoded, echoes, wanted=wanted)
 
     def _generate(self, data: bytearray, info: VerifyInfo) -> Prepared:
         request = self._read(gateway_pb2.GenerateRequest, data)
         check_model(request.model, info)
         prompt, field = self._prompt(request, info)
+        sampling = codec.read_sampling(request.sampling)
+        if sampling.grammar is not None:
+            kind = sampling.grammar.kind
+            wanted = Wanted(sampling.grammar, f"sampling.grammar.{kind}" if kind else "sampling.grammar")
+            checked(wanted, partial(self._grammar_tokens, info))
         return Prepared(
             prompts=(prompt,),
             wires=(codec.write_prompt(prompt),),
             prompt_field=field,
-            sampling=codec.read_sampling(request.sampling),
+            sampling=sampling,
             speculation=read_speculation(request.speculation) if request.HasField("speculation") else None,
             stop=tuple(request.stop),
             tenant=request.tenant,
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
+            grammar_wire=codec.write_grammar(sampling.grammar),
         )
 
     def _tokenize(self, data: bytearray, info: VerifyInfo) -> Tokens:
-        body, _ = read_body(data, TokenizeRequest)
+        body, values = read_body(data, TokenizeRequest)
         check_model(body.model or "", info)
         if body.messages is not None:
-            ids = self._encode_messages(
+            written = self._write(
                 body.messages,
                 info,
+                conversation(body, body.tools or (), values, self._template),
                 add_generation_prompt=body.add_generation_prompt is not False,
-                add_special_tokens=bool(body.add_special_tokens),
             )
+            special = bool(body.add_special_tokens)
+            ids = self._tokenise(written, info, field="messages", add_special_tokens=special)
         else:
             special = body.add_special_tokens is not False
             ids = self._tokenise(body.prompt or "", info, field="prompt", add_special_tokens=special)
@@ -159,6 +192,13 @@ class Jobs:
         check_model(body.model or "", info)
         ids = self._ids(body.tokens, values, info, field="tokens")
         return {"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}
+
+    def _grammar_tokens(self, info: VerifyInfo) -> GrammarTokenizer:
+        """The tokenizer as grammars need it, read when the first one names a token."""
+        if self._grammar_tokenizer is None or self._grammar_tokenizer.vocab_size != info.vocab_size:
+            ends = sorted(info.eos_token_ids)
+            self._grammar_tokenizer = load_tokenizer(self._folder, vocab_size=info.vocab_size, eos_token_ids=ends)
+        return self._grammar_tokenizer
 
     def _read(self, kind: type[codec.M], data: bytearray) -> codec.M:
         check_fields(data, kind.DESCRIPTOR, self._max_bytes)
@@ -174,7 +214,8 @@ class Jobs:
             length = sum(len(entry.content) for entry in request.chat.messages)
             self._check_length(length, info, field="chat.messages")
             messages = [{"role": entry.role, "content": entry.content} for entry in request.chat.messages]
-            return self._encode_chat(messages, info, field="chat.messages"), "chat.messages"
+            written = self._render(messages, info, Conversation(), field="chat.messages")
+            return self._tokenise(written, info, field="chat.messages", add_special_tokens=False), "chat.messages"
         if kind == "text":
             return self._encode(request.text, info, field="text"), "text"
         if kind == "token_ids" and isinstance(request, gateway_pb2.GenerateRequest):
@@ -202,44 +243,46 @@ class Jobs:
             reason = f"the model's context is {info.max_context} tokens; {field} have {characters} characters"
             raise ContextLengthError(reason, field=field)
 
-    def _encode_messages(
+    def _write(
         self,
         messages: Sequence[ChatMessage],
         info: VerifyInfo,
+        chat: Conversation,
         *,
         add_generation_prompt: bool = True,
-        add_special_tokens: bool = False,
-    ) -> array[int]:
-        """Token ids of the messages of a JSON body."""
+    ) -> str:
+        """The prompt of the messages of a JSON body."""
         check_message_count("messages", len(messages), info)
-        self._check_length(sum(map(content_length, messages)), info, field="messages")
-        return self._encode_chat(
-            list(map(for_template, messages)),
-            info,
-            field="messages",
-            add_generation_prompt=add_generation_prompt,
-            add_special_tokens=add_special_tokens,
-        )
+        self._check_length(sum(map(content_length, messages)) + chat.length, info, field="messages")
+        check_texts([text for message in messages for text in call_arguments(message)], "messages")
+        written = list(map(for_template, messages))
+        return self._render(written, info, chat, field="messages", add_generation_prompt=add_generation_prompt)
 
-    def _encode_chat(
+    def _render(
         self,
         messages: Sequence[Message],
         info: VerifyInfo,
+        chat: Conversation,
         *,
         field: str,
         add_generation_prompt: bool = True,
-        add_special_tokens: bool = False,
-    ) -> array[int]:
-        """Token ids of a conversation. The template is stopped once its text cannot fit the context any more."""
+    ) -> str:
+        """A conversation as a prompt. The template is stopped once its text cannot fit the context any more."""
         longest = self._tokenizer.most_characters(info.max_context) or _MOST_RENDERED
         pieces, length = [], 0
-        for piece in self._template.pieces(messages, field=field, add_generation_prompt=add_generation_prompt):
+        for piece in self._template.pieces(
+            messages,
+            field=field,
+            add_generation_prompt=add_generation_prompt,
+            tools=chat.tools,
+            variables=chat.variables,
+        ):
             pieces.append(piece)
             length += len(piece)
             if length > longest:
                 reason = f"the chat template writes more than {longest} characters for {field}"
                 raise ContextLengthError(f"{reason}; the model's context is {info.max_context} tokens", field=field)
-        return self._tokenise("".join(pieces), info, field=field, add_special_tokens=add_special_tokens)
+        return "".join(pieces)
 
     def _tokenise(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> array[int]:
         if (fewest := self._tokenizer.fewest_tokens(text)) >= info.max_context:
@@ -255,12 +298,20 @@ class Jobs:
         return ids
 
 
-def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tuple[str, ...] = ()) -> Prepared:
+def _prepared(
+    body: GenerationBody,
+    prompts: tuple[array[int], ...],
+    echoes: tuple[str, ...] = (),
+    *,
+    wanted: Wanted | None = None,
+    answer: AnswerForm | None = None,
+) -> Prepared:
+    grammar = None if wanted is None else wanted.grammar
     return Prepared(
         prompts=prompts,
         wires=tuple(map(codec.write_prompt, prompts)),
         prompt_field=body.prompt_field,
-        sampling=body.sampling(),
+        sampling=replace(body.sampling(), grammar=grammar),
         speculation=body.speculation_wish(),
         stop=body.stop_strings,
         tenant=body.user or "",
@@ -270,6 +321,9 @@ def _prepared(body: GenerationBody, prompts: tuple[array[int], ...], echoes: tup
         include_usage=body.include_usage,
         return_token_ids=bool(body.return_token_ids),
         prompt_logprobs=body.prompt_logprobs,
+        answer=answer,
+        grammar_field="" if wanted is None else wanted.field,
+        grammar_wire=codec.write_grammar(grammar),
     )
 
 

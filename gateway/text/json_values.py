@@ -35,6 +35,7 @@ _STRING: Final = rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)'
 _NUMBER: Final = rb"[ \t\r\n]*+(?:0|[1-9][0-9]{0,9}+)[ \t\r\n]*+"
 _LONG_LIST: Final = rb"\[(?:%s,){%d,}+%s\]" % (_NUMBER, _LONG - 1, _NUMBER)
 _COUNTED: Final = re.compile(rb"(%s)|(%s)|([\[{])|," % (_STRING, _LONG_LIST), re.DOTALL)
+_VALUE: Final = re.compile(rf"({_STRING.decode()})|([\[{{])|,", re.DOTALL)
 _NESTING: Final = re.compile(rb"(%s)|([\[{])|([\]}])|:" % _STRING, re.DOTALL)
 _STAND_IN: Final = tuple(secrets.randbits(32) for _ in range(4))
 """What a list decoded apart begins with in the rest of the body, followed by its index. It cannot be guessed, and a
@@ -61,14 +62,25 @@ class Values:
             return self.lists[given[head]]
         return token_array(given)
 
+    def whole(self, value: Any) -> Any:
+        """A decoded value with its long lists of numbers in their places."""
+        if not self.lists:
+            return value
+        if isinstance(value, dict):
+            return {key: self.whole(entry) for key, entry in value.items()}
+        if not isinstance(value, list):
+            return value
+        if len(value) == _STAND_IN_LENGTH and tuple(value[: len(_STAND_IN)]) == _STAND_IN:
+            return list(self.ids(value))
+        return [self.whole(entry) for entry in value]
+
 
 def bounded(body: bytes | bytearray) -> Values:
     """Make `body` fit to be decoded.
 
     InvalidArgumentError, naming the field, where the body has too many values for its size. Syntax is not checked.
     """
-    max_lists = max(_LEAST_LISTS, len(body) // _BYTES_A_LIST)
-    max_values = _VALUES_A_LIST * max_lists
+    max_lists, max_values = _limits(len(body))
     if body.count(b"[") + body.count(b"{") <= max_lists and body.count(b",") <= _LONG:
         return Values(body)
     lists: list[array[int]] = []
@@ -94,6 +106,33 @@ def bounded(body: bytes | bytearray) -> Values:
     if not lists:
         return Values(body)
     return Values(b"".join((*parts, body[done:])), tuple(lists))
+
+
+def check_texts(texts: Sequence[str], field: str) -> None:
+    """InvalidArgumentError, naming `field`, if JSON in strings of a body has too many values for its size, together.
+
+    Syntax is not checked.
+    """
+    max_lists, max_values = _limits(sum(map(len, texts)))
+    if sum(text.count("[") + text.count("{") + text.count(",") for text in texts) <= max_lists:
+        return
+    nested = values = 0
+    for text in texts:
+        for token in _VALUE.finditer(text):
+            nested += token.lastindex == 2
+            values += token.lastindex is None
+            if nested > max_lists or values > max_values:
+                reason = (
+                    f"{field}: arguments of calls make too many values: at their length they may have at most "
+                    f"{max_lists} lists and objects and {max_values} other values"
+                )
+                raise InvalidArgumentError(reason, field=field)
+
+
+def _limits(size: int) -> tuple[int, int]:
+    """How many lists and objects JSON of so many bytes may have, and how many other values."""
+    max_lists = max(_LEAST_LISTS, size // _BYTES_A_LIST)
+    return max_lists, _VALUES_A_LIST * max_lists
 
 
 def check_keys(body: Any) -> None:

@@ -51,6 +51,8 @@ class TextWorkers:
             loading_memory_bytes=_LOADING_BYTES,
             log_level=settings.log_level,
             log_format=settings.log_format,
+            tool_call_parser=settings.tool_call_parser,
+            reasoning_parser=settings.reasoning_parser,
         )
         self._queue = WorkerQueue(settings.text_workers)
         self._server: ServerProcess | None = None

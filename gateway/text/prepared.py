@@ -9,6 +9,7 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
+from gateway.output_parsers.registry import AnswerForm
 from gateway.request import Sampling
 from slipstream.generation_types import SpeculationOptions
 
@@ -52,8 +53,8 @@ def token_array(token_ids: Iterable[int]) -> array[int]:
 class Prepared:
     """A request of either API: read, checked as far as its texts go, and with its prompts as token ids.
 
-    `wires` are the prompts as Order.prompt_wire has them, `choices` is the number of choices for each prompt, and
-    `echoes` are the prompts' texts where the answer repeats them.
+    `wires` are the prompts as ChoiceRequest.prompt_wire has them, `choices` is the number of choices for each prompt,
+    and `echoes` are the prompts' texts where the answer repeats them.
     """
 
     prompts: tuple[array[int], ...]
@@ -72,6 +73,11 @@ class Prepared:
     return_token_ids: bool = False
     prompt_logprobs: int | None = None
     """As the caller's field has it; what is computed, be it for an echo, is in `sampling`."""
+    answer: AnswerForm | None = None
+    grammar_field: str = ""
+    """The field that asks for the grammar of `sampling`, where the API has another name for it."""
+    grammar_wire: bytes = b""
+    """That grammar as ChoiceRequest.grammar_wire has it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as one flat tuple, which is several times as fast as dataclasses in one another."""

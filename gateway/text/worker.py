@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import pickle
-import resource
 import socket
-from pathlib import Path
-from typing import Final
 
 from gateway.panics import is_panic
 from gateway.request import VerifyInfo
 from gateway.text.frames import read_request, write_answer
 from gateway.text.jobs import Jobs
+from gateway.text.memory import limit_memory
 from gateway.text.prepared import FIELDS
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError
 
 _log = logging.getLogger(__name__)
-
-_MEMORY: Final = Path("/proc/self/statm")
 
 
 def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
@@ -38,13 +34,6 @@ def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
         del request
         write_answer(connection, answer, failed=failed)
         del answer
-
-
-def limit_memory(memory_bytes: int) -> None:
-    """Let this process take `memory_bytes` of address space more than it has. Only Linux says how much it has."""
-    if _MEMORY.exists():
-        limit = int(_MEMORY.read_text("ascii").split()[0]) * resource.getpagesize() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _info(facts: bytes) -> VerifyInfo:

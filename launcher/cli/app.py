@@ -62,6 +62,11 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.", min=0)] = None,
     proposer: Annotated[str | None, typer.Option(help="Proposer to use. [default: the operator's]")] = None,
     speculation: Annotated[bool, typer.Option(help="Whether to speculate.")] = True,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON Schema that answers fit.", exists=True, dir_okay=False, readable=True),
+    ] = None,
+    tree: Annotated[bool, typer.Option("--tree", help="Show the tree of each verify step.")] = False,
     api_key: Annotated[str, typer.Option(help="API key.", envvar="SLIPSTREAM_API_KEY")] = "",
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -84,6 +89,8 @@ def chat(
         speculation=speculation,
         api_key=api_key,
         tls=files.read() if files else None,
+        tree=tree,
+        schema=None if schema is None else schema.read_text("utf-8"),
     )
     raise typer.Exit(run(options, message))
 

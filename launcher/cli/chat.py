@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from launcher.cli.step_tree import legend as step_tree_legend
+from launcher.cli.step_tree import step_tree
 from slipstream.client import Client, Stream
-from slipstream.completion import Event, Message, Options, SpeculationOptions
+from slipstream.completion import Event, Grammar, Message, Options, SpeculationOptions
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.tls import Tls
 
@@ -34,18 +36,23 @@ class ChatOptions:
     speculation: bool
     api_key: str
     tls: Tls | None = None
+    tree: bool = False
+    schema: str | None = None
+    """A JSON Schema, as text, that answers fit."""
 
     def generation(self) -> Options:
         """Options of every answer."""
         options = Options(
             temperature=self.temperature,
             max_tokens=self.max_tokens,
-            speculation=SpeculationOptions(enabled=self.speculation, proposer=self.proposer or ""),
+            speculation=SpeculationOptions(enabled=self.speculation, proposer=self.proposer or "", trace=self.tree),
         )
         if self.top_p is not None:
             options["top_p"] = self.top_p
         if self.seed is not None:
             options["seed"] = self.seed
+        if self.schema is not None:
+            options["grammar"] = Grammar(json_schema=self.schema)
         return options
 
 
@@ -74,6 +81,11 @@ class Conversation:
         self._messages: list[Message] = []
         self.reset()
 
+    @property
+    def shows_trees(self) -> bool:
+        """Whether answers come as trees of their steps."""
+        return self._options.tree
+
     def reset(self) -> None:
         """Forget everything but the system message."""
         system = self._options.system
@@ -92,11 +104,16 @@ class Conversation:
             return
         text = "".join(event.text for event in events)
         self._messages = [*asked, Message(role="assistant", content=text)]
+        if self._options.tree:
+            self._console.print(text, markup=False, soft_wrap=True, end="")
         self._console.print(f"\n[dim]{summary(events, time.monotonic() - started)}[/dim]", soft_wrap=True)
 
     def _show(self, stream: Stream, events: list[Event]) -> None:
         for event in stream:
             events.append(event)
+            if self._options.tree:
+                self._console.print(step_tree(event, len(events)))
+                continue
             self._console.print(Text(event.text, style=colour(event)), end="", soft_wrap=True)
 
 
@@ -128,7 +145,7 @@ def summary(events: list[Event], seconds: float) -> str:
 
 
 def _converse(conversation: Conversation, console: Console) -> int:
-    console.print(legend())
+    console.print(step_tree_legend() if conversation.shows_trees else legend())
     console.print(f"[dim]{RESET} starts over, /quit or Ctrl-D ends[/dim]")
     while True:
         try:

@@ -134,7 +134,7 @@ def greeting(layout: Layout, model_name: str, missing: Mapping[str, str] = NOTHI
 Slipstream is ready.
   model      {model_name} ({layout.model})
   proposers  {_proposer_lines(layout, missing)}
-  HTTP       {http_access(layout).base}/v1
+  HTTP       {http_access(layout).base}/v1{_page_line(layout)}
   gRPC       {reachable(layout.grpc_address)}
   metrics    {_metrics(layout)}
 
@@ -143,6 +143,13 @@ Try it:
 
 Ctrl-C finishes what runs and stops; a second Ctrl-C stops at once.
 """
+
+
+def _page_line(layout: Layout) -> str:
+    """Where a browser finds the page; empty where it cannot."""
+    if is_unix(layout.http_address) or "--no-page" in layout.gateway_arguments:
+        return ""
+    return f"\n  page       {http_access(layout).base}/"
 
 
 def _metrics(layout: Layout) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.offline.llm import LLM, CompletionOutput, RequestOutput
     from launcher.offline.sampling_params import SamplingParams
     from slipstream.client import AsyncClient, AsyncStream, Client, Stream
-    from slipstream.completion import Completion, Event, Message, Model, SpeculationOptions
+    from slipstream.completion import Completion, Event, Grammar, Message, Model, SpeculationOptions
 
 __all__ = [
     "LLM",
@@ -24,6 +24,7 @@ __all__ = [
     "Completion",
     "CompletionOutput",
     "Event",
+    "Grammar",
     "Message",
     "Model",
     "RequestOutput",

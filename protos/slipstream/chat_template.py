@@ -22,8 +22,15 @@ from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 
 _MOST_ERROR_CHARACTERS: Final = 500
 
-Message = Mapping[str, str]
-"""One turn of a conversation: "role", "content" and perhaps "name"."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: "role", "content" and perhaps "name", "reasoning_content", "tool_calls" or
+"tool_call_id"."""
+
+Tool = Mapping[str, Any]
+"""A tool, in the form of the OpenAI API."""
+
+RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of templates that no caller sets."""
 
 
 _NO_TEMPLATE: Final = (
@@ -38,9 +45,10 @@ _LONGEST_TEMPLATE = 1 << 20
 class ChatTemplate:
     """Writes a conversation as the prompt the model was trained on."""
 
-    __slots__ = ("_special_tokens", "_template")
+    __slots__ = ("_special_tokens", "_template", "source")
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self.source = source or ""
         self._template: Template | None = None if source is None else _compiled(source)
         self._special_tokens = dict(special_tokens)
 
@@ -66,22 +74,41 @@ class ChatTemplate:
             raise FailedPreconditionError(f"{file or path}: {error.message}") from error
 
     def render(
-        self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        field: str = "messages",
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that ends where the assistant's turn begins, or where the last message ends.
 
-        InvalidArgumentError, naming `field`, if the template refuses or fails, or there is none.
+        `variables` are the caller's own, without RESERVED ones. InvalidArgumentError, naming `field`, if the template
+        refuses or fails, or there is none.
         """
-        return "".join(self.pieces(messages, field=field, add_generation_prompt=add_generation_prompt))
+        return "".join(
+            self.pieces(
+                messages, field=field, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+            )
+        )
 
-    def pieces(self, messages: Sequence[Message], *, field: str, add_generation_prompt: bool = True) -> Iterator[str]:
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        *,
+        field: str,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[str]:
         """The prompt in pieces as the template writes them, so that a reader can stop. Errors are those of `render`."""
         if self._template is None:
             raise InvalidArgumentError(_NO_TEMPLATE, field=field)
+        context = {**self._special_tokens, **(variables or {}), "messages": messages, "tools": tools or None}
+        context |= {"documents": None, "add_generation_prompt": add_generation_prompt}
         try:
-            yield from self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            yield from self._template.generate(context)
         except TemplateError as error:
             raise InvalidArgumentError(
                 f"the chat template refuses the messages: {_short(error)}", field=field

@@ -8,6 +8,7 @@ from typing import Final
 from slipstream.completion import (
     Event,
     FinishReason,
+    Grammar,
     Message,
     Model,
     Options,
@@ -20,6 +21,7 @@ from slipstream.generation_codec import (
     read_usage,
     write_speculation,
 )
+from slipstream.grammar.codec import encode_grammar
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2, sampling_pb2
 
@@ -56,7 +58,7 @@ def write_request(
     given = dict(options)
     given.pop("timeout", None)
     stop = given.pop("stop", ())
-    speculation = given.pop("speculation", None)
+    speculation, grammar = given.pop("speculation", None), given.pop("grammar", None)
     sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
     fields = {name: given.pop(name) for name in _REQUEST if name in given}
     if given:
@@ -69,6 +71,10 @@ def write_request(
         )
         if isinstance(speculation, SpeculationOptions):
             request.speculation.CopyFrom(write_speculation(speculation))
+        if isinstance(grammar, Grammar):
+            request.sampling.grammar.CopyFrom(encode_grammar(grammar))
+        elif grammar is not None:
+            raise TypeError(f"grammar is of type {type(grammar).__name__}, must be a slipstream.Grammar")
         _write_prompt(request, prompt, messages, token_ids)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(str(error)) from error

@@ -11,15 +11,19 @@ from slipstream.generation_types import (
     SourceCount,
     SpeculationOptions,
     SpeculationStep,
+    StepTrace,
     Timings,
     TokenLogprob,
+    TokenOrigin,
     Usage,
 )
+from slipstream.grammar.grammar import Grammar
 
 __all__ = [
     "Completion",
     "Event",
     "FinishReason",
+    "Grammar",
     "Message",
     "Model",
     "Options",
@@ -27,8 +31,10 @@ __all__ = [
     "SourceCount",
     "SpeculationOptions",
     "SpeculationStep",
+    "StepTrace",
     "Timings",
     "TokenLogprob",
+    "TokenOrigin",
     "Usage",
     "collect",
 ]
@@ -64,6 +70,7 @@ class Options(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     stop: str | Sequence[str]
+    grammar: Grammar
     speculation: SpeculationOptions
     tenant: str
     adapter_id: str

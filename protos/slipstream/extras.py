@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Final
 
 DISTRIBUTION: Final = "slipstream-server"
-_DEVICE: Final = ("llvmlite", "numba", "numpy", "safetensors", "tokenizers", "torch")
-_GATEWAY: Final = ("fastapi", "httptools", "jinja2", "orjson", "tokenizers", "uvicorn")
+_DEVICE: Final = ("llguidance", "llvmlite", "numba", "numpy", "safetensors", "tokenizers", "torch")
+_GATEWAY: Final = ("fastapi", "httptools", "jinja2", "llguidance", "orjson", "tokenizers", "uvicorn")
 _PROMPTS: Final = ("datasketch", "detect_secrets", "presidio_analyzer", "py3langid", "pyap", "tokenizers")
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {

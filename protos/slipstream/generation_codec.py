@@ -10,6 +10,7 @@ from slipstream.generation_types import (
     SourceCount,
     SpeculationOptions,
     SpeculationStep,
+    StepTrace,
     Timings,
     TokenLogprob,
     Usage,
@@ -31,6 +32,7 @@ def read_speculation(message: sampling_pb2.Speculation) -> SpeculationOptions:
         proposer=message.proposer,
         max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
         max_depth=message.max_depth if message.HasField("max_depth") else None,
+        trace=message.trace,
     )
 
 
@@ -41,6 +43,7 @@ def write_speculation(options: SpeculationOptions) -> sampling_pb2.Speculation:
         proposer=options.proposer,
         max_nodes=options.max_nodes,
         max_depth=options.max_depth,
+        trace=options.trace,
     )
 
 
@@ -64,15 +67,55 @@ def _write_logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
 
 def read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
     """What one verify step did."""
-    sources = tuple(SourceCount(each.proposer, each.drafted, each.accepted) for each in message.sources)
-    return SpeculationStep(message.drafted, message.accepted, message.proposer, sources)
+    sources = tuple(map(_read_source, message.sources)) if message.sources else ()
+    trace = _read_trace(message.trace) if message.HasField("trace") else None
+    return SpeculationStep(message.drafted, message.accepted, message.proposer, sources, trace)
 
 
 def write_step(step: SpeculationStep, message: sampling_pb2.SpeculationStep) -> None:
     """Fill in `message`, which counts as set even where all is 0."""
     message.drafted, message.accepted, message.proposer = step.drafted, step.accepted, step.proposer
     message.sources.extend(map(write_source, step.sources))
+    if step.trace is not None:
+        _write_trace(step.trace, message.trace)
     message.SetInParent()
+
+
+def _read_trace(message: sampling_pb2.StepTrace) -> StepTrace:
+    withheld = frozenset(message.withheld)
+    names = tuple(message.proposers)
+    return StepTrace(
+        position=message.position,
+        token_ids=tuple(None if node in withheld else token for node, token in enumerate(message.token_ids)),
+        parents=tuple(message.parents),
+        log_probs=tuple(message.log_probs),
+        sources=tuple(names[source] for source in message.sources),
+        accepted=tuple(message.accepted),
+        pass_rows=message.pass_rows,
+        pass_seconds=message.pass_seconds,
+        node_texts=tuple(message.node_texts),
+        texts=tuple(message.texts),
+    )
+
+
+def _write_trace(trace: StepTrace, message: sampling_pb2.StepTrace) -> None:
+    """Fill in `message`, which counts as set even where all is 0."""
+    message.position, message.pass_rows, message.pass_seconds = trace.position, trace.pass_rows, trace.pass_seconds
+    message.token_ids.extend(0 if token is None else token for token in trace.token_ids)
+    message.withheld.extend(node for node, token in enumerate(trace.token_ids) if token is None)
+    message.parents.extend(trace.parents)
+    message.log_probs.extend(trace.log_probs)
+    places = {name: place for place, name in enumerate(dict.fromkeys(trace.sources))}
+    message.proposers.extend(places)
+    message.sources.extend(places[name] for name in trace.sources)
+    message.accepted.extend(trace.accepted)
+    message.node_texts.extend(trace.node_texts)
+    message.texts.extend(trace.texts)
+    message.SetInParent()
+
+
+def _read_source(message: sampling_pb2.SourceCount) -> SourceCount:
+    return SourceCount(message.proposer, message.drafted, message.accepted)
 
 
 def write_source(count: SourceCount) -> sampling_pb2.SourceCount:

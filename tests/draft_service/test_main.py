@@ -76,7 +76,7 @@ def test_serves_without_a_verify_service(unused_port: int) -> None:
             info = await admin_info(port)
             assert not info.attached
             assert info.proposers == [
-                pb.ProposerOffer(name="ngram", max_nodes=9, max_depth=8, device="cpu"),
+                pb.ProposerOffer(name="ngram", max_nodes=9, max_depth=8, device="cpu", own_text_only=True),
             ]
             page = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{metrics}/metrics").read().decode())
             assert "slipstream_draft_attached 0.0" in page

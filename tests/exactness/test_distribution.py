@@ -18,8 +18,10 @@ from benchmarks.distribution.exact_law import (
 from slipstream.generation_types import SpeculationOptions
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.draft_source import NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 
 SEEDS = 2_000
@@ -28,7 +30,7 @@ PROMPT = (2, 5, 3, 7, 4, 6, 2, 2, 3)
 FIRST, RUN = 2, 3  # output 0 is decided by the prompt's last row, output 1 by a root, 2 to 4 by nodes
 
 
-class LikelyTrees:
+class LikelyTrees(NoDrafts):
     """Proposes the 63 likeliest paths of the exact law, one in eight of their nodes left out."""
 
     def __init__(self, table):
@@ -45,8 +47,6 @@ class LikelyTrees:
 
     def begin(self, opening):
         self.outputs[opening.key] = ()
-
-    def accepts_commits(self):
         return True
 
     def commit(self, commits):
@@ -98,7 +98,7 @@ def test_joint_of_three_tokens_decided_at_nodes(tmp_path):
         CausalLM.load(folder, threads=2),
         EngineConfig(num_pages=512, max_queued=SEEDS, step_nodes=4096),
         LikelyTrees(table),
-        outputs.put,
+        Sink(outputs.put),
     )
     tokens = {}
     at_nodes = Counter()

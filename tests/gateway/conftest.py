@@ -11,6 +11,7 @@ import pytest
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.models import write_tokenizer
+from support.tool_template import TEMPLATE, ScriptedModel
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +53,33 @@ def gateway(shared_gateway: GatewayProcess, verify: FakeVerify) -> GatewayProces
 def client(gateway: GatewayProcess) -> openai.OpenAI:
     """The official client of `gateway`."""
     return openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def tool_verify() -> Iterator[FakeVerify]:
+    """The one that `tool_gateway` talks to."""
+    with FakeVerify(max_context=4096) as verify:
+        yield verify
+
+
+@pytest.fixture(scope="session")
+def tool_gateway(
+    tool_verify: FakeVerify, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway whose chat template knows tools and reasoning."""
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATE, "utf-8")
+    with GatewayProcess(tokenizer_folder, tool_verify.address, "--chat-template", str(template)) as process:
+        yield process
+
+
+@pytest.fixture
+def model(tool_verify: FakeVerify, tokenizer_folder: Path) -> ScriptedModel:
+    """What answers behind `tool_client`."""
+    return ScriptedModel(tool_verify, tokenizer_folder)
+
+
+@pytest.fixture
+def tool_client(tool_gateway: GatewayProcess) -> openai.OpenAI:
+    """The official client of `tool_gateway`."""
+    return openai.OpenAI(base_url=f"{tool_gateway.http_url}/v1", api_key="none", max_retries=0)

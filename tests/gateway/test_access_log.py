@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from pathlib import Path
@@ -11,10 +12,10 @@ import grpc
 import httpx
 import pytest
 
-from gateway.access_log import access_of_grpc
+from gateway.access_log import Access, AccessLog, access_of_grpc
 from slipstream import Client
 from slipstream.request_context import NO_CONTEXT
-from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
@@ -93,7 +94,8 @@ def test_an_error_in_mid_stream_and_a_client_that_leaves_are_told(gateway: Gatew
     url, left, broken = f"{gateway.http_url}/v1/completions", {"X-Request-Id": "left-7"}, {"X-Request-Id": "broken-7"}
     with httpx.stream("POST", url, json=body, headers=left, timeout=60) as reply:
         next(reply.iter_lines())
-    verify.reset(breaks=[2], resumed_errors=[InvalidArgumentError("no")])
+    # A break that came right behind the outputs could overtake them.
+    verify.reset(breaks=[2], step_seconds=0.05, resumed_errors=[InvalidArgumentError("no")])
     assert '"error"' in httpx.post(url, json=body, headers=broken, timeout=60).text
     (line,) = lines_of(gateway, "request_id=broken-7")
     assert "finish_reason=error" in line
@@ -112,6 +114,31 @@ def test_what_supervisors_ask_is_not_told_but_a_list_of_models_is(gateway: Gatew
     assert lines_of(gateway, '"GET /nowhere" 404')
     assert lines_of(gateway, '"GET /v1/models" 200')
     assert not [path for path in ("/health", "/ready", "/metrics") if f'"GET {path}"' in gateway.logs]
+
+
+def test_a_refusal_is_told_wherever_it_is_made(tokenizer_folder: Path, verify: FakeVerify, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys]\n"sk-1" = "red"\n', "utf-8")
+    with GatewayProcess(tokenizer_folder, verify.address, "--api-keys-file", str(file)) as gateway:
+        assert httpx.get(f"{gateway.http_url}/services", timeout=60).status_code == 401
+        held = httpx.get(f"{gateway.http_url}/services", headers={"Authorization": "Bearer sk-1"}, timeout=60)
+        assert held.status_code == 200
+        assert httpx.get(f"{gateway.http_url}/page/nowhere", timeout=60).status_code == 404
+        assert lines_of(gateway, '"GET /services" 401 error=')
+        assert lines_of(gateway, '"GET /page/nowhere" 404')
+        assert '"GET /services" 200' not in gateway.logs
+
+
+def test_not_ready_is_told_at_level_debug_and_an_error_of_the_same_number_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    access = Access("GET /ready", "probe", logging.DEBUG, "503")
+    AccessLog(enabled=True).end(access)
+    assert not caplog.records
+    access.fails(UnavailableError("no"))
+    AccessLog(enabled=True).end(access)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 def test_without_access_log_and_at_level_debug(tokenizer_folder: Path, verify: FakeVerify) -> None:

@@ -216,7 +216,7 @@ def test_unknown_model(stub: Any) -> None:
 def test_cancel_and_deadline_reach_the_verify_service(stub: Any, verify: FakeVerify, how: str) -> None:
     verify.reset(step_seconds=0.05)
     request = gateway_pb2.GenerateRequest(text="x", sampling={"ignore_eos": True})
-    call = stub.Generate(request, timeout=4.0 if how == "deadline" else None)
+    call = stub.Generate(request, timeout=2.0 if how == "deadline" else None)
     next(call)
     if how == "cancel":
         call.cancel()

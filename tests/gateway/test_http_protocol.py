@@ -142,7 +142,7 @@ def test_a_connection_may_rest_between_requests_longer_than_a_head_takes(
     def rested() -> Iterator[bytes]:
         yield PROBE
         time.sleep(1.5)
-        yield PROBE
+        yield request("GET", "/health", headers={"connection": "close"})
 
     assert statuses(exchange(hasty[0].http_url, rested(), timeout=30)) == [200, 200]
 
@@ -220,6 +220,7 @@ def test_beyond_the_limit_the_one_that_waits_longest_gives_way_to_a_new_one(toke
             assert b"retry-after: 1\r\n" in refused
             assert statuses(exchange(gateway.http_url, [PROBE])) == [200]
             assert [connection.recv(1) for connection in idle] == [b""] * 7
+            verify.script.step_seconds = 0.0
             assert "".join(stream.iter_text()).endswith("data: [DONE]\n\n")
         for connection in (*idle, *late):
             connection.close()

@@ -12,7 +12,7 @@ from support.openai_api import CHAT, post
 
 BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'system'"),
+    ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role", "'system'"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "'text'"),
     ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512 tokens"),
@@ -47,8 +47,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"speculation": {"max_depth": 64}}, "speculation.max_depth", "63"),
     ({"speculation": {"proposer": "nobody"}}, "speculation.proposer", "neither configured nor attached"),
     ({"speculation": {"depth": 1}}, "speculation.depth", "unknown parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "plain text only"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
     ({"wings": 2}, "wings", "unknown parameter: wings"),
     ({"model": 3}, "model", "valid string"),
 ]

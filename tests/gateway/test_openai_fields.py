@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.http_errors import error_body
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, for_template
+from gateway.openai_messages import for_template
+from gateway.openai_schema import ChatCompletionRequest, CompletionRequest
 from gateway.text.body import read_body
 from slipstream.rpc.errors import InvalidArgumentError
 
@@ -72,8 +73,8 @@ UNSUPPORTED_BY_BOTH: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "priority": 1,
     "return_tokens_as_token_ids": True,
+    "separate_reasoning": False,
     "skip_special_tokens": False,
-    "structured_outputs": {"json": {}},
     "truncate_prompt_tokens": 8,
     "use_beam_search": True,
 }
@@ -82,18 +83,13 @@ UNSUPPORTED_BY_CHAT: dict[str, Any] = {
     "add_special_tokens": True,
     "audio": {"voice": "x"},
     "chat_template": "x",
-    "chat_template_kwargs": {"enable_thinking": False},
     "continue_final_message": True,
     "documents": [{"text": "x"}],
     "echo": True,
     "function_call": {"name": "f"},
     "functions": [{"name": "f"}],
     "modalities": ["text", "audio"],
-    "reasoning_effort": "low",
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
     "store": True,
-    "tool_choice": "required",
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "verbosity": "low",
     "web_search_options": {},
 }
@@ -188,7 +184,6 @@ def test_reasoning_that_is_sent_back_reaches_the_template(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tool_calls", [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
         ("function_call", {"name": "f", "arguments": "{}"}),
         ("refusal", "I will not."),
         ("audio", {"id": "a"}),

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.output_parsers.parts import CallArguments, CallBegin, Content
+from gateway.output_parsers.registry import AnswerForm, Names
 from gateway.request import ChoiceRequest, Sampling, StepOutput
 from gateway.stream import ChoiceStream
 from gateway.tokenizer import Tokenizer
@@ -72,6 +74,19 @@ def test_a_stop_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
     delta = stream.feed(StepOutput([hello, bang, hello]))
     assert (delta.text, delta.token_ids, delta.stop_token_id) == ("a", [hello, bang], bang)
     assert stream.finished
+
+
+def test_a_special_token_that_tells_parts_apart_is_read_and_not_shown(tokenizer: Tokenizer) -> None:
+    form = AnswerForm(Names("hermes", None))
+    request = ChoiceRequest([1], Sampling(), answer=form)
+    opening = tokenizer.encode("<|user|>", add_special_tokens=False)
+    shown = tokenizer.detokenizer(("<|user|>",))
+    assert (shown.step(opening[0]), tokenizer.detokenizer().step(opening[0])) == ("<|user|>", "")
+    ids = tokenizer.encode('Hi <tool_call>{"name": "f"}</tool_call>', add_special_tokens=False)
+    stream = ChoiceStream(0, request, tokenizer, EOS)
+    delta = stream.feed(StepOutput([*opening, *ids], finish_reason=FinishReason.LENGTH))
+    assert delta.parts == [Content("Hi"), CallBegin(0, "f"), CallArguments(0, "{}")]
+    assert (stream.calls, stream.reasoning_tokens) == (1, 0)
 
 
 def test_the_end_of_sequence_token_ends_unless_ignored(tokenizer: Tokenizer) -> None:

@@ -14,14 +14,26 @@ from slipstream.generation_types import (
     SourceCount,
     SpeculationOptions,
     SpeculationStep,
+    StepTrace,
     Timings,
     TokenLogprob,
+    TokenOrigin,
     Usage,
 )
 from slipstream.v1 import sampling_pb2, verify_pb2
 from verify_service.core import request
 
-SHARED = (PositionLogprobs, SourceCount, SpeculationOptions, SpeculationStep, Timings, TokenLogprob, Usage)
+SHARED = (
+    PositionLogprobs,
+    SourceCount,
+    SpeculationOptions,
+    SpeculationStep,
+    StepTrace,
+    Timings,
+    TokenLogprob,
+    TokenOrigin,
+    Usage,
+)
 USAGE = Usage(1, 6, 3, 4, 5, 2)
 
 
@@ -68,3 +80,30 @@ def test_a_plain_step_of_the_output_is_not_the_same_as_none() -> None:
     output = verify_pb2.RequestOutput()
     generation_codec.write_step(SpeculationStep(0, 0, ""), output.step)
     assert verify_pb2.RequestOutput.FromString(output.SerializeToString()).HasField("step")
+
+
+def test_a_trace_survives_the_wire() -> None:
+    trace = StepTrace(
+        position=9,
+        token_ids=(5, None, 0),
+        parents=(-1, 0, -1),
+        log_probs=(-0.5, -1.0, -2.0),
+        sources=("suffix", "suffix", "ngram"),
+        accepted=(0,),
+        pass_rows=12,
+        pass_seconds=0.25,
+        node_texts=("a", "", "b"),
+        texts=("a", "c"),
+    )
+    for sent in (trace, StepTrace(0)):
+        message, step = sampling_pb2.SpeculationStep(), SpeculationStep(3, 1, "hybrid", trace=sent)
+        generation_codec.write_step(step, message)
+        assert generation_codec.read_step(sampling_pb2.SpeculationStep.FromString(message.SerializeToString())) == step
+    options = SpeculationOptions(trace=True)
+    assert generation_codec.read_speculation(generation_codec.write_speculation(options)) == options
+
+
+def test_tokens_of_a_step_say_how_they_came() -> None:
+    drafted, plain = SpeculationStep(5, 1, "ngram"), SpeculationStep(0, 0, "")
+    assert [drafted.origin(index) for index in range(2)] == [TokenOrigin.DRAFT, TokenOrigin.BONUS]
+    assert plain.origin(0) is TokenOrigin.TARGET

@@ -60,6 +60,9 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
         self._owner = owner
         self._outboxes: list[asyncio.Queue[verify_pb2.RequestOutput | None]] = []
 
+    async def GetState(self, request: Any, context: Any) -> verify_pb2.GetStateResponse:
+        return verify_pb2.GetStateResponse()
+
     async def GetInfo(self, request: Any, context: Any) -> verify_pb2.GetInfoResponse:
         owner = self._owner
         info = self._info(owner)
@@ -316,6 +319,13 @@ def _output(submit: verify_pb2.Submit, tokens: list[int], begin: int, end: int) 
     output = verify_pb2.RequestOutput(request_id=submit.request_id, token_ids=tokens[begin:end])
     output.step.drafted, output.step.accepted, output.step.proposer = 4, end - begin - 1, "ngram"
     output.step.sources.add(proposer="member", drafted=4, accepted=end - begin - 1)
+    if submit.speculation.trace:
+        drafted = [*tokens[begin : begin + 4], 0, 0, 0, 0][:4]
+        output.step.trace.MergeFrom(
+            sampling_pb2.StepTrace(
+                position=begin, token_ids=drafted, parents=range(-1, 3), accepted=range(end - begin - 1), pass_rows=5
+            )
+        )
     if submit.sampling.HasField("logprobs"):
         for token in tokens[begin:end]:
             chosen = sampling_pb2.TokenLogprob(token_id=token, logprob=-0.5, rank=1)

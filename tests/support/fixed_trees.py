@@ -21,6 +21,9 @@ class Fixed(ScriptedTrees):
         self.tree = tree
         self.asked: list[RequestKey] = []
 
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        return ()
+
     def collect(self, wanted: list[RequestKey]) -> list[TokenTree | None]:  # type: ignore[override]  # as called here
         self.asked.extend(wanted)
         return [self.tree] * len(wanted)
@@ -41,8 +44,8 @@ class Listener(Fixed):
 def decoding(config: EngineConfig, memory: KVCacheManager, trees: Fixed, max_tokens: int = 100) -> RequestState:
     params = SamplingParams(seed=1, max_tokens=max_tokens)
     state = admitted(config, range(10, 17), sampling=params, trees=trees)
-    state.req_index = 0
+    state.kv.req_index = 0
     memory.begin(state)
-    state.num_computed_tokens = len(state.tokens) - 1
-    state.awaiting_tree = True
+    state.kv.num_computed_tokens = len(state.tokens) - 1
+    state.draft.awaiting_tree = True
     return state

@@ -15,7 +15,7 @@ MOST = 16
 
 
 class ForeseeingTrees(OracleTrees):
-    """Implements DraftSource and OutcomeTreeSource. `right`: how often the end that will come is among those supposed.
+    """Drafts ahead. `right`: how often the end that will come is among those supposed.
 
     `ready` is how often trees are there in time. Of what it prepares much is nonsense: ends that no step has, trees of
     wrong tokens, the same end again with another tree.

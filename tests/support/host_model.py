@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.ops.gpu import sampling_table as table
+from slipstream_kernels.ops.logit_mask import masked
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.core.engine_config import EngineConfig
@@ -144,6 +146,14 @@ class HostModel:
         assert ticket.logits is not None and ticket.keeps_logits
         return logprobs(np.ascontiguousarray(ticket.logits[logit_indices]), chosen, top)
 
+    def sample_masked(self, ticket: HostTicket, wanted: MaskedRows) -> list[int]:
+        assert ticket.logits is not None
+        for _, work in self._stream:
+            work()
+        self._stream.clear()
+        rows = self._rows(wanted.lines.tolist(), wanted.positions, [list(path) for path in wanted.paths])
+        return sample(masked(ticket.logits[wanted.rows], list(wanted.masks)), rows).tolist()
+
     def scores(self, ticket: HostTicket) -> tuple[Any, Any, Any, Any]:
         assert ticket.scores is not None
         return ticket.scores
@@ -243,18 +253,21 @@ class HostModel:
 
     def _sampling(self, plan: PassPlan, ids: IntArray, paths: list[list[int]]) -> SamplingRows:
         rows = plan.logit_rows.tolist()
-        lines = [self._lines[int(plan.lines[row])] for row in rows]
+        drafted = [[int(ids[above]) for above in paths[row]] for row in rows]
+        return self._rows([int(plan.lines[row]) for row in rows], plan.positions[rows], drafted)
+
+    def _rows(self, numbers_of_lines: list[int], own_positions: IntArray, paths: list[list[int]]) -> SamplingRows:
+        """Rows of these lines at these positions, with the tokens that lead to each."""
+        lines = [self._lines[number] for number in numbers_of_lines]
         penalised = [bool(line.params[table.FLAGS] & table.HAS_PENALTIES) for line in lines]
-        seen = np.zeros((len(rows), self.config.vocab_size), dtype=np.uint8)
-        counts = np.zeros((len(rows), self.config.vocab_size), dtype=np.int32)
+        seen = np.zeros((len(lines), self.config.vocab_size), dtype=np.uint8)
+        counts = np.zeros((len(lines), self.config.vocab_size), dtype=np.int32)
         for at, line in enumerate(lines):
             seen[at, list(line.prompt)] = 1
             np.add.at(counts[at], np.array(line.output, dtype=np.int64), 1)
         words = [line.params.view(np.uint32) for line in lines]
-        drafted = [
-            [int(ids[above]) for above in paths[row]] if on else [] for row, on in zip(rows, penalised, strict=True)
-        ]
-        positions = plan.positions[rows] + 1
+        drafted = [path if on else [] for path, on in zip(paths, penalised, strict=True)]
+        positions = own_positions + 1
         masks = [
             list(line.ends) if position < line.params[table.MIN_POSITION] else []
             for line, position in zip(lines, positions.tolist(), strict=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import SourceCount
-from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.records import Mode
+from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 
 ROWS, SECONDS = BucketCounts((1, 2, 4)), BucketCounts((0.5, 1.0))

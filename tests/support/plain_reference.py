@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,9 +40,14 @@ class PlainDecoder:
 
 
 def processed(
-    logits: NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int], eos: tuple[int, ...]
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    eos: tuple[int, ...],
+    legal: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
-    """Bias, penalties and forbidden tokens."""
+    """Bias, penalties, what a grammar leaves and forbidden tokens; these do not count where nothing else is left."""
     x = logits.astype(np.float32).copy()
     for token, bias in params.logit_bias:
         x[token] += np.float32(bias)
@@ -51,8 +58,14 @@ def processed(
     x = np.where(seen, np.where(x > 0, x / penalty, x * penalty), x).astype(np.float32)
     x = x - np.float32(params.presence_penalty) * (counts > 0).astype(np.float32)
     x = x - np.float32(params.frequency_penalty) * counts.astype(np.float32)
+    if legal is not None:
+        x[~legal] = -np.inf
     if len(output) < params.min_tokens:
-        x[list(eos) + list(params.stop_token_ids)] = -np.inf
+        left = x.copy()
+        left[list(eos) + list(params.stop_token_ids)] = -np.inf
+        if np.isfinite(left).any():
+            return left.astype(np.float32)
+        x = np.where(np.isfinite(x), np.float32(0), x)  # the lowest id of what is left
     return x.astype(np.float32)
 
 
@@ -84,18 +97,23 @@ def choose(x: NDArray[np.float32], params: SamplingParams, choice: int, position
 
 
 def plain_generate(
-    model: CausalLM, prompt: list[int], params: SamplingParams, *, choice: int = 0
+    model: CausalLM,
+    prompt: list[int],
+    params: SamplingParams,
+    *,
+    choice: int = 0,
+    legal: Callable[[list[int]], NDArray[np.bool_] | None] = lambda output: None,
 ) -> tuple[list[int], list[NDArray[np.float32]], FinishReason]:
-    """Output tokens, the raw logits that decided each, and why the output ended."""
+    """Output tokens, the raw logits that decided each, and why the output ended. `legal` masks what may follow."""
     decoder = PlainDecoder(model)
     eos = tuple(model.config.eos_token_ids)
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+    stops = set(params.stop_token_ids) | (set(eos) if params.grammar or not params.ignore_eos else set())
     output: list[int] = []
     rows: list[NDArray[np.float32]] = []
     limit = model.config.max_context - len(prompt) if params.max_tokens is None else params.max_tokens
     while len(output) < limit:
         raw = decoder.logits(prompt + output)
-        x = processed(raw, params, prompt, output, eos)
+        x = processed(raw, params, prompt, output, eos, legal(output))
         rows.append(raw)
         output.append(choose(x, params, choice, len(prompt) + len(output)))
         if output[-1] in stops:

@@ -21,6 +21,7 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import DraftLinkServicer
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
@@ -46,9 +47,7 @@ class Served:
             len(boundaries),
         )  # fmt: skip
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(
-            model, engine, self.link, self.verify.sink, self.link, self.link, tell_started=self.verify.tell_started
-        )
+        self.loop = VerifyLoop(model, engine, self.link, Sink(self.verify.sink, self.verify.tell_started))
         metrics.watch(self.loop.state, self.link.state)
         self.facts = VerifyFacts(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,

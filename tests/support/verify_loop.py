@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,14 @@ import numpy as np
 from slipstream.generation_types import FinishReason, PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import (
-    Committed,
-    DraftSource,
-    HiddenStateTaker,
-    NoDrafts,
-    OnDeviceDrafter,
-    Opening,
-    OutcomeTreeSource,
-)
+from verify_service.core.draft_source import Committed, DraftSource, NoDrafts, Opening
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.guarded_source import GuardedSource
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.request_state import RequestState
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.model_runner.logprobs import logprob_entries
 from verify_service.scheduler.admission import Admission
 
@@ -81,17 +76,13 @@ class LoopRunner:
         self,
         target: Target,
         config: EngineConfig,
-        trees: DraftSource | None = None,
-        taker: HiddenStateTaker | None = None,
-        outcome_source: OutcomeTreeSource | None = None,
-        on_device_drafter: OnDeviceDrafter | None = None,
+        drafts: DraftSource | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.model = target if isinstance(target, CausalLM) else target(config)
         self.answers: dict[RequestKey, Answer] = {}
         self._changed = threading.Condition()
-        self.loop = VerifyLoop(
-            self.model, config, trees or NoDrafts(), self._take, taker, outcome_source, on_device_drafter
-        )
+        self.loop = VerifyLoop(self.model, config, drafts or NoDrafts(), Sink(self._take), grammars)
 
     def _take(self, outputs: list[StepOutput]) -> None:
         with self._changed:
@@ -125,12 +116,11 @@ class LoopRunner:
 def running_loop(
     target: Target,
     config: EngineConfig,
-    trees: DraftSource | None = None,
-    taker: HiddenStateTaker | None = None,
-    outcome_source: OutcomeTreeSource | None = None,
+    drafts: DraftSource | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Iterator[LoopRunner]:
     """A started loop. At the end no page may be held by anyone but the prefix cache."""
-    runner = LoopRunner(target, config, trees, taker, outcome_source)
+    runner = LoopRunner(target, config, drafts, grammars)
     runner.loop.start()
     try:
         yield runner
@@ -142,7 +132,17 @@ def running_loop(
         runner.loop.stop()
 
 
-class ScriptedTrees:
+class OnHost(GuardedSource):
+    """A source whose drafters draft after each step alone, never behind one."""
+
+    def drafts_on_device(self) -> bool:
+        return False
+
+    def allow_device_trees(self, allowed: bool) -> None:
+        return None
+
+
+class ScriptedTrees(NoDrafts):
     """Base of test drafters: keeps each request's tokens, and makes a tree whenever one was asked for."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -159,12 +159,10 @@ class ScriptedTrees:
     def default(self) -> str | None:
         return PROPOSER
 
-    def begin(self, opening: Opening) -> None:
+    def begin(self, opening: Opening) -> bool:
         assert opening.key not in self.tokens
         self.openings.append(opening)
         self.tokens[opening.key] = list(opening.token_ids)
-
-    def accepts_commits(self) -> bool:
         return True
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
@@ -295,5 +293,5 @@ def admitted(
             weight=weight,
         )
     )
-    state.arrival_number = request_id
+    state.parameters = replace(state.parameters, arrival_number=request_id)
     return state

@@ -6,7 +6,7 @@ import heapq
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +21,7 @@ from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import PROFILED_CONTEXT, StepTimeModel
-from verify_service.draft_link.hidden_state_feed import step_bytes
+from verify_service.draft_link.routing.hidden_state_feed import step_bytes
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
@@ -229,8 +229,9 @@ class Rounds:
     def _begin(self, tokens: int) -> None:
         state = admitted(self._config, _PROMPT, request_id=self._begun, trees=self.head)
         if self._levels is not None:
-            state.adaptive, state.max_depth, state.max_nodes = False, self._levels, 1 + self._levels
-        state.max_length, state.req_index = len(_PROMPT) + max(1, tokens), 0
+            state.draft.adaptive, state.draft.max_depth, state.draft.max_nodes = False, self._levels, 1 + self._levels
+        state.parameters = replace(state.parameters, max_length=len(_PROMPT) + max(1, tokens))
+        state.kv.req_index = 0
         self._begun += 1
         self._memory.begin(state)
         self.head.lacking[state.key] = self._lacking
@@ -240,9 +241,9 @@ class Rounds:
     def _step(self) -> Round:
         begun = self._clock.now
         for state in self._states:
-            state.num_computed_tokens = len(state.tokens) - 1
+            state.kv.num_computed_tokens = len(state.tokens) - 1
         items = [ScheduledRequest(state, 1) for state in self._states]
-        if any(state.awaiting_tree for state in self._states):
+        if any(state.draft.awaiting_tree for state in self._states):
             self.drafting.attach_trees(items)
             self._clock.now += self._machine.host_seconds(len(items)) / 2
             self.drafting.observe_idle(self._clock.now - self._decided_at)
@@ -255,12 +256,12 @@ class Rounds:
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
         self.drafting.observe_step(decisions, len(items), nodes, seconds)
         going_on, output = [], 0
-        for item, walk, _ in decisions:
+        for item, walk, *_ in decisions:
             state = item.state
-            tokens = walk.tokens[: state.max_length - len(state.tokens)]
+            tokens = walk.tokens[: state.parameters.max_length - len(state.tokens)]
             state.tokens.extend(tokens)
             output += len(tokens)
-            if len(state.tokens) < state.max_length:
+            if len(state.tokens) < state.parameters.max_length:
                 going_on.append((state, tokens))
             else:
                 state.finished = True

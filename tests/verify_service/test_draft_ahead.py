@@ -23,10 +23,10 @@ from verify_service.draft_link import circuit_breaker
 from verify_service.draft_link.attachment import MAX_AHEAD
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
-from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts, Mode
-from verify_service.draft_link.slot import Slot
+from verify_service.draft_link.slots.draft_stats import DraftStats
+from verify_service.draft_link.slots.slot import Slot
 
 FACTS = LinkFacts("model", "tokenizer", 100, 128, 2, 512, 64)
 KEY = RequestKey(1, 1)
@@ -101,7 +101,7 @@ def slot_of(link: DraftLink) -> Slot:
 
 
 def held(link: DraftLink) -> int:
-    return len(slot_of(link).speculation_cache)
+    return len(slot_of(link).cache.trees)
 
 
 async def collect(link: DraftLink) -> TokenTree | None:
@@ -246,7 +246,7 @@ def test_who_is_never_there_in_time_is_not_expected_for_a_while(monkeypatch: pyt
 def test_the_fan_out_is_bounded_and_stated() -> None:
     async def scenario() -> None:
         async with drafted(fan_out=1000) as (link, _):
-            assert slot_of(link).max_ahead == MAX_AHEAD
+            assert slot_of(link).cache.capacity == MAX_AHEAD
 
     run(scenario)
 

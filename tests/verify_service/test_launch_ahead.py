@@ -63,7 +63,7 @@ def on_device(request: pytest.FixtureRequest, twins: Target) -> Reference:
 def check(target: Target, reference: Reference, settings: EngineConfig, right: float) -> None:
     requests, expected = reference
     trees = ForeseeingTrees(requests, expected, right=right)
-    with running_loop(target, settings, trees, outcome_source=trees) as runner:
+    with running_loop(target, settings, trees) as runner:
         assert_equal(runner.run(requests), expected)
         state = runner.loop.state()
     assert trees.ahead > 2

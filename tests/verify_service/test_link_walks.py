@@ -175,9 +175,9 @@ class Walk:
         for key, running in self.link._router.running.items():
             for ref in running.slots:
                 (drafter,) = [each for each in self.drafters if each.attachment is ref.attachment]
-                assert ref.slot.in_sync
+                assert ref.slot.session.in_sync
                 assert drafter.slots[ref.slot.index].tokens == self.running[key]
-                assert ref.slot.nacked or ref.slot.tree is not None
+                assert ref.slot.session.nacked or ref.slot.tree is not None
             assert running.next_slot is None, "it never moves"
 
 

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipstream.rpc.channel import open_sync_channel
-from slipstream.v1 import verify_pb2, verify_pb2_grpc
+from slipstream.v1 import sampling_pb2, verify_pb2, verify_pb2_grpc
 from support.cluster import free_ports
 from support.forked import Forks
 
@@ -61,6 +61,27 @@ def test_it_serves_and_ends_on_sigterm(tiny_model: Path) -> None:
             assert (state.steps, state.pages_free) == (0, state.pages_total)
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as reply:
             assert b"slipstream_num_requests_running 0.0" in reply.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+
+
+def slow_grammar(number: int) -> sampling_pb2.Grammar:
+    rules = [f"r{rule}: r{rule + 1}? r{rule + 1}?" for rule in range(1500)]
+    return sampling_pb2.Grammar(lark="\n".join(["start: r0", *rules, f'r1500: "{number}"']))
+
+
+def test_it_ends_orderly_though_grammars_are_still_compiled(tiny_model: Path) -> None:
+    submits = []
+    for number in range(40, -1, -1):
+        grammar = slow_grammar(number) if number else None
+        sampling = sampling_pb2.SamplingParams(seed=1, max_tokens=1, grammar=grammar)
+        submits.append(verify_pb2.Submit(request_id=number, prompt_token_ids=[9, 8], sampling=sampling))
+    with started("--model", str(tiny_model)) as (process, port):
+        with open_sync_channel(f"127.0.0.1:{port}") as channel:
+            requests = iter([verify_pb2.SessionRequest(submit=submit) for submit in submits])
+            session = verify_pb2_grpc.VerifyServiceStub(channel).Session(requests, timeout=60)
+            next(session)  # of the last one, which has no grammar
+            session.cancel()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
 

@@ -44,15 +44,15 @@ class RandomBudgets:
         monkeypatch.setattr(NodeSelector, "choose", choose)
 
     def depth(self, state: RequestState) -> int:
-        state.drafting_paused = self._pick.random() < 0.2
-        if state.drafting_paused or state.drafter_catching_up or state.depth_left <= 0:
+        state.draft.paused = self._pick.random() < 0.2
+        if state.draft.paused or state.draft.catching_up or state.depth_left <= 0:
             return 0
         return 0 if self._pick.random() < 0.2 else self._pick.randint(1, min(12, state.depth_left))
 
     def rows(self, state: RequestState, depth: int) -> int:
-        if depth <= 0 or state.max_nodes < 2:
+        if depth <= 0 or state.draft.max_nodes < 2:
             return 1
-        rows = self._pick.randint(2, state.max_nodes)
+        rows = self._pick.randint(2, state.draft.max_nodes)
         self.drawn.add((depth, rows))
         return rows
 

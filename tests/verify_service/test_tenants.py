@@ -40,13 +40,13 @@ class Bench:
         self.scheduler.charge(plan.rows)
         self.preempted += len(plan.preempted)
         assert len({item.state for item in plan.rows}) == len(plan.rows)
-        assert all(item.state.req_index >= 0 and item.count > 0 for item in plan.rows)
-        assert all(state.req_index >= 0 for state in plan.started)
+        assert all(item.state.kv.req_index >= 0 and item.count > 0 for item in plan.rows)
+        assert all(state.kv.req_index >= 0 for state in plan.started)
         assert sum(item.count for item in plan.rows if item.count > 1) <= self.config.prefill_chunk
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
-            assert len(item.state.pages) * self.config.page_size >= item.base
-            item.state.num_computed_tokens = item.state.num_written_tokens = item.base
+            assert len(item.state.kv.pages) * self.config.page_size >= item.base
+            item.state.kv.num_computed_tokens = item.state.kv.num_written_tokens = item.base
         for item in deciding:
             item.state.tokens.append(7)
             item.state.prefilled = True
@@ -63,7 +63,7 @@ class Bench:
 def counts(plan: SchedulerOutput) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in plan.rows:
-        found[item.state.tenant] = found.get(item.state.tenant, 0) + item.count
+        found[item.state.parameters.tenant] = found.get(item.state.parameters.tenant, 0) + item.count
     return found
 
 
@@ -119,7 +119,7 @@ def test_lines_follow_weights() -> None:
         bench.add("three", weight=3.0)
     for _ in range(20):
         bench.step()
-    running = [state.tenant for state in bench.scheduler.running]
+    running = [state.parameters.tenant for state in bench.scheduler.running]
     assert (running.count("one"), running.count("three")) == (2, 6)
 
 

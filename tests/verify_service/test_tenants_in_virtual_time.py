@@ -93,19 +93,19 @@ class Server:
             self.scheduler.charge(plan.rows)
             self.now += 1e-3 * (self.base + sum(item.count + item.max_rows - 1 for item in plan.rows))
             for item in plan.rows:
-                item.state.num_computed_tokens = item.state.num_written_tokens = item.base
+                item.state.kv.num_computed_tokens = item.state.kv.num_written_tokens = item.base
             for state in [item.state for item in plan.rows if item.decides]:
                 self.commit(state)
 
     def attach_trees(self, items: list[ScheduledRequest]) -> None:
         """Wait for the trees of these rows' requests, and verify what they may have of them."""
-        awaiting = [item for item in items if item.state.awaiting_tree]
+        awaiting = [item for item in items if item.state.draft.awaiting_tree]
         if not awaiting:
             return
         wait = max(0.0, max(self.ready[item.state] for item in awaiting) - self.now)
         self.now += wait
-        observe_wait(self.passes, wait, items, {item.state.tenant for item in awaiting})
-        drafts = [(item, chain((item.state.max_tree_rows or 64) - 1)) for item in awaiting]
+        observe_wait(self.passes, wait, items, {item.state.parameters.tenant for item in awaiting})
+        drafts = [(item, chain((item.state.draft.max_tree_rows or 64) - 1)) for item in awaiting]
         for item, tree in cut_trees(self.passes, drafts, items, self.config.step_nodes):
             item.tree = tree
 
@@ -118,8 +118,8 @@ class Server:
             self.first[state] = self.now
             clients.first.append(self.now - begun)
         if clients.drafted is not None:
-            nodes = (state.max_tree_rows or 64) - 1
-            state.awaiting_tree, self.ready[state] = True, self.now + clients.drafted * nodes / 63
+            nodes = (state.draft.max_tree_rows or 64) - 1
+            state.draft.awaiting_tree, self.ready[state] = True, self.now + clients.drafted * nodes / 63
         if len(state.tokens) - state.prompt_length >= OUTPUT:
             clients.per_token.append((self.now - self.first[state]) / (OUTPUT - 1))
             self.scheduler.remove(state, keep=True)

@@ -58,6 +58,20 @@ def accepted_by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[Sour
     return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
 
 
+def child_of(tree: TokenTree | None, node: int, token: int) -> int | None:
+    """Return the first child of a node, -1 for the root, that carries this token; None where there is none."""
+    if tree is None:
+        return None
+    ids, parents, at = tree.token_ids, tree.parents, node
+    try:
+        while True:
+            at = ids.index(token, at + 1)
+            if parents[at] == node:
+                return at
+    except ValueError:
+        return None
+
+
 def match_path(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
     """Where the path of these tokens from the root on ends, and its length; of equal siblings the first is followed."""
     ids, parents, at, count = tree.token_ids, tree.parents, -1, 0

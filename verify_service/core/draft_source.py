@@ -1,4 +1,4 @@
-"""Where drafted trees come from, as the verify loop sees it."""
+"""Where drafted trees come from and hidden states go, as the verify loop sees it."""
 
 from __future__ import annotations
 
@@ -91,131 +91,12 @@ class StateSpan(NamedTuple):
     length: int
 
 
-class DraftSource(Protocol):
-    """A supplier of token trees. Every method but `known` and `default` is called by the loop's thread alone.
-
-    No method raises, and none but `collect` may wait.
-    """
-
-    def known(self, name: str) -> bool:
-        """Whether a proposer of this name is configured or attached. Thread-safe."""
-        ...
-
-    def default(self) -> str | None:
-        """The operator's default proposer; None for no speculation. Thread-safe."""
-        ...
-
-    def begin(self, opening: Opening) -> None:
-        """A request with a proposer starts. Called once a request; preemption is not seen here."""
-        ...
-
-    def accepts_commits(self) -> bool:
-        """Return whether any drafter takes in commits now.
-
-        Otherwise the loop may leave the commit out; a request's next commit then holds all its unsent tokens.
-        """
-        ...
-
-    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
-        """What verify steps added to requests that go on, in the order of their arrival; of some perhaps several steps.
-
-        Returns those whose drafter lacks states of older tokens, so that it makes no tree now.
-        """
-        ...
-
-    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
-        """Trees for these requests, in their order; None where there is none. May wait to its own deadline.
-
-        A tree fits the last `Committed` of its request: it hangs under that root, has fewer than `max_nodes`
-        nodes, no path longer than `max_depth`, and ids within the vocabulary.
-        """
-        ...
-
-    def expects(self, keys: Sequence[RequestKey]) -> bool:
-        """Whether any of these requests, which began, would be waited for if it asked for a tree next."""
-        ...
-
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        """A request that began is over, whatever the reason."""
-        ...
-
-
 class OutcomeTree(NamedTuple):
     """A tree for one verification outcome of the step under way: accepted drafted tokens `path`, then `token`."""
 
     path: tuple[int, ...]
     token: int
     tree: TokenTree
-
-
-class OutcomeTreeSource(Protocol):
-    """A tree source that drafts for verification outcomes before they are decided (arXiv 2603.03251).
-
-    Nothing raises; used by the loop's thread, between the launch of a step and its `commit`.
-    """
-
-    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
-        """Return whether all drafters of these requests draft ahead alone, so that no step waits for them."""
-        ...
-
-    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        """Wait at most `seconds` for all outcome trees; return whether most drafted requests have any."""
-        ...
-
-    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        """Return the outcome trees of each request, with which its next step begins; later ones are dropped.
-
-        Trees keep within the budget of the last `Committed`; there are 16 at most.
-        """
-        ...
-
-
-class HiddenStateTaker(Protocol):
-    """A consumer of hidden states. No method raises or waits; used by the loop's thread."""
-
-    def paused(self) -> bool:
-        """Return whether no drafter takes hidden states in now."""
-        ...
-
-    def wanted_boundaries(self) -> tuple[int, ...]:
-        """Boundaries to be captured by the steps launched from now on, ascending; see `slipstream_kernels`' numbers."""
-        ...
-
-    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
-        """Reserve ring slots on the device for the states of each of `wanted` that a step captures; () for none."""
-        ...
-
-    def send_states(self, chunks: Sequence[StateChunk]) -> None:
-        """Send states that one step computed beside those in `Committed`. Call before that step's `commit`."""
-        ...
-
-
-class NoDrafts:
-    """The tree source of a service without proposers."""
-
-    def known(self, name: str) -> bool:
-        return False
-
-    def default(self) -> str | None:
-        return None
-
-    def begin(self, opening: Opening) -> None:
-        return None
-
-    def accepts_commits(self) -> bool:
-        return True
-
-    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
-        return ()
-
-    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
-        return [None] * len(wanted)
-
-    def expects(self, keys: Sequence[RequestKey]) -> bool:
-        return False
-
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        return None
 
 
 ReadEvents = Sequence["torch.cuda.Event"]
@@ -238,8 +119,82 @@ class EnqueuedRequest(NamedTuple):
     spans: Sequence[RingSlice]
 
 
-class OnDeviceDrafter(Protocol):
-    """A tree source that drafts on the device behind a step under way. Used by the loop's thread; no method waits."""
+class DraftSource(Protocol):
+    """A supplier of token trees, as far as the verify loop knows. `NoDrafts` has each method's neutral answer.
+
+    The loop's thread alone calls every method but `known` and `default`. Only `collect` and `wait_for_outcomes` may
+    wait. No method should raise; the loop meets a source behind `GuardedSource`, which gives the neutral answer then.
+    """
+
+    # --- Trees for the step that is launched next
+
+    def known(self, name: str) -> bool:
+        """Return whether a proposer of this name is configured or attached. Thread-safe."""
+        ...
+
+    def default(self) -> str | None:
+        """Return the operator's default proposer; None for no speculation. Thread-safe."""
+        ...
+
+    def begin(self, opening: Opening) -> bool:
+        """Take in a request that starts with a proposer; return whether it is drafted for at all.
+
+        Called once a request; preemption is not seen here.
+        """
+        ...
+
+    def accepts_commits(self) -> bool:
+        """Return whether any drafter takes in commits now.
+
+        Otherwise the loop may leave the commit out; a request's next commit then holds all its unsent tokens.
+        """
+        ...
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        """Take in what verify steps added to requests that go on, in arrival order; of some perhaps several steps.
+
+        Return those whose drafter lacks states of older tokens, so that it makes no tree now.
+        """
+        ...
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        """Return trees for these requests, in their order; None where there is none. May wait to its own deadline.
+
+        A tree fits the last `Committed` of its request: it hangs under that root, has fewer than `max_nodes`
+        nodes, no path longer than `max_depth`, and ids within the vocabulary.
+        """
+        ...
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        """Return whether any of these requests, which began, would be waited for if it asked for a tree next."""
+        ...
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        """Let go of a request that began, whatever the reason."""
+        ...
+
+    # --- Trees for verification outcomes that are not decided (arXiv 2603.03251), between a launch and its commit
+
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
+        """Return whether all drafters of these requests draft ahead alone, so that no step waits for them."""
+        ...
+
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        """Wait at most `seconds` for all outcome trees; return whether most drafted requests have any."""
+        ...
+
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+        """Return the outcome trees of each request, with which its next step begins; later ones are dropped.
+
+        Trees keep within the budget of the last `Committed`; there are 16 at most.
+        """
+        ...
+
+    # --- Trees that a device drafts behind a step under way
+
+    def drafts_on_device(self) -> bool:
+        """Return whether any drafter may draft on the device behind a step under way."""
+        ...
 
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
         """Enqueue drafting behind a step. Call after the step's launch, once `commit` told of the one before it."""
@@ -252,3 +207,82 @@ class OnDeviceDrafter(Protocol):
     def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
         """Take in the seconds that a step waited, after its launch, for device trees of these requests."""
         ...
+
+    # --- Hidden states for drafters that read them
+
+    def paused(self) -> bool:
+        """Return whether no drafter takes hidden states in now."""
+        ...
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        """Return the boundaries to be captured by steps launched from now on, ascending; see `capture_layers`."""
+        ...
+
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+        """Reserve ring slots on the device for the states of each of `wanted` that a step captures; () for none."""
+        ...
+
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
+        """Send states that one step computed beside those in `Committed`. Call before that step's `commit`."""
+        ...
+
+
+class NoDrafts:
+    """The draft source of a service without drafters: the neutral answer of each method. Base of partial sources."""
+
+    def known(self, name: str) -> bool:
+        return False
+
+    def default(self) -> str | None:
+        return None
+
+    def begin(self, opening: Opening) -> bool:
+        return False
+
+    def accepts_commits(self) -> bool:
+        return True
+
+    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
+        return ()
+
+    def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
+        return [None] * len(wanted)
+
+    def expects(self, keys: Sequence[RequestKey]) -> bool:
+        return False
+
+    def end(self, key: RequestKey, reason: FinishReason) -> None:
+        return None
+
+    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
+        return False
+
+    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
+        return False
+
+    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
+        return [()] * len(keys)
+
+    def drafts_on_device(self) -> bool:
+        return False
+
+    def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
+        return EnqueuedDrafts()
+
+    def allow_device_trees(self, allowed: bool) -> None:
+        return None
+
+    def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
+        return None
+
+    def paused(self) -> bool:
+        return False
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        return ()
+
+    def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
+        return [()] * len(wanted)
+
+    def send_states(self, chunks: Sequence[StateChunk]) -> None:
+        return None

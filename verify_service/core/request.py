@@ -13,6 +13,7 @@ from slipstream.generation_types import (
     Timings,
     Usage,
 )
+from slipstream.grammar.grammar import Grammar
 from slipstream.request_context import NO_CONTEXT, RequestContext
 from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.prompt_scores import PromptScores
@@ -33,7 +34,7 @@ class SamplingParams:
 
     `seed` is None until one is assigned at admission; `max_tokens` None means as many as the context holds;
     `logprobs` None means none, 0 the chosen token's alone; so do `prompt_logprobs`, of the prompt's tokens, without
-    which `max_tokens` is at least 1. `logit_bias` holds (token id, bias) pairs.
+    which `max_tokens` is at least 1. `logit_bias` holds (token id, bias) pairs. `grammar` None allows any output.
     """
 
     temperature: float = 1.0
@@ -51,6 +52,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are chosen among those that are likely enough, so that a mask changes which these are."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A request on its way through the loop."""
+"""A request on its way through the loop: what was asked, its tokens, its KV, its drafting and its figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,85 @@ from dataclasses import dataclass, field
 from slipstream.generation_types import FinishReason
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.kv_cache.prefix_cache import Namespace, PrefixHandle
 
 _NOTHING = range(0)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParameters:
+    """What an admitted request runs with, defaults and limits of the service filled in."""
+
+    arrival_number: int
+    """Counts admitted requests: the lower one came first."""
+    sampling: SamplingParams
+    """Parameters of sampling; `sampling.seed` is set."""
+    seed: int
+    stop_token_ids: frozenset[int]
+    max_length: int
+    """Number of tokens, prompt included, at which the output ends for length."""
+    tenant: str = ""
+    """Whose share of the service the request counts to; "" where all tenants are served in order of arrival."""
+
+
+@dataclass(slots=True, eq=False)
+class KvState:
+    """Where a request's keys and values are, and how far they reach. The KV cache manager and the loop write it.
+
+        KV      |-- num_written_tokens --|-- steps under way --| num_computed_tokens
+        pages   |-- prefix_lease --|-- own pages ---------------------------------->|
+
+    The last token's KV is written by the step that uses the token.
+    """
+
+    num_computed_tokens: int = 0
+    """Tokens whose KV is written once all steps under way are decided."""
+    num_written_tokens: int = 0
+    """Tokens whose KV decided steps have written."""
+    pages: list[int] = field(default_factory=list)
+    prefix_lease: PrefixHandle | None = None
+    req_index: int = -1
+    """Row of the page table and of the sampling table while the request runs, else -1."""
+
+
+@dataclass(slots=True, eq=False)
+class DraftState:
+    """How trees are drafted for a request, and what its drafter knows. The speculation policy writes it."""
+
+    proposer: str = ""
+    """Name of the proposer that drafts; "" for plain decoding."""
+    max_nodes: int = 1
+    """Bound on a tree's rows, root included."""
+    max_depth: int = 0
+    adaptive: bool = False
+    """Whether the goodput optimizer sizes the trees."""
+    awaiting_tree: bool = False
+    """Whether the next step takes a tree that was asked for."""
+    requested_rows: int = 0
+    """Rows of the tree requested last."""
+    max_tree_rows: int = 0
+    """Bound on the next tree's rows, root included, after a cut for another tenant's share; else 0."""
+    num_unsent_tokens: int = 0
+    """Last tokens that the drafter was not sent."""
+    paused: bool = False
+    """Whether the drafter is sent nothing of this request."""
+    catching_up: bool = False
+    """Whether the drafter lacks older tokens or states, and is asked for no tree until it has them."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+
+@dataclass(slots=True, eq=False)
+class RequestStats:
+    """Counts and times of a request, of which its usage and timings tell. Times are seconds of `time.monotonic`."""
+
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache when the request started."""
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    scheduled_at: float = 0.0
+    first_token_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -18,65 +94,36 @@ class RequestState:
 
         tokens  |---- prompt ----|---- output ----|- placeholders -|-- drafts in flight --|
                 0          prompt_length    len(tokens)          length   length + max_inflight_drafts
-        KV      |-- num_written_tokens --|-- under way --| num_computed_tokens < length
-        pages   |-- prefix_lease --|-- own pages --------------------------------->|
+        KV      |------------- kv.num_computed_tokens < length ----|
 
     num_output_placeholders: tokens that steps under way decide, whose values are unknown.
     max_inflight_drafts: drafted tokens that steps under way may accept besides.
-    num_computed_tokens: tokens whose KV is written once all steps under way are decided.
-    num_written_tokens: tokens whose KV decided steps have written.
     num_scored_tokens: prompt tokens after the first with decided logprobs, where these were requested.
-    num_unsent_tokens: last tokens that the drafter was not sent.
-    req_index: row of the page table and of the sampling table while the request runs, else -1.
-    max_length: number of tokens, prompt included, at which the output ends for length.
-    adaptive: the goodput optimizer sizes the trees.
-    requested_rows: rows of the tree requested last.
-    max_tree_rows: bound on the next tree's rows, root included, after a cut for another tenant's share; else 0.
-    drafting_paused: the drafter is sent nothing of this request.
-    drafter_catching_up: the drafter lacks older tokens or states, and is asked for no tree until it has them.
-    tenant: whose share of the service the request counts to; "" where all tenants are served in order of arrival.
+    started: a step was given rows of the request, and its drafter was told of it.
+    prefilled: its prompt, or after a preemption all its tokens, went through the model.
     finished: the loop has let go of the request.
-
-    `sampling.seed` is set. The last token's KV is written by the step that uses the token.
+    grammar: what the output is held to; None where it is free. Set before the request is queued.
     """
 
     request: GenerationRequest
-    arrival_number: int
-    sampling: SamplingParams
-    seed: int
-    stop_token_ids: frozenset[int]
-    max_length: int
-    proposer: str
-    max_nodes: int
-    max_depth: int
-    adaptive: bool
+    parameters: RequestParameters
     tokens: list[int]
-    num_computed_tokens: int = 0
-    num_written_tokens: int = 0
+    kv: KvState = field(default_factory=KvState)
+    draft: DraftState = field(default_factory=DraftState)
+    stats: RequestStats = field(default_factory=RequestStats)
     num_output_placeholders: int = 0
     max_inflight_drafts: int = 0
-    req_index: int = -1
-    pages: list[int] = field(default_factory=list)
-    prefix_lease: PrefixHandle | None = None
+    num_scored_tokens: int = 0
     started: bool = False
     prefilled: bool = False
-    awaiting_tree: bool = False
-    requested_rows: int = 0
-    num_unsent_tokens: int = 0
-    drafting_paused: bool = False
-    drafter_catching_up: bool = False
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    seed_sent: bool = False
-    cached_tokens: int = 0
-    verify_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    scheduled_at: float = 0.0
-    first_token_at: float = 0.0
     finished: bool = False
-    tenant: str = ""
-    max_tree_rows: int = 0
-    num_scored_tokens: int = 0
+    seed_sent: bool = False
+    grammar: RequestGrammar | None = None
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """Tokens output so far, those of the request's earlier life included."""
+        return self.tokens[self.prompt_length :]
 
     @property
     def key(self) -> RequestKey:
@@ -98,34 +145,34 @@ class RequestState:
     @property
     def num_unscheduled_tokens(self) -> int:
         """Tokens whose KV no step has been given to write; 1 while decoding."""
-        return self.length - self.num_computed_tokens
+        return self.length - self.kv.num_computed_tokens
 
     @property
     def num_reusable_tokens(self) -> int:
         """Tokens, from the first on, whose KV may be another's: those whose logits nobody wants."""
-        if self.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.prompt_length - 1:
+        if self.parameters.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.prompt_length - 1:
             return self.num_scored_tokens
         return len(self.tokens) - 1
 
     @property
     def only_scores(self) -> bool:
         """Whether nothing but the prompt's logprobs is wanted: the token that its last row decides is dropped."""
-        return self.sampling.max_tokens == 0
+        return self.parameters.sampling.max_tokens == 0
 
     def unscored(self, first: int, end: int) -> range:
         """Of these positions those whose logits tell logprobs that are still wanted."""
-        if self.sampling.prompt_logprobs is None:
+        if self.parameters.sampling.prompt_logprobs is None:
             return _NOTHING
         return range(max(first, self.num_scored_tokens), min(end, self.prompt_length - 1))
 
     @property
     def depth_left(self) -> int:
         """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
-        return min(self.max_depth, self.max_length - self.length - 1)
+        return min(self.draft.max_depth, self.parameters.max_length - self.length - 1)
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why no further token is due, judged by the last output token; None while one is."""
-        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stop_token_ids:
+        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.parameters.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.max_length else None
+        return FinishReason.LENGTH if len(self.tokens) >= self.parameters.max_length else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slipstream.grammar.codec import decode_grammar
 from slipstream.v1 import sampling_pb2
 from verify_service.core.request import SamplingParams
 
@@ -31,11 +32,15 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         logprobs=given("logprobs", default.logprobs),
         prompt_logprobs=given("prompt_logprobs", default.prompt_logprobs),
+        grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
 
 
 def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Every field that has a value is written out, so that a drafter needs no defaults of ours."""
+    """Every field that has a value is written out, so that a drafter needs no defaults of ours.
+
+    But the grammar: drafters need not know it, as what it does not allow is cut from their trees.
+    """
     return sampling_pb2.SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,

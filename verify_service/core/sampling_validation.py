@@ -49,6 +49,13 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
             check_range(name, count, 0, min(MAX_LOGPROBS, vocab_size))
     _validate_lengths(params)
     _validate_token_lists(params, vocab_size)
+    if params.grammar is not None:
+        check_tokens("grammar.starts_after", params.grammar.starts_after, vocab_size)
+        if params.grammar.starts_after and params.ignore_eos:
+            raise InvalidArgumentError(
+                "ignore_eos cannot be set beside grammar.starts_after",
+                field="ignore_eos",
+            )
 
 
 def _validate_temperature(temperature: float) -> None:

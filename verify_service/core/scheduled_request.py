@@ -49,7 +49,7 @@ class ScheduledRequest:
     scored: range = field(init=False)
 
     def __post_init__(self) -> None:
-        self.first = self.state.num_computed_tokens
+        self.first = self.state.kv.num_computed_tokens
         self.decides = self.first + self.count == self.state.length
         self.scored = self.state.unscored(self.first, self.first + self.count)
 

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 class VerifyResult(NamedTuple):
     """Tokens that a step decided for a request, not yet cut to its limits.
 
-    `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow.
+    `first_row` is the root's row in the step's logits, where logprobs are read; its nodes' rows follow. `failure` says
+    why the last token is NO_TOKEN where that is not the logits' fault.
     """
 
     item: ScheduledRequest
     path: AcceptedPath
     first_row: int
+    failure: str = ""
 
 
 def mean_context(decisions: Sequence[VerifyResult]) -> float:

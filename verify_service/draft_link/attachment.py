@@ -17,11 +17,11 @@ from slipstream.rpc.errors import (
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import CircuitBreaker
-from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.rate_limiter import ReplyRateLimiter
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Mode, Offer
 from verify_service.draft_link.send_queue import SendQueue
-from verify_service.draft_link.slot import SlotTable
+from verify_service.draft_link.slots.draft_stats import DraftStats
+from verify_service.draft_link.slots.slot import SlotTable
 from verify_service.draft_link.transports.base import Transport
 from verify_service.hidden_states.device_ring import DeviceRing
 
@@ -72,7 +72,11 @@ class Attachment:
     told_of_late: bool = False
     """Whether the log says that all its trees come too late."""
 
+    _indices: dict[str, int] = field(init=False)
+    """Of the offers, by name."""
+
     def __post_init__(self) -> None:
+        self._indices = {offer.name: index for index, offer in reversed(list(enumerate(self.request.offers)))}
         self.stats = tuple(DraftStats() for _ in self.request.offers)
         self.share = 1.0 if self.request.share is None else self.request.share
 
@@ -92,7 +96,7 @@ class Attachment:
 
     def index_of(self, proposer: str) -> int | None:
         """Index of the offer of that name."""
-        return next((i for i, offer in enumerate(self.request.offers) if offer.name == proposer), None)
+        return self._indices.get(proposer)
 
     def place_of(self, proposer: str) -> tuple[str, str]:
         """Where the proposer of that name computes: the device, and the UUID of the GPU where that is known."""

@@ -23,12 +23,15 @@ from verify_service.draft_link.attachment import (
 )
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachRequest, LinkFacts
-from verify_service.draft_link.router import DraftRouter
+from verify_service.draft_link.routing.router import DraftRouter
 from verify_service.draft_link.transports.base import Wake
 from verify_service.draft_link.transports.negotiation import NegotiatedTransports, TransportNegotiator
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 _log = logging.getLogger(__name__)
+
+MOST_REMEMBERING = 256
+"""Names of proposers that may draft tokens of other requests; beyond them all are taken for such."""
 
 
 class AttachmentRegistry:
@@ -37,7 +40,8 @@ class AttachmentRegistry:
     `malformed` counts those that ended for a record they must not have sent.
     """
 
-    __slots__ = ("_closed", "_config", "_epochs", "_facts", "_negotiated", "_negotiator", "_router", "malformed")
+    __slots__ = ("_closed", "_config", "_epochs", "_facts", "_negotiated", "_negotiator", "_remembering", "_router",
+                 "malformed")  # fmt: skip
 
     def __init__(
         self,
@@ -54,7 +58,15 @@ class AttachmentRegistry:
         self._negotiated: dict[int, NegotiatedTransports] = {}
         self._epochs = unguessable_epochs() if epochs is None else epochs
         self._closed: SlipstreamError | None = None
+        self._remembering: frozenset[str] = frozenset()
         self.malformed = 0
+
+    def remembers(self, proposer: str) -> bool:
+        """Whether trees under that name may hold tokens of other requests: any that was offered might. Needs no lock.
+
+        A name that nobody has offered makes no trees.
+        """
+        return proposer in self._remembering or len(self._remembering) > MOST_REMEMBERING
 
     def refuse(self, reason: SlipstreamError) -> None:
         """Take no more of them."""
@@ -70,6 +82,8 @@ class AttachmentRegistry:
         check_union(request, others.values(), self._config.feature_boundaries, self._facts)
         attachment = new_attachment(next(self._epochs), request, self._config.num_slots, self._config.outbox_limit)
         others[attachment.epoch] = attachment
+        if len(self._remembering) <= MOST_REMEMBERING:
+            self._remembering |= {offer.name for offer in request.offers if not offer.own_text_only}
         _log.info("attached epoch %d: %s, proposers %s", attachment.epoch, named(request), offered_by(request))
         return attachment
 

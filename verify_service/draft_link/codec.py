@@ -126,6 +126,7 @@ def _offer(message: draft_pb2.ProposerOffer) -> Offer:
         message.lockstep,
         message.needs_states,
         message.device,
+        message.own_text_only,
     )
 
 

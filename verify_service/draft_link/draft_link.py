@@ -28,16 +28,17 @@ from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment, check_token, negotiate
 from verify_service.draft_link.attachment_registry import AttachmentRegistry
-from verify_service.draft_link.draft_deadline import DraftDeadline
 from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
-from verify_service.draft_link.on_device_drafts import follow
 from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts
 from verify_service.draft_link.refusals import Refusal, Refusals
-from verify_service.draft_link.reply_handler import ReplyHandler
-from verify_service.draft_link.router import DraftRouter, SlotRef
+from verify_service.draft_link.routing.draft_deadline import DraftDeadline
+from verify_service.draft_link.routing.link_pause import LinkPause
+from verify_service.draft_link.routing.on_device_drafts import follow
+from verify_service.draft_link.routing.reply_handler import ReplyHandler
+from verify_service.draft_link.routing.router import DraftRouter, SlotRef
+from verify_service.draft_link.routing.wait_policy import all_unresponsive, max_waits, record_waits, wait_for_replies
 from verify_service.draft_link.transports.base import Transport, Wake
 from verify_service.draft_link.transports.negotiation import NegotiatedTransports
-from verify_service.draft_link.wait_policy import TURN_SECONDS, all_unresponsive, max_waits, record_waits
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
@@ -59,14 +60,15 @@ class DraftLink:
     ) -> None:
         """`rings` are those of the model's GPU, without which no states go through its memory."""
         self.facts, self.config = facts, config
-        self._on_wait = on_wait
-        self._clock = clock
+        self._on_wait, self._clock = on_wait, clock
         self._changed = threading.Condition(threading.Lock())
         self._router = DraftRouter(clock)
         self._reply_handler = ReplyHandler(self._router, facts.vocab_size, clock)
         self._registry = AttachmentRegistry(facts, config, self._router, rings, epochs)
+        self.remembers = self._registry.remembers
         self._deadline = DraftDeadline(config.deadline, config.deadline_share, config.deadline_reach)
         self._refusals = Refusals(clock)
+        self._pause = LinkPause()
         self._waits = self._misses = 0
 
     # --- The verify loop's thread ------------------------------------------------------------------------------
@@ -80,16 +82,14 @@ class DraftLink:
         """The operator's default proposer, None for no speculation."""
         if self.config.default != AUTO:
             return self.config.default
-        if self.config.configured:
-            return self.config.configured[0]
         with self._changed:
-            live = self._router.live
-            return live[0].request.offers[0].name if live else None
+            return next(iter((*self.config.configured, *self._router.offered)), None)
 
-    def begin(self, opening: Opening) -> None:
-        """Hand a request to the attachment that offers its proposer, if there is one."""
+    def begin(self, opening: Opening) -> bool:
+        """Hand a request to the attachment that offers its proposer, if there is one; one may come later."""
         with self._changed:
             self._router.begin(opening)
+        return True
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries whose states any attachment wants, ascending."""
@@ -106,12 +106,22 @@ class DraftLink:
         with self._changed:
             self._router.extend(chunks)
 
+    def accepts_commits(self) -> bool:
+        """Return whether commits are sent now: not while every drafter is unresponsive, but for a heartbeat."""
+        with self._changed:
+            return self._pause.accepts_commits(self._clock(), unresponsive=self._all_unresponsive())
+
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
-        """Tell each attachment what this step added, in one message and such as its states need."""
+        """Tell each attachment what steps added, in one message, as a rule, and such as its states need."""
+        with self._changed:
+            parts = self._pause.begin_commit(commits, unresponsive=self._all_unresponsive())
+        return {key for part in parts for key in self._commit(part)}
+
+    def _commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         with self._changed:
             self._deadline.step_ends(self._clock())
             ahead = [each for each in self._router.live if each.ahead]
-            for attachment in {each.epoch: each for each in (*ahead, *self._router.catching_up)}.values():
+            for attachment in dict.fromkeys((*ahead, *self._router.catching_up)):
                 self._take_in(attachment)
             self._router.fail_over(self._clock())
             begun = self._router.cache_taken(commits)
@@ -127,6 +137,8 @@ class DraftLink:
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         """The newest fitting tree of each request; waits to the deadline for those that may still come."""
+        if self._pause.active:
+            return [None] * len(wanted)
         with self._changed:
             refs = [self._router.current_slot(key) for key in wanted]
             self._pick_up(refs)
@@ -166,7 +178,7 @@ class DraftLink:
             until = self._clock() + seconds
             while (open_ := [at for at in refs if at.slot.cache_has_room]) and (left := until - self._clock()) > 0:
                 self._wait(open_, left)
-            return 2 * sum(bool(ref.slot.speculation_cache) for ref in refs) >= len(refs)
+            return 2 * sum(bool(ref.slot.cache.trees) for ref in refs) >= len(refs)
 
     def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
         """The trees ahead of each request, whose next step begins."""
@@ -188,22 +200,19 @@ class DraftLink:
     def observe_wait(self, keys: Sequence[RequestKey], seconds: float) -> None:
         """A step, launched with these requests' trees before the host knew them, has waited so long for them since."""
         with self._changed:
-            refs = [ref for key in keys if (ref := self._router.current_slot(key))]
-            if refs:
+            if refs := [ref for key in keys if (ref := self._router.current_slot(key))]:
                 self._count_wait(refs, seconds)
                 self._deadline.step_begins(self._clock(), plain=False)
 
-    def accepts_commits(self) -> bool:
-        """Always True: `PausingLink` drops commits while every drafter is unresponsive."""
-        return True
+    def drafts_on_device(self) -> bool:
+        """Whether a proposer of this process drafts behind steps under way."""
+        with self._changed:
+            return any(attachment.follow is not None for attachment in self._router.live)
 
     def paused(self) -> bool:
         """Whether every attached drafter is unresponsive, so that commits are dropped."""
         with self._changed:
-            live, now = self._router.live, self._clock()
-            return any(each.circuit_breaker.is_unresponsive(now) for each in live) and all_unresponsive(
-                live, self._router.catching_up, now
-            )
+            return self._all_unresponsive()
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slot, if it has one."""
@@ -218,20 +227,17 @@ class DraftLink:
         """Register a draft service; raises as DraftLinkService.Attach is documented to fail."""
         check_token(request, expected=self.config.attach_token, loopback=loopback)
         with self._refusals.attempt(request):
-            return self._attach(request)
-
-    def _attach(self, request: AttachRequest) -> AttachReply:
-        version, transports = negotiate(request, self.facts, self.config.transports)
-        with self._changed:
-            attachment = self._registry.enter(request)
-        try:
-            negotiated = self._registry.negotiate(request, transports)
-        except SlipstreamError as error:
-            self.drop(attachment, error)
-            raise
-        with self._changed:
-            self._registry.equip(attachment, negotiated)
-        return negotiated.attach_response(version, attachment, self.config.deadline)
+            version, transports = negotiate(request, self.facts, self.config.transports)
+            with self._changed:
+                attachment = self._registry.enter(request)
+            try:
+                negotiated = self._registry.negotiate(request, transports)
+            except SlipstreamError as error:
+                self.drop(attachment, error)
+                raise
+            with self._changed:
+                self._registry.equip(attachment, negotiated)
+            return negotiated.attach_response(version, attachment, self.config.deadline)
 
     def attach_here(
         self, request: AttachRequest, connect: Callable[[Attachment, AttachReply], Transport]
@@ -323,9 +329,7 @@ class DraftLink:
         """Counters of the moment."""
         with self._changed:
             live, behind = self._router.live, self._router.catching_up
-            drafters = tuple(
-                state for each in live for state in drafter_states(each, behind.count(each), self._deadline)
-            )
+            drafters = drafter_states(live, behind, self._deadline)
             return LinkState(
                 len(live), self._waits, self._misses, self._reply_handler.stale, self._registry.malformed,
                 self._router.gaps, self._deadline.seconds, drafters,
@@ -335,37 +339,33 @@ class DraftLink:
     def proposers(self) -> list[ProposerStatus]:
         """Configured names first, then those that are attached only."""
         with self._changed:
-            configured, offering = self.config.configured, self._router.offering
+            configured = self.config.configured
             names = dict.fromkeys((*configured, *self._router.offered))
-            return [ProposerStatus(name, name in configured, offering(name)) for name in names]
+            return [ProposerStatus(name, name in configured, self._router.offering(name)) for name in names]
 
     def refusals(self) -> list[Refusal]:
         """Proposers of draft services that do not draft, and why."""
         with self._changed:
-            attached = [attachment.request for attachment in self._router.live]
-        return self._refusals.known(attached)
+            return self._refusals.known([attachment.request for attachment in self._router.live])
 
     # --- Under the lock ----------------------------------------------------------------------------------------
 
+    def _all_unresponsive(self) -> bool:
+        live, now = self._router.live, self._clock()
+        hung = any(each.circuit_breaker.is_unresponsive(now) for each in live)
+        return hung and all_unresponsive(live, self._router.catching_up, now)
+
     def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
-        """Where these requests' trees come from, of those whose drafter is asked for them."""
+        """Where these requests' trees come from, of those whose drafter is asked for them; nowhere during a pause."""
+        if self._pause.active:
+            return []
         refs, now = self._router.current_slots(keys), self._clock()
         return [at for at in refs if at.slot.drafted_for and at.attachment.circuit_breaker.allows_requests(now)]
 
     def _wait(self, awaited: Sequence[SlotRef], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""
-        attachments = {ref.attachment.epoch: ref.attachment for ref in awaited}
-        polled = [each.transport for each in attachments.values() if each.transport and each.transport.polled]
-        if not polled:
-            self._changed.wait(seconds)
-            return
-        first, position = polled[0], polled[0].position
-        self._changed.release()
-        try:
-            first.wait(seconds if len(attachments) == 1 else min(seconds, TURN_SECONDS), position)
-        finally:
-            self._changed.acquire()
-        self._pick_up(awaited)
+        if wait_for_replies(self._changed, awaited, seconds):
+            self._pick_up(awaited)
 
     def _count_wait(self, refs: Sequence[SlotRef], seconds: float) -> None:
         """A step has waited for the trees of these."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import TRANSPORTS, Attachment
-from verify_service.draft_link.draft_deadline import DraftDeadline
-from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.records import Mode
+from verify_service.draft_link.routing.draft_deadline import DraftDeadline
+from verify_service.draft_link.slots.draft_stats import DraftStats
 
 AUTO = "auto"
 """The default proposer that is the first configured one, else the first one attached."""
@@ -87,8 +88,14 @@ class LinkState:
     refused: int = 0
 
 
-def drafter_states(attachment: Attachment, catching_up: int, deadline: DraftDeadline) -> list[DrafterState]:
-    """One state for each proposer of a live attachment, which has so many requests yet to take over."""
+def drafter_states(
+    live: Sequence[Attachment], catching_up: Sequence[Attachment], deadline: DraftDeadline
+) -> tuple[DrafterState, ...]:
+    """One state for each proposer of each live attachment; `catching_up` has one for each request to take over."""
+    return tuple(state for each in live for state in _drafter_states(each, catching_up.count(each), deadline))
+
+
+def _drafter_states(attachment: Attachment, catching_up: int, deadline: DraftDeadline) -> list[DrafterState]:
     assert attachment.transport is not None
     request, taken = attachment.request, attachment.slots.taken()
     return [

@@ -74,6 +74,8 @@ class Offer:
     """It makes no tree while states of older tokens are missing."""
     device: str = ""
     """Where it computes, if not where the draft service as a whole does."""
+    own_text_only: bool = False
+    """Its trees follow from the request's own tokens and from weights alone."""
 
 
 class Unfit(NamedTuple):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.request import GenerationRequest, RequestKey
+from verify_service.core.request_state import RequestState
+from verify_service.grammar.request_grammar import RequestGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,14 @@ class CancelSession:
     session_id: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarReady:
+    """The grammar of a request that waits for it is there, or refused."""
+
+    state: RequestState
+    result: RequestGrammar | SlipstreamError
+
+
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Refuse new requests from here on."""
@@ -32,7 +43,7 @@ class Stop:
     """End the loop."""
 
 
-Command = GenerationRequest | CancelRequest | CancelSession | Drain | Stop
+Command = GenerationRequest | CancelRequest | CancelSession | GrammarReady | Drain | Stop
 
 
 class CommandQueue:
@@ -48,15 +59,16 @@ class CommandQueue:
             self._commands.append(command)
             self._changed.notify_all()
 
-    def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
+    def take(self, *, wait: bool, seconds: float | None = None, owes: bool = False) -> list[Command]:
         """All commands so far. With `wait`, which says that the reader has no other work, at least one.
 
-        None after so many `seconds`, if any are given.
+        None after so many `seconds`, if any are given. `owes`: the reader waits for a command without which it has not
+        done all that it was asked for.
         """
         if not wait and not self._commands:
             return []
         with self._changed:
-            self._resting = wait
+            self._resting = wait and not owes
             self._changed.notify_all()
             if wait:
                 self._changed.wait_for(lambda: self._commands, seconds)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verify_service.core.draft_source import HiddenStateTaker, StateChunk, StateSpan
+from verify_service.core.draft_source import DraftSource, StateChunk, StateSpan
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -35,14 +35,14 @@ class HiddenStateCapture:
         self,
         engine: ModelRunner[Any],
         store: HiddenStateStore,
-        taker: HiddenStateTaker | None,
+        source: DraftSource,
         always: tuple[int, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`always` are boundaries that the operator wants to be kept, whether somebody asks or not."""
+        """`source` asks for states and does not raise; `always` are boundaries that the operator wants kept anyhow."""
         self._engine = engine
         self._store = store
-        self._taker = taker
+        self._source = source
         self._always = always
         self._clock = clock
         self._boundaries: tuple[int, ...] = ()
@@ -52,10 +52,8 @@ class HiddenStateCapture:
 
     def prepare(self) -> None:
         """Settle what the next step captures. To be called before each launch, and before its trees are waited for."""
-        if self._taker is None:
-            return
-        boundaries = self._settled(self._taker)
-        captured = boundaries if self._always or not self._taker.paused() else ()
+        boundaries = self._settled()
+        captured = boundaries if self._always or not self._source.paused() else ()
         if (boundaries, captured) != (self._boundaries, self._captured):
             kept, self._boundaries, self._captured = self._boundaries, boundaries, captured
             try:
@@ -68,7 +66,7 @@ class HiddenStateCapture:
 
     def direct(self, items: Sequence[ScheduledRequest]) -> None:
         """Settle where the states of the next step go, of these items with their trees."""
-        routes = self._routes(self._taker, items) if self._taker is not None and self._captured else {}
+        routes = self._routes(items) if self._captured else {}
         if routes:
             self._engine.direct(routes)
 
@@ -97,14 +95,14 @@ class HiddenStateCapture:
             taken = [(item.state, self._held.pop(item)) for item in held]
             layout = self._store.boundaries  # not the step's, where drafters have come or gone since
             self._store.write(
-                [(state.pages, rows) for state, rows in taken if not state.finished and rows.boundaries == layout]
+                [(state.kv.pages, rows) for state, rows in taken if not state.finished and rows.boundaries == layout]
             )
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are not kept")
 
-    def history(self, state: RequestState) -> HiddenStateHistory | None:
+    def history(self, state: RequestState) -> HiddenStateHistory:
         """What is kept of a request."""
-        return None if self._taker is None else _History(self._store, state)
+        return _History(self._store, state)
 
     def _take(
         self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
@@ -120,42 +118,32 @@ class HiddenStateCapture:
                 if roots.get(item.state.key) == features.first:
                     self._held[item] = features
                 else:  # those in front of the root are history once what was decided is told
-                    at_once.append((item.state.pages, features))
+                    at_once.append((item.state.kv.pages, features))
             self._store.write(at_once)
         chunks: list[StateChunk] = []
         decided: dict[RequestKey, HiddenStateRows] = {}
         for item, features in captured:
             key = item.state.key
-            if not item.state.proposer or item.state.drafting_paused:
+            if not item.state.draft.proposer or item.state.draft.paused:
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
                 chunks.append(StateChunk(key, features.slice(features.first, root)))
             if key in roots:
                 decided[key] = features.slice(root, features.end)
-        if chunks and self._taker is not None:
-            self._taker.send_states(chunks)
+        if chunks:
+            self._source.send_states(chunks)
         return decided
 
-    def _routes(
-        self, taker: HiddenStateTaker, items: Sequence[ScheduledRequest]
-    ) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
-        drafted = [item for item in items if item.state.proposer and not item.state.drafting_paused]
+    def _routes(self, items: Sequence[ScheduledRequest]) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
+        drafted = [item for item in items if item.state.draft.proposer and not item.state.draft.paused]
         wanted = [StateSpan(item.state.key, item.first, item.count + item.depth) for item in drafted]
-        try:
-            routes = taker.reserve_ring(wanted, self._boundaries)
-        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
-            _log.exception("the taker of states failed to say where they go")
-            return {}
+        routes = self._source.reserve_ring(wanted, self._boundaries)
         return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}
 
-    def _settled(self, taker: HiddenStateTaker) -> tuple[int, ...]:
+    def _settled(self) -> tuple[int, ...]:
         """What is asked for, with what was asked for until recently: to begin anew costs all that is kept."""
-        try:
-            asked = {*self._always, *taker.wanted_boundaries()}
-        except Exception:  # noqa: BLE001 - whoever asks may cost speed and nothing else
-            _log.exception("the taker of states failed to say what it wants")
-            asked = set(self._always)
+        asked = {*self._always, *self._source.wanted_boundaries()}
         now = self._clock()
         if asked == set(self._boundaries):
             self._asked_at = now
@@ -176,8 +164,8 @@ class _History:
         self._state = state
 
     def reach(self, end: int) -> int:
-        kept = min(end, self._state.num_written_tokens)
-        return self._store.reach(self._state.pages, kept) if kept == end else end
+        kept = min(end, self._state.kv.num_written_tokens)
+        return self._store.reach(self._state.kv.pages, kept) if kept == end else end
 
     def read(self, first: int, end: int) -> HiddenStateRows | None:
-        return self._store.read(self._state.pages, first, min(end, self._state.num_written_tokens))
+        return self._store.read(self._state.kv.pages, first, min(end, self._state.kv.num_written_tokens))

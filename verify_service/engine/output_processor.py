@@ -19,6 +19,9 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.engine.request_output import PLAIN_STEP, end_output, score_outputs, step_output
 from verify_service.engine.step_queue import Step
+from verify_service.engine.step_trace import traced
+from verify_service.grammar.drafting import is_forced
+from verify_service.grammar.forced_texts import GRAMMAR
 from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
 
@@ -100,7 +103,7 @@ class OutputProcessor:
         failed: list[RequestState] = []
         decided, self._decided = self._decided, []
         for each in decided:
-            self.step_rows.observe(sum(item.count + item.max_rows - 1 for item in each.step.items))
+            self.step_rows.observe(_pass_rows(each.step))
             self.step_seconds.observe(each.seconds)
             self._learn(each)
             for item in each.scored:
@@ -152,20 +155,28 @@ class OutputProcessor:
     ) -> Iterable[StepOutput]:
         logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens)) if tokens else ()
         speculation = self._count(decision, len(tokens))
+        if decision.item.state.request.speculation.trace:
+            rows = _pass_rows(decided.step)
+            speculation = traced(speculation, decision, len(tokens), pass_rows=rows, pass_seconds=decided.seconds)
         return (step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now),)
 
     def _count(self, decision: VerifyResult, count: int) -> SpeculationStep:
         """Enter a decision of which `count` tokens are output into the figures."""
         state, tree = decision.item.state, decision.item.tree
-        state.verify_steps += 1
+        state.stats.verify_steps += 1
         self.verify_steps += 1
         self.committed_tokens += count
         if tree is None:
             return PLAIN_STEP
         accepted = decision.path.nodes[:count]
-        step = SpeculationStep(len(tree), len(accepted), state.proposer, accepted_by_source(tree, accepted))
-        state.drafted_tokens += step.drafted
-        state.accepted_tokens += step.accepted
+        proposer = GRAMMAR if is_forced(tree) else state.draft.proposer
+        step = SpeculationStep(len(tree), len(accepted), proposer, accepted_by_source(tree, accepted))
+        state.stats.drafted_tokens += step.drafted
+        state.stats.accepted_tokens += step.accepted
         self.drafted_tokens += step.drafted
         self.accepted_tokens += step.accepted
         return step
+
+
+def _pass_rows(step: Step) -> int:
+    return sum(item.count + item.max_rows - 1 for item in step.items)

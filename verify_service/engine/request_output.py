@@ -20,11 +20,11 @@ def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishR
     """
     if state.only_scores:
         return 0, FinishReason.LENGTH
-    room = state.max_length - len(state.tokens)
-    if len(tokens) < room and state.stop_token_ids.isdisjoint(tokens):
+    room = state.parameters.max_length - len(state.tokens)
+    if len(tokens) < room and state.parameters.stop_token_ids.isdisjoint(tokens):
         return len(tokens), None
     for index, token in enumerate(tokens[:room]):
-        if token in state.stop_token_ids:
+        if token in state.parameters.stop_token_ids:
             return index + 1, FinishReason.STOP
     return room, FinishReason.LENGTH
 
@@ -42,7 +42,7 @@ def step_output(
     Seed and usage go with the first one too: a client that cuts the output itself sees no last one.
     """
     first = not state.seed_sent
-    seed = state.seed if first else None
+    seed = state.parameters.seed if first else None
     state.seed_sent = True
     if reason is None:
         return StepOutput(state.key, tokens, logprobs, step, usage=usage_of(state) if first else None, seed=seed)
@@ -60,7 +60,7 @@ def end_output(
     state: RequestState, reason: FinishReason, now: float, error: SlipstreamError | None = None
 ) -> StepOutput:
     """The last output of a request that ends without a further token."""
-    seed = None if state.seed_sent else state.seed
+    seed = None if state.seed_sent else state.parameters.seed
     return StepOutput(
         state.key,
         finish_reason=reason,
@@ -80,17 +80,17 @@ def usage_of(state: RequestState) -> Usage:
     return Usage(
         prompt_tokens=state.prompt_length,
         completion_tokens=len(state.tokens) - state.prompt_length,
-        cached_tokens=state.cached_tokens,
-        verify_steps=state.verify_steps,
-        drafted_tokens=state.drafted_tokens,
-        accepted_tokens=state.accepted_tokens,
+        cached_tokens=state.stats.cached_tokens,
+        verify_steps=state.stats.verify_steps,
+        drafted_tokens=state.stats.drafted_tokens,
+        accepted_tokens=state.stats.accepted_tokens,
     )
 
 
 def timings_of(state: RequestState, now: float) -> Timings:
     arrival = state.request.arrival
     return Timings(
-        queued=max(0.0, state.scheduled_at - arrival),
-        first_token=max(0.0, state.first_token_at - arrival),
+        queued=max(0.0, state.stats.scheduled_at - arrival),
+        first_token=max(0.0, state.stats.first_token_at - arrival),
         total=max(0.0, now - arrival),
     )

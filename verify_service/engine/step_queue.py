@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verify_service.core.request_state import RequestState
@@ -16,8 +15,6 @@ from verify_service.core.step_result import StepHandle, VerifyResult
 from verify_service.engine.launch_deadline import LaunchDeadline
 from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,16 +26,14 @@ class Step:
     launched_at: float
 
     @property
+    def constrained(self) -> bool:
+        """Whether a grammar may have the last word on what it decides, which the host alone knows."""
+        return any(item.state.grammar is not None for item in self.items)
+
+    @property
     def drafted(self) -> bool:
         """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
         return any(item.tree is not None or item.reserved is not None for item in self.items)
-
-
-def _attempt(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception:  # noqa: BLE001 - the step is under way already
-        _log.exception("what was to be done behind the launch of a step failed")
 
 
 class StepQueue:
@@ -63,7 +58,7 @@ class StepQueue:
         not their number, and no request is about to get a tree that it would then miss.
         """
         return len(self._steps) <= self._engine.lookahead and not any(
-            step.drafted or self._speculation.expects_trees(step.items) for step in self._steps
+            step.drafted or step.constrained or self._speculation.expects_trees(step.items) for step in self._steps
         )
 
     @property
@@ -73,7 +68,9 @@ class StepQueue:
         Where `can_launch` is False, as steps have trees or expect some, and no drafter is waited for.
         """
         steps = self._steps
-        return len(steps) == 1 and self._engine.chooses and self._speculation.can_launch_ahead(steps[0].items)
+        if len(steps) != 1 or not self._engine.chooses or steps[0].constrained:
+            return False
+        return self._speculation.can_launch_ahead(steps[0].items)
 
     @property
     def under_way(self) -> Mapping[RequestState, ScheduledRequest]:
@@ -85,18 +82,10 @@ class StepQueue:
         latest = self._times.latest_start(max(self._steps[0].launched_at, self._decided_at))
         return None if latest is None else latest - time.perf_counter()
 
-    def launch(
-        self,
-        items: Sequence[ScheduledRequest],
-        prepared_from: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        afterwards: Callable[[], None] | None = None,
-    ) -> None:
+    def launch(self, items: Sequence[ScheduledRequest], prepared_from: float | None = None) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
-        Where it begins with trees that only the device knows yet, returns once the host knows them, from when on it
-        counts as begun. `meanwhile` is called before they are waited for, `afterwards` before drafting behind the step
-        is enqueued.
+        `read_trees` and `enqueue_drafts` are to follow.
         `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
@@ -106,16 +95,23 @@ class StepQueue:
         else:
             self._times.observe_whole_launch(time.perf_counter() - prepared_from)
         for item in items:
-            item.state.num_computed_tokens = item.base
+            item.state.kv.num_computed_tokens = item.base
             item.state.num_output_placeholders += item.decides
             item.state.max_inflight_drafts += item.max_accepted
-        late = self._speculation.read(items, meanwhile)
+        self._steps.append(Step(items, launched, begun))
+
+    def read_trees(self) -> None:
+        """Have the host know the newest step's trees that only the device knew; the step counts as begun from then."""
+        late = self._speculation.read(self._steps[-1].items)
         known = time.perf_counter()
-        self._steps.append(Step(items, launched, known if late else begun))
+        if late:
+            self._steps[-1] = replace(self._steps[-1], launched_at=known)
         if self._engine.lookahead and len(self._steps) == 1:
             self._speculation.observe_idle(known - self._decided_at)
-        if afterwards is not None:
-            _attempt(afterwards)
+
+    def enqueue_drafts(self) -> None:
+        """Have drafters on the device draft behind the newest step."""
+        launched = self._steps[-1].launched
         if self._speculation.drafts_on_device and (outcome := self._engine.outcome(launched)) is not None:
             for read in self._speculation.enqueue_drafts(launched.deciding, outcome):
                 self._engine.start_after(read)

@@ -8,24 +8,29 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.generation_types import FinishReason
-from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError, UnavailableError
-from slipstream.rpc.logs import with_fields
+from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError
 from verify_service.core.device_fault import end_if_device_lost
-from verify_service.core.draft_source import DraftSource, HiddenStateTaker, OnDeviceDrafter, OutcomeTreeSource
+from verify_service.core.draft_source import DraftSource
 from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
+from verify_service.core.guarded_source import GuardedSource
+from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
-from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, Stop
+from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, GrammarReady, Stop
 from verify_service.engine.drafter_updates import DrafterUpdates
+from verify_service.engine.grammar_gate import GrammarGate
 from verify_service.engine.hidden_state_capture import HiddenStateCapture
 from verify_service.engine.loop_stats import LoopCounters, LoopState, snapshot
 from verify_service.engine.output_processor import OutputProcessor
-from verify_service.engine.request_output import cut_output, end_output, refusal
+from verify_service.engine.request_entry import RequestEntry
+from verify_service.engine.request_output import cut_output, end_output
+from verify_service.engine.sink import Sink
 from verify_service.engine.step_queue import Step, StepQueue
-from verify_service.engine.undecided import decided_part, undecided_error
+from verify_service.engine.undecided import decided_part, reported_error
+from verify_service.grammar.compiler import GrammarCompiler
+from verify_service.model_runner.device_trees import not_on_host
 from verify_service.model_runner.factory import TargetModel, new_model_runner
 from verify_service.scheduler.admission import Admission
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -36,8 +41,6 @@ from verify_service.speculation.goodput import GoodputOptimizer
 
 _log = logging.getLogger(__name__)
 
-Sink = Callable[[list[StepOutput]], None]
-
 THREAD_NAME = "verify-loop"
 LOOK_SECONDS = 1.0
 """How often a loop without requests looks whether a drafter has come that wants states, for which it can prepare."""
@@ -46,28 +49,22 @@ LOOK_SECONDS = 1.0
 class VerifyLoop:
     """Owns the one thread that runs the target model.
 
-    Every submitted request is answered through `sink`, on the loop's thread, by outputs that end with a finish
-    reason; the sink takes one list a step and must not wait. All public methods may be called from any thread.
+    Every submitted request is answered through `sink` by outputs that end with a finish reason. All public methods may
+    be called from any thread.
     """
 
     def __init__(
         self,
         model: TargetModel,
         config: EngineConfig,
-        trees: DraftSource,
+        drafts: DraftSource,
         sink: Sink,
-        taker: HiddenStateTaker | None = None,
-        outcome_source: OutcomeTreeSource | None = None,
-        on_device_drafter: OnDeviceDrafter | None = None,
-        tell_started: Callable[[list[RequestKey]], None] = lambda keys: None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`outcome_source` and `on_device_drafter` are the parts of `trees` for undecided steps, if it has any.
-
-        `tell_started` is called on the loop's thread with requests of which a step computes the first rows, before it.
-        """
+        """Without `grammars` requests that have one are refused."""
+        source = GuardedSource(drafts)
         max_context = config.max_context or model.config.max_context
         self._sink = sink
-        self._tell_started = tell_started
         self._commands = CommandQueue()
         self._memory = KVCacheManager(config, max_context, model.config.hidden_size)
         self._engine = new_model_runner(model, config, self._memory.page_table)
@@ -75,20 +72,21 @@ class VerifyLoop:
         costs = StepTimeModel(self._engine.pass_costs())
         self._passes = PassShare(costs, config.prefill_chunk)
         self._scheduler = Scheduler(config, self._memory, self._passes)
-        self._speculation = SpeculationController(
-            trees, self._memory, config, GoodputOptimizer(costs), outcome_source, on_device_drafter, self._passes
-        )
+        self._speculation = SpeculationController(source, self._memory, config, GoodputOptimizer(costs), self._passes)
         self._step_queue = StepQueue(self._engine, self._speculation)
-        self._features = HiddenStateCapture(self._engine, self._memory.features, taker, config.feature_boundaries)
-        self._admission = Admission(
+        self._features = HiddenStateCapture(self._engine, self._memory.features, source, config.feature_boundaries)
+        admission = Admission(
             config,
-            trees,
+            source,
             vocab_size=model.config.vocab_size,
             max_context=max_context,
             eos_token_ids=tuple(model.config.eos_token_ids),
         )
         self._states: dict[RequestKey, RequestState] = {}
         self._output_processor = OutputProcessor(self._engine, self._speculation)
+        self._gate = GrammarGate(grammars, self._commands.put, most_waiting=config.max_queued)
+        entry = admission, self._gate, self._scheduler, self._states, self._output_processor
+        self._entry = RequestEntry(*entry, self._displace)
         self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
@@ -137,11 +135,14 @@ class VerifyLoop:
 
     def _receive(self) -> bool:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
-        idle = not (self._states or self._step_queue or self._output_processor)
-        for command in self._commands.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS):
+        owes = len(self._gate) > 0
+        idle = len(self._states) == len(self._gate) and not (self._step_queue or self._output_processor)
+        for command in self._commands.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS, owes=owes):
             match command:
                 case GenerationRequest():
-                    self._enter(command)
+                    self._entry.enter(command, draining=self._draining)
+                case GrammarReady():
+                    self._entry.open(command)
                 case CancelRequest(key):
                     self._leave([key], FinishReason.CANCELLED)
                 case CancelSession(session_id):
@@ -201,13 +202,32 @@ class VerifyLoop:
                 attach(items)
                 self._features.direct(items)
                 self._scheduler.charge(items)
-                afterwards, meanwhile = (self._tell_behind_launch, None) if promised else (None, self._deliver)
-                self._step_queue.launch(items, meanwhile=meanwhile, afterwards=afterwards)
+                self._step_queue.launch(items)
+                self._work_behind_launch(items, promised=promised)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
             return False
         return bool(items)
+
+    def _work_behind_launch(self, items: Sequence[ScheduledRequest], *, promised: bool = False) -> None:
+        """Do what the step just launched leaves time for: its host trees, news of the last step, drafts behind it.
+
+        While a device drafts the step's trees clients are told; drafters are where the trees were promised.
+        """
+        if not promised and not_on_host(items):
+            self._attempt(self._deliver)
+        self._step_queue.read_trees()
+        if promised:
+            self._attempt(self._tell_of_last_step)
+        self._step_queue.enqueue_drafts()
+
+    @staticmethod
+    def _attempt(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - the step is under way already
+            _log.exception("what was to be done behind the launch of a step failed")
 
     def _launch_ahead(self) -> None:
         """Start the step after the one under way with trees for the ways in which that may end, if most are there.
@@ -228,6 +248,7 @@ class VerifyLoop:
                 self._speculation.attach_outcome_trees(items, under_way)
                 self._scheduler.charge(items)
                 self._step_queue.launch(items, begun)
+                self._work_behind_launch(items)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
             self._fail(list(self._states) if items is None else [item.state.key for item in items])
@@ -241,16 +262,16 @@ class VerifyLoop:
         self._counters.preemptions += len(plan.preempted)
         self._speculation.leave_out(plan.left_out)
         if started := [state.key for state in plan.started if not state.started]:
-            self._tell_started(started)
+            self._sink.started(started)
         for state in plan.started:
-            self._counters.prefix_hit_tokens += state.num_computed_tokens
+            self._counters.prefix_hit_tokens += state.kv.num_computed_tokens
             self._engine.begin(state)
             if state.started:
                 continue
             state.started = True
-            state.scheduled_at = now
-            state.cached_tokens = min(state.num_computed_tokens, state.prompt_length)
-            if state.proposer:
+            state.stats.scheduled_at = now
+            state.stats.cached_tokens = min(state.kv.num_computed_tokens, state.prompt_length)
+            if state.draft.proposer:
                 self._speculation.begin(state, self._features.history(state))
         return plan.rows
 
@@ -272,38 +293,39 @@ class VerifyLoop:
     ) -> None:
         """Add what was decided to each request, and let go of what is over; then tell drafters.
 
-        Before that, the next step is launched if a device drafts its trees already. Clients are told later.
+        Before that, the next step is launched if a device drafts its trees already. Clients are told later, but of a
+        request's first tokens at once: whatever drafters have to hear of a whole prompt takes milliseconds.
         """
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
         self._counters.steps += 1
         self._output_processor.add_step(step, live, seconds, now)
         for item in live:
-            item.state.num_written_tokens = item.base
+            item.state.kv.num_written_tokens = item.base
             self._counters.prompt_tokens += item.prompt_rows
         features = self._features.take(step, live, [decision.item for decision in decisions])
-        undecided: list[RequestState] = []
+        undecided: list[VerifyResult] = []
+        begins = any(not decision.item.state.stats.first_token_at for decision in decisions)
         for decision in decisions:
             decided = decided_part(decision)
             if decided is not decision:
-                undecided.append(decision.item.state)
+                undecided.append(decision)
             tokens = self._commit_one(decided, now) if decided is not None else ()
             if tokens and decided is decision:
                 progressed.append((decision.item.state, tokens))
         self._updates.put(progressed, features)
         if self._speculation.can_launch_promised and not (undecided or self._step_queue):
             self._launch(promised=True)
+        if begins:
+            self._deliver()
         self._updates.send(self._scheduler.num_running, self._step_queue.under_way)
-        for state in undecided:
-            error = undecided_error(len(state.tokens))
-            named = with_fields(request_id=state.request.context.request_id or None)
-            _log.error("request %d of session %d: %s", state.key.request_id, state.key.session_id, error, extra=named)
-            self._leave([state.key], FinishReason.ERROR, error, keep=False)
+        for decision in undecided:
+            self._leave([decision.item.state.key], FinishReason.ERROR, reported_error(decision), keep=False)
 
-    def _tell_behind_launch(self) -> None:
-        """Tell drafters of the last step, and clients, as the next one is under way with promised trees."""
-        self._updates.send(self._scheduler.num_running, {}, launched=True)
+    def _tell_of_last_step(self) -> None:
+        """Tell clients of the last step, and drafters, as the next one is under way with promised trees."""
         self._deliver()
+        self._updates.send(self._scheduler.num_running, {}, launched=True)
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
@@ -311,13 +333,13 @@ class VerifyLoop:
         count, reason = cut_output(state, decision.path.tokens)
         tokens = decision.path.tokens[:count]
         state.tokens.extend(tokens)
-        state.num_written_tokens = len(state.tokens) - 1
-        state.num_computed_tokens = state.length - 1
+        state.kv.num_written_tokens = len(state.tokens) - 1
+        state.kv.num_computed_tokens = state.length - 1
         if not state.prefilled:
             state.prefilled = True
             self._memory.cache_full_pages(state)
-        if tokens and not state.first_token_at:
-            state.first_token_at = now
+        if tokens and not state.stats.first_token_at:
+            state.stats.first_token_at = now
         self._output_processor.add_result(decision, tokens, reason)
         if reason is not None:
             self._features.keep(state)
@@ -326,27 +348,8 @@ class VerifyLoop:
         self._engine.commit(state, tokens)
         return tokens
 
-    def _enter(self, request: GenerationRequest) -> None:
-        """Queue a request, or answer why not."""
-        try:
-            if self._draining:
-                raise UnavailableError("the service drains and takes no new requests")
-            if request.key in self._states:
-                raise InvalidArgumentError(
-                    f"request_id {request.key.request_id} is in use in this session", field="request_id"
-                )
-            state = self._admission.admit(request)
-            displaced = self._scheduler.places.displace(state) if state.finish_reason is None else None
-        except SlipstreamError as error:
-            self._output_processor.append(refusal(request, error))
-            return
-        if state.finish_reason is not None:
-            self._output_processor.append(end_output(state, state.finish_reason, time.monotonic()))
-            return
-        if displaced is not None:
-            self._leave([displaced.key], FinishReason.ERROR, self._scheduler.places.refusal())
-        self._states[state.key] = state
-        self._scheduler.add(state)
+    def _displace(self, state: RequestState) -> None:
+        self._leave([state.key], FinishReason.ERROR, self._scheduler.places.refusal())
 
     def _leave(
         self,
@@ -372,9 +375,10 @@ class VerifyLoop:
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
         state.finished = True
-        self._scheduler.remove(state, keep=keep)
+        if not self._gate.leave(state):
+            self._scheduler.remove(state, keep=keep)
         del self._states[state.key]
-        if state.started and state.proposer:
+        if state.started and state.draft.proposer:
             self._speculation.end(state.key, reason)
 
     def _write_outputs(self) -> None:
@@ -387,12 +391,7 @@ class VerifyLoop:
         """Write outputs and show the new state, then hand the outputs to the sink."""
         self._write_outputs()
         self._state = self._snapshot()
-        outputs = self._output_processor.drain()
-        if outputs:
-            try:
-                self._sink(outputs)
-            except Exception:  # noqa: BLE001 - the loop must outlive its sink's mistakes
-                _log.exception("the sink failed to take %d outputs", len(outputs))
+        self._sink.deliver(self._output_processor.drain())
 
     def _snapshot(self) -> LoopState:
         parts = self._counters, self._scheduler, self._memory, self._output_processor, self._passes

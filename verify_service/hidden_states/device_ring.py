@@ -19,17 +19,12 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 
 
-class SlotKey(Protocol):
-    """What a slot holds, as far as a ring has to know: whose states, and at which boundaries."""
-
-    @property
-    def generation(self) -> int:
-        """One for each request that the slot has held."""
-        ...
+class RingReader(Protocol):
+    """Who reads the states of one request from a ring; another request has another reader."""
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Those whose states its drafter wants."""
+        """Boundaries whose states are read."""
         ...
 
 
@@ -49,14 +44,13 @@ class RingReservation:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RingSlice:
-    """Reserved rows for the hidden states of `count` positions of a slot's request from `first` on; a step fills them.
+    """Reserved rows for the hidden states of `count` positions of a request from `first` on; a step fills them.
 
     A step that may write there, and the rows that it has computed, keep the object alive: while it lives its bytes are
     not reused.
     """
 
-    slot: SlotKey
-    generation: int
+    reader: RingReader
     boundaries: tuple[int, ...]
     first: int
     count: int
@@ -69,9 +63,9 @@ class RingSlice:
     """Index in `target` of the first row's first number."""
     reservation: RingReservation
 
-    def serves(self, slot: SlotKey) -> bool:
-        """Whether it was reserved for the request that a slot holds now, at the same boundaries."""
-        return self.slot is slot and self.generation == slot.generation and self.boundaries == slot.boundaries
+    def serves(self, reader: RingReader) -> bool:
+        """Return whether it was reserved for this reader."""
+        return self.reader is reader
 
     def rows(self, first: int, end: int) -> DeviceRows:
         """Return the rows of positions `first` to `end` - 1, as a record names them."""
@@ -126,9 +120,9 @@ class DeviceRing:
             raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
         self._released = messages
 
-    def reserve(self, slot: SlotKey, first: int, count: int, hidden_size: int) -> RingSlice | None:
+    def reserve(self, reader: RingReader, first: int, count: int, hidden_size: int) -> RingSlice | None:
         """Reserve rows for `count` positions from `first` on; None while the drafter has not released enough."""
-        row_bytes = 2 * len(slot.boundaries) * hidden_size
+        row_bytes = 2 * len(reader.boundaries) * hidden_size
         size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
         start = self._written
         if start % self._capacity + size > self._capacity:
@@ -139,7 +133,7 @@ class DeviceRing:
         reservation = RingReservation(self._written)
         offset = start % self._capacity // 2
         ring_slice = RingSlice(
-            slot, slot.generation, slot.boundaries, first, count, start, row_bytes, self._target, offset, reservation
+            reader, reader.boundaries, first, count, start, row_bytes, self._target, offset, reservation
         )
         self._reservations.append((reservation, weakref.ref(ring_slice)))
         return ring_slice

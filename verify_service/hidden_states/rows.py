@@ -11,7 +11,7 @@ import numpy as np
 from slipstream_kernels.models.capture_layers import Bits
 
 if TYPE_CHECKING:
-    from verify_service.hidden_states.device_ring import RingSlice, SlotKey
+    from verify_service.hidden_states.device_ring import RingReader, RingSlice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,10 +107,10 @@ class HiddenStateRows:
         by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
-    def ring_slice_for(self, slot: SlotKey) -> RingSlice | None:
-        """Return the ring slice reserved for `slot`, once the rows are there; None if they have to be sent."""
+    def ring_slice_for(self, reader: RingReader) -> RingSlice | None:
+        """Return the ring slice reserved for `reader`, once the rows are there; None if they have to be sent."""
         for ring_slice in self.ring_slices:
-            if ring_slice.serves(slot):
+            if ring_slice.serves(reader):
                 if self._copied is not None:
                     self._copied()
                 return ring_slice

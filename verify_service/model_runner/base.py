@@ -44,7 +44,7 @@ class ModelRunner(Protocol[L]):
         ...
 
     def begin(self, state: RequestState) -> None:
-        """A request takes row `state.req_index` of the tables, from the next step launched on."""
+        """A request takes row `state.kv.req_index` of the tables, from the next step launched on."""
         ...
 
     @property

@@ -78,8 +78,8 @@ class CpuBatchBuilder:
         if item.count == 1:
             self._token_ids[row] = state.tokens[first]
             self._positions[row] = first
-            self._write_slots[row] = state.pages[first // size] * size + first % size
-            self._page_lines[row] = state.req_index
+            self._write_slots[row] = state.kv.pages[first // size] * size + first % size
+            self._page_lines[row] = state.kv.req_index
             self._prefix_lengths[row] = first + 1
             self._num_ancestors[row] = 0
             return
@@ -87,8 +87,8 @@ class CpuBatchBuilder:
         positions = self._positions[row:end]
         np.add(self._count[: item.count], first, out=positions)
         self._token_ids[row:end] = state.tokens[first : first + item.count]
-        self._write_slots[row:end] = self._page_table[state.req_index, positions // size] * size + positions % size
-        self._page_lines[row:end] = state.req_index
+        self._write_slots[row:end] = self._page_table[state.kv.req_index, positions // size] * size + positions % size
+        self._page_lines[row:end] = state.kv.req_index
         np.add(positions, 1, out=self._prefix_lengths[row:end])
         self._num_ancestors[row:end] = 0
 
@@ -101,7 +101,7 @@ class CpuBatchBuilder:
         self._num_ancestors[row:end] = depths
         np.add(self._num_ancestors[row:end], base - 1, out=self._positions[row:end])
         np.add(self._count[: len(tree)], scratch, out=self._write_slots[row:end])
-        self._page_lines[row:end] = item.state.req_index
+        self._page_lines[row:end] = item.state.kv.req_index
         self._prefix_lengths[row:end] = base
         ancestors = self._ancestors[row * width : end * width].reshape(len(tree), width)
         for node, (parent, depth) in enumerate(zip(tree.parents, depths, strict=True)):

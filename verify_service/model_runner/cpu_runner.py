@@ -14,6 +14,7 @@ from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.models.capture_layers import Capture, boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.ops.logit_mask import masked
 from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.core.acceptance import AcceptedPath, accept
@@ -25,6 +26,7 @@ from verify_service.core.step_result import StepHandle, VerifyResult
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates, places_of
+from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.cpu_batch import CpuBatch, CpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 from verify_service.model_runner.sampling_table import SamplingTable
@@ -123,6 +125,8 @@ class CpuModelRunner:
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
         sampled = sample(logits, gathered, team=self._model.team).tolist()
         decisions = self._decide(rows, sampled)
+        if any(item.state.grammar is not None for item in rows.deciding):
+            self._constrain(decisions, sampled, logits, gathered)
         self._compact(decisions, rows.node_slots)
         return CpuStepHandle(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
 
@@ -133,7 +137,7 @@ class CpuModelRunner:
         self._sampling.commit(state, tokens)
 
     def logprobs(self, launched: CpuStepHandle, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
-        top = decision.item.state.sampling.logprobs
+        top = decision.item.state.parameters.sampling.logprobs
         if top is None:
             return ()
         chosen = np.array(decision.path.tokens[:count], dtype=np.int32)
@@ -151,7 +155,7 @@ class CpuModelRunner:
 
     def _scores(self, item: ScheduledRequest, offset: int) -> PromptScores:
         """Of an item's `scored` positions; the row of each is `offset` from it."""
-        chosen, top = next_tokens(item.state.tokens, item.scored), item.state.sampling.prompt_logprobs or 0
+        chosen, top = next_tokens(item.state.tokens, item.scored), item.state.parameters.sampling.prompt_logprobs or 0
         rows = np.arange(item.scored.start + offset, item.scored.stop + offset, dtype=np.int32)
         parts = [
             logprobs(self._model.last_logits(rows[at : at + _SCORED_ROWS]), chosen[at : at + _SCORED_ROWS], top)
@@ -190,6 +194,24 @@ class CpuModelRunner:
             first = end
         return decisions
 
+    def _constrain(
+        self, decisions: list[VerifyResult], sampled: list[int], logits: FloatArray, gathered: SamplingRows
+    ) -> None:
+        """Decide anew what grammars have a say in."""
+        held = [
+            (place, ConstrainedPath(item, grammar, first, dict(enumerate(sampled[first : first + item.num_rows]))))
+            for place, (item, _, first, _) in enumerate(decisions)
+            if (grammar := item.state.grammar) is not None
+        ]
+
+        def sample_masked(rows: Sequence[MaskedRow]) -> list[int]:
+            chosen = np.array([each.row for each in rows], dtype=np.int32)
+            left = masked(logits[chosen], [each.words for each in rows])
+            return [int(token) for token in sample(left, gathered.take(chosen), team=self._model.team)]
+
+        for (place, _), decision in zip(held, decide([path for _, path in held], sample_masked), strict=True):
+            decisions[place] = decision
+
     def _compact(self, decisions: Sequence[VerifyResult], node_slots: Sequence[int]) -> None:
         """Copy the KV of accepted nodes from scratch slots to the page slots of their positions."""
         sources: list[int] = []
@@ -200,7 +222,7 @@ class CpuModelRunner:
                 state, base = decision.item.state, decision.item.base
                 sources.extend(first_slot + node for node in decision.path.nodes)
                 targets.extend(
-                    state.pages[position // size] * size + position % size
+                    state.kv.pages[position // size] * size + position % size
                     for position in range(base, base + len(decision.path.nodes))
                 )
         if sources:

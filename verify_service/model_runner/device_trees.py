@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 def verifies_all_nodes(items: Sequence[ScheduledRequest]) -> bool:
     """Whether a step takes all nodes of its trees, be it that it has one request alone, whose rows are cheap."""
-    fixed = not any(item.state.adaptive and item.state.proposer for item in items)
+    fixed = not any(item.state.draft.adaptive and item.state.draft.proposer for item in items)
     return (fixed or len(items) == 1) and all(item.count == 1 for item in items)
 
 

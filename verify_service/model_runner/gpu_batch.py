@@ -78,7 +78,7 @@ class GpuBatchBuilder:
             rows = places[item][item.scored.start - item.first : item.scored.stop - item.first]
             table = np.empty((len(rows), 3), dtype=np.int32)
             table[:, 0], table[:, 1] = rows, next_tokens(item.state.tokens, item.scored)
-            table[:, 2] = item.state.sampling.prompt_logprobs or 0
+            table[:, 2] = item.state.parameters.sampling.prompt_logprobs or 0
             tables.append(table)
         return np.concatenate(tables)
 
@@ -142,7 +142,8 @@ class GpuBatchBuilder:
         deciding = np.empty((len(spans.deciding), 4), dtype=np.int32)
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
-        choices = outcome_tree_table(spans.deciding, before) if spans.chooses else {}
+        roots = logit_rows[deciding[:, 0]].tolist()
+        choices = outcome_tree_table(spans.deciding, roots, before) if spans.chooses else {}
         drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
@@ -191,8 +192,8 @@ class _Spans:
             nodes = len(tree.token_ids)
             self.token_ids += tree.token_ids
             self.parents += tree.parents
-        self.items += (state.req_index, first, count, nodes, decides)
+        self.items += (state.kv.req_index, first, count, nodes, decides)
         if decides:
             self.deciding.append(item)
             self.logits += 1 + nodes
-            self.keep_logits |= state.sampling.logprobs is not None
+            self.keep_logits |= state.parameters.sampling.logprobs is not None

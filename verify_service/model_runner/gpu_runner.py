@@ -12,6 +12,7 @@ import numpy as np
 from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
@@ -24,6 +25,7 @@ from verify_service.core.step_result import DeviceStepResult, StepHandle, Verify
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
+from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.device_trees import not_on_host, read_tree
 from verify_service.model_runner.gpu_batch import GpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
@@ -83,13 +85,13 @@ class GpuModelRunner:
         return self._model.pass_costs()
 
     def begin(self, state: RequestState) -> None:
-        params = state.sampling
+        params = state.parameters.sampling
         line = pack_line(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
-            seed=state.seed,
+            seed=state.parameters.seed,
             choice=state.request.choice_index,
             repetition=params.repetition_penalty,
             presence=params.presence_penalty,
@@ -100,7 +102,7 @@ class GpuModelRunner:
         penalised = bool(line[FLAGS] & HAS_PENALTIES)
         ends = {*params.stop_token_ids, *self._model.config.eos_token_ids} if params.min_tokens else None
         self._model.set_line(
-            state.req_index,
+            state.kv.req_index,
             line,
             prompt_ids=state.tokens[: state.prompt_length] if penalised else None,
             output_ids=state.tokens[state.prompt_length :] if penalised else None,
@@ -174,13 +176,17 @@ class GpuModelRunner:
                 nodes = results[row, _NODES : _NODES + accepted].tolist()
                 walk = AcceptedPath(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
             decisions.append(VerifyResult(item, walk, first_row))
+        if any(item.state.grammar is not None for item in launched.deciding):
+            self._constrain(launched, decisions)
         return decisions
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """The device has counted them already."""
+        """The device has counted them already, but for what a grammar has the last word on."""
+        if state.grammar is not None and is_penalised(state):
+            self.begin(state)
 
     def logprobs(self, launched: GpuStepHandle, decision: VerifyResult, count: int) -> tuple[PositionLogprobs, ...]:
-        if decision.item.state.sampling.logprobs is None:
+        if decision.item.state.parameters.sampling.logprobs is None:
             return ()
         if not launched.logprobs:
             self._take_logprobs(launched)
@@ -193,21 +199,46 @@ class GpuModelRunner:
             for each in launched.items:
                 start, end = end, end + len(each.scored)
                 if end > start:
-                    top, part = each.state.sampling.prompt_logprobs or 0, slice(start, end)
+                    top, part = each.state.parameters.sampling.prompt_logprobs or 0, slice(start, end)
                     launched.scores[each] = PromptScores(
                         each.scored.start + 1, values[part], ranks[part], ids[part, :top], logs[part, :top]
                     )
         return launched.scores[item]
 
+    def _constrain(self, launched: GpuStepHandle, decisions: list[VerifyResult]) -> None:
+        """Decide anew what grammars have a say in: the device's path, as far as they follow it.
+
+        Requests that have ended since the launch have no line any more, and nothing is decided of them.
+        """
+        held: list[tuple[int, ConstrainedPath]] = []
+        for place, (item, (nodes, tokens), first_row, _) in enumerate(decisions):
+            if (grammar := item.state.grammar) is not None and not item.state.finished:
+                sampled = dict(zip((0, *(1 + node for node in nodes)), tokens, strict=True))
+                held.append((place, ConstrainedPath(item, grammar, first_row, sampled)))
+                if is_penalised(item.state):
+                    self.begin(item.state)  # its output counts are those before the step again
+
+        def sample_masked(rows: Sequence[MaskedRow]) -> Sequence[int]:
+            table = np.array([(each.row, each.item.state.kv.req_index, each.position) for each in rows], np.int32)
+            numbers, lines, positions = np.ascontiguousarray(table.T)
+            paths, words = [each.tokens for each in rows], np.stack([each.words for each in rows])
+            wanted = MaskedRows(numbers, lines, positions, paths, words)
+            return self._model.sample_masked(launched.ticket, wanted)
+
+        for (place, _), decision in zip(held, decide([path for _, path in held], sample_masked), strict=True):
+            decisions[place] = decision
+
     def _know(self, items: Sequence[ScheduledRequest]) -> None:
         """Wait for the trees that the device has alone where the pass cannot take them from there."""
+        late = not_on_host(items)
+        if not late:
+            return
+        able = self._model.takes_device_trees and all(item.decides for item in items if item.count == 1)
         first: DeviceTrees | None = None
-        for item in not_on_host(items):
+        for item in late:
             tree = item.tree
             assert isinstance(tree, DeviceTree)
             first = first or tree.trees
-            settled = all(item.count == 1 and item.decides for item in items)
-            able = settled and self._model.takes_device_trees
             if not able or tree.trees is not first or item.state not in self._places:
                 item.tree = read_tree(tree)
 
@@ -246,7 +277,7 @@ class GpuModelRunner:
         wanted = [
             (decision, top)
             for decision in launched.decisions
-            if (top := decision.item.state.sampling.logprobs) is not None
+            if (top := decision.item.state.parameters.sampling.logprobs) is not None
         ]
         rows = [row for decision, _ in wanted for row in chosen_rows(decision, len(decision.path.tokens))]
         tokens = [token for decision, _ in wanted for token in decision.path.tokens]
@@ -259,6 +290,13 @@ class GpuModelRunner:
             launched.logprobs[decision.first_row] = logprob_entries(
                 chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
             )
+
+
+def is_penalised(state: RequestState) -> bool:
+    """Return whether a request's tokens depend on how often each was output."""
+    params = state.parameters.sampling
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return penalties != (1.0, 0.0, 0.0)
 
 
 def _rows_of(ticket: PassHandle) -> Bits:

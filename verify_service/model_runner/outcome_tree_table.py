@@ -14,20 +14,19 @@ from verify_service.core.scheduled_request import ScheduledRequest
 
 
 def outcome_tree_table(
-    items: Sequence[ScheduledRequest], before: Mapping[RequestState, int]
+    items: Sequence[ScheduledRequest], roots: Sequence[int], before: Mapping[RequestState, int]
 ) -> dict[str, NDArray[np.int32]]:
-    """`choices`, `entries` and `entry_nodes` of a `PassPlan` whose items, all of which decide, are these in order.
+    """`choices`, `entries` and `entry_nodes` of a `PassPlan` whose deciding items are these in order.
 
-    A tree that is on the device alone is a choice of one. `before` has the places of requests among those that the step
-    before decides.
+    `roots` are the items' rows. A tree that is on the device alone is a choice of one. `before` has the places of
+    requests among those that the step before decides.
     """
     choices: list[int] = []
     entries: list[int] = []
     token_ids: list[int] = []
     parents: list[int] = []
     depths: list[int] = []
-    row = 0
-    for index, item in enumerate(items):
+    for index, (item, row) in enumerate(zip(items, roots, strict=True)):
         rows = item.max_rows
         drafted = item.tree
         if isinstance(drafted, DeviceTree):
@@ -44,7 +43,6 @@ def outcome_tree_table(
                 token_ids += tree.token_ids
                 parents += tree.parents
                 depths += tree.depths
-        row += rows
     nodes = np.zeros((len(token_ids), 4), np.int32)
     for column, values in enumerate((token_ids, parents, depths)):
         nodes[:, column] = values

@@ -15,7 +15,7 @@ IntArray = NDArray[np.int32]
 
 
 class SamplingTable:
-    """One row a running request: `state.req_index`.
+    """One row a running request: `state.kv.req_index`.
 
     Penalties need what a request has seen: `prompt_seen` uint8 and `output_counts` int32, both [max_running, vocab].
     """
@@ -43,12 +43,12 @@ class SamplingTable:
 
     def begin(self, state: RequestState) -> None:
         """Fill the line of a request that starts, or starts again."""
-        line, params = state.req_index, state.sampling
+        line, params = state.kv.req_index, state.parameters.sampling
         self._temperature[line] = params.temperature
         self._top_k[line] = params.top_k
         self._top_p[line] = params.top_p
         self._min_p[line] = params.min_p
-        self._seed[line] = state.seed
+        self._seed[line] = state.parameters.seed
         self._choice[line] = state.request.choice_index
         self._repetition[line] = params.repetition_penalty
         self._presence[line] = params.presence_penalty
@@ -60,7 +60,7 @@ class SamplingTable:
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         """Count tokens that were added to the output."""
-        line = state.req_index
+        line = state.kv.req_index
         if self._history[line] >= 0:
             np.add.at(self._output_counts[line], np.asarray(tokens, dtype=np.int64), 1)
 
@@ -74,7 +74,7 @@ class SamplingTable:
         offsets = path_offsets = bias_offsets = mask_offsets = self._no_offsets[: len(lines) + 1]
         path_tokens = bias_ids = mask_ids = self._no_ids
         bias_values = self._no_values
-        if any(item.state.req_index in self._edited for item in deciding):
+        if any(item.state.kv.req_index in self._edited for item in deciding):
             path_offsets, path_tokens = self._paths(deciding, offsets.copy())
             bias_offsets, bias_ids, bias_values = self._biases(deciding, offsets.copy())
             mask_offsets, mask_ids = self._masks(deciding, offsets.copy())
@@ -102,7 +102,7 @@ class SamplingTable:
         )
 
     def _begin_history(self, state: RequestState) -> None:
-        line, params = state.req_index, state.sampling
+        line, params = state.kv.req_index, state.parameters.sampling
         if params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0:
             self._history[line] = -1
             return
@@ -113,13 +113,13 @@ class SamplingTable:
         self.commit(state, state.tokens[state.prompt_length :])
 
     def _begin_edits(self, state: RequestState) -> None:
-        params = state.sampling
-        self._bias[state.req_index] = self._masked[state.req_index] = None
+        params = state.parameters.sampling
+        self._bias[state.kv.req_index] = self._masked[state.kv.req_index] = None
         if params.logit_bias:
             ids = np.array([token for token, _ in params.logit_bias], dtype=np.int32)
-            self._bias[state.req_index] = ids, np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
+            self._bias[state.kv.req_index] = ids, np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
         if params.min_tokens:
-            self._masked[state.req_index] = np.array(
+            self._masked[state.kv.req_index] = np.array(
                 sorted({*params.stop_token_ids, *self._eos_token_ids}), dtype=np.int32
             )
 
@@ -131,7 +131,7 @@ class SamplingTable:
             row += 1
             if item.tree is None:
                 continue
-            if self._history[item.state.req_index] < 0:
+            if self._history[item.state.kv.req_index] < 0:
                 row += len(item.tree)
                 continue
             for node in range(len(item.tree)):
@@ -150,7 +150,7 @@ class SamplingTable:
         values: list[NDArray[np.float32]] = []
         row = 0
         for item in deciding:
-            bias = self._bias[item.state.req_index]
+            bias = self._bias[item.state.kv.req_index]
             count = item.num_rows
             if bias is not None:
                 offsets[row + 1 : row + 1 + count] = len(bias[0])
@@ -166,10 +166,10 @@ class SamplingTable:
         ids: list[IntArray] = []
         row = 0
         for item in deciding:
-            masked = self._masked[item.state.req_index]
+            masked = self._masked[item.state.kv.req_index]
             if masked is not None:
                 state = item.state
-                due = state.sampling.min_tokens - (len(state.tokens) - state.prompt_length)
+                due = state.parameters.sampling.min_tokens - (len(state.tokens) - state.prompt_length)
                 depths = (0, *item.tree.depths) if item.tree is not None else (0,)
                 for index, depth in enumerate(depths):
                     if depth < due:

@@ -11,7 +11,7 @@ from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.draft_source import DraftSource
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest
-from verify_service.core.request_state import RequestState
+from verify_service.core.request_state import DraftState, RequestParameters, RequestState
 from verify_service.core.sampling_validation import check_range, check_tokens, validate_sampling
 
 MAX_NAME_BYTES = 256
@@ -53,21 +53,27 @@ class Admission:
         if params.max_tokens == 0:
             proposer = ""
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self._eos_token_ids))
+        # A grammar lets the model's own ends come only where the output is complete; then they count.
+        free = params.ignore_eos and params.grammar is None
+        stop_ids = frozenset(params.stop_token_ids + (() if free else self._eos_token_ids))
         self._tickets += 1
         return RequestState(
             request=request,
-            arrival_number=self._tickets,
-            sampling=replace(params, seed=seed),
-            seed=seed,
-            stop_token_ids=stop_ids,
-            max_length=limit,
-            proposer=proposer,
-            max_nodes=max_nodes,
-            max_depth=max_depth,
-            adaptive=self._config.adaptive and request.speculation == SpeculationOptions(),
+            parameters=RequestParameters(
+                arrival_number=self._tickets,
+                sampling=replace(params, seed=seed),
+                seed=seed,
+                stop_token_ids=stop_ids,
+                max_length=limit,
+                tenant=request.tenant if self._config.fair else "",
+            ),
+            draft=DraftState(
+                proposer=proposer,
+                max_nodes=max_nodes,
+                max_depth=max_depth,
+                adaptive=self._config.adaptive and replace(request.speculation, trace=False) == SpeculationOptions(),
+            ),
             tokens=[*request.prompt_token_ids, *request.output_token_ids],
-            tenant=request.tenant if self._config.fair else "",
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:

@@ -62,7 +62,7 @@ class FairShare:
 
     def of(self, state: RequestState) -> Tenant:
         """The tenant of a request that is here."""
-        return self._tenants[state.tenant]
+        return self._tenants[state.parameters.tenant]
 
     def find(self, name: str) -> Tenant | None:
         """The tenant of that name, if it has requests."""
@@ -70,9 +70,9 @@ class FairShare:
 
     def enter(self, state: RequestState) -> None:
         """Queue a request behind all others of its tenant."""
-        tenant = self._tenants.get(state.tenant)
+        tenant = self._tenants.get(state.parameters.tenant)
         if tenant is None:
-            tenant = self._tenants[state.tenant] = self._returning(state.tenant)
+            tenant = self._tenants[state.parameters.tenant] = self._returning(state.parameters.tenant)
         tenant.weight = state.request.weight
         tenant.waiting.append(state)
         self.num_waiting += 1

@@ -16,9 +16,9 @@ class KVCacheManager:
     """Pages of running requests, the prefix cache behind them, and the page table the kernels read.
 
     `features` lie beside the pages, and are dropped with them.
-    Row `state.req_index` of `page_table` mirrors `state.pages`. Each page is owned by one request, by the prefix cache,
-    or by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next owner
-    writes it after the step has read it.
+    Row `kv.req_index` of `page_table` mirrors `kv.pages` of a request. Each page is owned by one request, by the prefix
+    cache, or by nobody. A page may change hands while a step is under way: devices run steps in order, so that its next
+    owner writes it after the step has read it.
     """
 
     def __init__(self, config: EngineConfig, max_context: int, hidden_size: int = 0) -> None:
@@ -71,22 +71,22 @@ class KVCacheManager:
         return length <= len(tokens) and running.tokens[:length] == tokens[:length]
 
     def begin(self, state: RequestState) -> None:
-        """Give a request that `fits` and took row `state.req_index` its cached prefix, and pages for all its tokens.
+        """Give a request that `fits` and took row `state.kv.req_index` its cached prefix, and pages for all its tokens.
 
         What is not `reusable` is never taken from the cache, so that its logits exist.
         """
         state.prefilled = False
         if self._caching:
-            state.prefix_lease = self._cache.acquire(state.namespace, state.tokens[: state.num_reusable_tokens])
-            state.pages = list(state.prefix_lease.pages)
-            state.num_computed_tokens = state.num_written_tokens = len(state.pages) * self._page_size
-            self.page_table.write(state.req_index, 0, state.pages)
+            state.kv.prefix_lease = self._cache.acquire(state.namespace, state.tokens[: state.num_reusable_tokens])
+            state.kv.pages = list(state.kv.prefix_lease.pages)
+            state.kv.num_computed_tokens = state.kv.num_written_tokens = len(state.kv.pages) * self._page_size
+            self.page_table.write(state.kv.req_index, 0, state.kv.pages)
         grown = self.grow(state, len(state.tokens))
         assert grown
 
     def grow(self, state: RequestState, length: int) -> bool:
         """Hold pages for `length` tokens; takes free and evictable ones. False, and nothing changed, if they lack."""
-        held = len(state.pages)
+        held = len(state.kv.pages)
         if length <= held * self._page_size:
             return True
         missing = -(-length // self._page_size) - held
@@ -96,15 +96,15 @@ class KVCacheManager:
                 return False
             self._cache.evict(short)
         pages = self._pool.allocate(missing)
-        self.page_table.write(state.req_index, held, pages)
-        state.pages.extend(pages)
+        self.page_table.write(state.kv.req_index, held, pages)
+        state.kv.pages.extend(pages)
         return True
 
     def grow_up_to(self, state: RequestState, length: int) -> int:
         """Hold pages for as many of `length` tokens as can be had; returns how many tokens fit."""
-        if length <= len(state.pages) * self._page_size:
+        if length <= len(state.kv.pages) * self._page_size:
             return length
-        room = (len(state.pages) + self.available) * self._page_size
+        room = (len(state.kv.pages) + self.available) * self._page_size
         reachable = min(length, room)
         self.grow(state, reachable)
         return reachable
@@ -114,33 +114,33 @@ class KVCacheManager:
         reclaimed = 0
         for state in states:
             needed = -(-(state.length + state.max_inflight_drafts) // self._page_size)
-            while len(state.pages) > needed:
-                self._pool.release(state.pages.pop())
+            while len(state.kv.pages) > needed:
+                self._pool.release(state.kv.pages.pop())
                 reclaimed += 1
         return reclaimed
 
     def cache_full_pages(self, state: RequestState) -> None:
         """Put the full pages written so far into the prefix cache; the request goes on using them."""
-        if state.prefix_lease is None:
+        if state.kv.prefix_lease is None:
             return
-        full = state.num_written_tokens // self._page_size
-        if full > len(state.prefix_lease.pages):
-            state.prefix_lease = self._cache.extend(
-                state.namespace, state.tokens[: full * self._page_size], state.pages[:full], state.prefix_lease
+        full = state.kv.num_written_tokens // self._page_size
+        if full > len(state.kv.prefix_lease.pages):
+            state.kv.prefix_lease = self._cache.extend(
+                state.namespace, state.tokens[: full * self._page_size], state.kv.pages[:full], state.kv.prefix_lease
             )
-            state.pages[:full] = state.prefix_lease.pages
-            self.page_table.write(state.req_index, 0, state.prefix_lease.pages)
+            state.kv.pages[:full] = state.kv.prefix_lease.pages
+            self.page_table.write(state.kv.req_index, 0, state.kv.prefix_lease.pages)
 
     def end(self, state: RequestState, *, keep: bool) -> None:
         """Take all pages from a request. Full pages stay in the prefix cache if `keep` is set."""
         if keep:
             self.cache_full_pages(state)
         shared = 0
-        if state.prefix_lease is not None:
-            shared = len(state.prefix_lease.pages)
-            self._cache.release(state.prefix_lease)
-        for page in state.pages[shared:]:
+        if state.kv.prefix_lease is not None:
+            shared = len(state.kv.prefix_lease.pages)
+            self._cache.release(state.kv.prefix_lease)
+        for page in state.kv.pages[shared:]:
             self._pool.release(page)
-        state.prefix_lease = None
-        state.pages = []
-        state.num_computed_tokens = state.num_written_tokens = 0
+        state.kv.prefix_lease = None
+        state.kv.pages = []
+        state.kv.num_computed_tokens = state.kv.num_written_tokens = 0

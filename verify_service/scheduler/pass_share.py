@@ -141,12 +141,12 @@ class PassShare:
         if self._debt <= 0.0 or self._held_back >= MOST_HELD_BACK:
             self._held_back = 0
             return set()
-        awaiting = [any(state.awaiting_tree for state in demand.decoding) for demand in demands]
+        awaiting = [any(state.draft.awaiting_tree for state in demand.decoding) for demand in demands]
         if all(awaiting) or not any(awaiting):
             self._held_back = 0
             return set()
         self._held_back += 1
-        return {state for demand in demands for state in demand.decoding if state.awaiting_tree}
+        return {state for demand in demands for state in demand.decoding if state.draft.awaiting_tree}
 
     def _take_turns(self, demand: Demand, load: Load, share: float, left_out: set[RequestState]) -> set[RequestState]:
         """The requests of a tenant that decode in a later pass: those after the ones whose turn it is."""
@@ -161,10 +161,10 @@ class PassShare:
         """So many of a tenant's requests, which come in order of arrival, after the one whose turn was last."""
         if count == len(decoding):
             return set(decoding)
-        after = bisect_right(decoding, tenant.turn, key=lambda state: state.arrival_number)
+        after = bisect_right(decoding, tenant.turn, key=lambda state: state.parameters.arrival_number)
         order = (decoding[after:] + decoding[:after])[:count]
         if order:
-            tenant.turn = order[-1].arrival_number
+            tenant.turn = order[-1].parameters.arrival_number
         return set(order)
 
     def _save_up(self, tenant: Tenant, load: Load, share: float) -> int:

@@ -29,12 +29,15 @@ class Preemption:
         pages = self._pages(running)
         return max(
             running[1:] or running,
-            key=lambda state: (pages[state.tenant] / self._tenants.of(state).weight, state.arrival_number),
+            key=lambda state: (
+                pages[state.parameters.tenant] / self._tenants.of(state).weight,
+                state.parameters.arrival_number,
+            ),
         )
 
     def givers_of_a_line(self, running: Sequence[RequestState], tenant: Tenant) -> list[RequestState]:
         """The latest arrival of the tenant that has most lines for its weight without it; none if that is not fair."""
-        latest = {state.tenant: state for state in running[1:] if state.tenant != tenant.name}
+        latest = {state.parameters.tenant: state for state in running[1:] if state.parameters.tenant != tenant.name}
         others = [self._tenants.of(state) for state in latest.values()]
         over = max(others, key=lambda each: (each.running - 1) / each.weight, default=None)
         if over is None or not gives_way(over.running - 1, over.weight, tenant.running + 1, tenant.weight):
@@ -54,9 +57,9 @@ class Preemption:
         for over in sorted(others, key=lambda each: pages[each.name] / each.weight, reverse=True):
             missing, left, givers = needed - self._memory.available, pages[over.name], list[RequestState]()
             for victim in reversed(running[1:]):
-                if missing > 0 and victim.tenant == over.name:
-                    missing -= len(victim.pages)
-                    left -= len(victim.pages)
+                if missing > 0 and victim.parameters.tenant == over.name:
+                    missing -= len(victim.kv.pages)
+                    left -= len(victim.kv.pages)
                     givers.append(victim)
             if missing <= 0 and gives_way(left, over.weight, pages[tenant.name] + needed, tenant.weight):
                 return givers
@@ -66,5 +69,5 @@ class Preemption:
         """Pages of each tenant's running requests; those that several share count for each."""
         pages = {tenant.name: 0 for tenant in self._tenants}
         for state in running:
-            pages[state.tenant] += len(state.pages)
+            pages[state.parameters.tenant] += len(state.kv.pages)
         return pages

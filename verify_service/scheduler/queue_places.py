@@ -44,9 +44,9 @@ class QueuePlaces:
         """
         if not self.full:
             return None
-        tenant = self._tenants.find(newcomer.tenant)
+        tenant = self._tenants.find(newcomer.parameters.tenant)
         places = tenant.places if tenant is not None else 0
-        state = displaceable(self._tenants, newcomer.tenant, places, newcomer.request.weight)
+        state = displaceable(self._tenants, newcomer.parameters.tenant, places, newcomer.request.weight)
         if state is None:
             waiting = self._tenants.num_waiting
             raise ResourceExhaustedError(

@@ -85,7 +85,7 @@ class Scheduler:
 
     def remove(self, state: RequestState, *, keep: bool) -> None:
         """Let go of a request, whether it waits or runs; its full pages stay in the prefix cache if `keep` is set."""
-        waiting = state.req_index < 0
+        waiting = state.kv.req_index < 0
         if not waiting:
             self._stop(state, keep=keep)
             self.places.freed()
@@ -137,10 +137,10 @@ class Scheduler:
         demands = {tenant.name: Demand(tenant) for tenant in self._tenants}
         most = self._config.prefill_chunk
         for state in self._running:
-            demand, remaining = demands[state.tenant], state.num_unscheduled_tokens
+            demand, remaining = demands[state.parameters.tenant], state.num_unscheduled_tokens
             if remaining > 1:
                 demand.prompt_rows = min(most, demand.prompt_rows + remaining)
-            elif remaining == 1 and state.length < state.max_length:
+            elif remaining == 1 and state.length < state.parameters.max_length:
                 demand.decoding.append(state)
         for demand in demands.values():
             for state in islice(demand.tenant.waiting, len(self._lines)):
@@ -154,16 +154,16 @@ class Scheduler:
         for state in self.running:
             length = state.length
             if (
-                length - state.num_computed_tokens != 1 or length >= state.max_length
+                length - state.kv.num_computed_tokens != 1 or length >= state.parameters.max_length
             ):  # or decided to the end by steps under way
                 continue
             if state in plan.left_out:
                 continue
-            while state.req_index >= 0 and not self._hold_last(state):
+            while state.kv.req_index >= 0 and not self._hold_last(state):
                 if not may_preempt:
                     return False
                 self._preempt(self._preemption.heaviest(self._running), plan)
-            if state.req_index >= 0:
+            if state.kv.req_index >= 0:
                 plan.rows.append(ScheduledRequest(state, 1))
         return True
 
@@ -215,7 +215,7 @@ class Scheduler:
             return
         chunks = PromptChunks(self._config.prefill_chunk)
         for state in prompts:
-            chunks.prompts.setdefault(state.tenant, []).append(state)
+            chunks.prompts.setdefault(state.parameters.tenant, []).append(state)
         if len(self._tenants) <= 1:
             for tenant in self._tenants:
                 self._fill(tenant, chunks.left, chunks, plan)
@@ -255,8 +255,8 @@ class Scheduler:
 
     def _start(self, tenant: Tenant, plan: SchedulerOutput) -> RequestState:
         state = self._tenants.start(tenant)
-        state.req_index = self._lines.pop()
-        insort(self._running, state, key=lambda running: running.arrival_number)
+        state.kv.req_index = self._lines.pop()
+        insort(self._running, state, key=lambda running: running.parameters.arrival_number)
         self._memory.begin(state)
         plan.started.append(state)
         self._next = None
@@ -271,5 +271,5 @@ class Scheduler:
     def _stop(self, state: RequestState, *, keep: bool) -> None:
         self._memory.end(state, keep=keep)
         self._running.remove(state)
-        self._lines.append(state.req_index)
-        state.req_index = -1
+        self._lines.append(state.kv.req_index)
+        state.kv.req_index = -1

@@ -19,12 +19,12 @@ LEAST_ASKED = 4
 
 def several_tenants(items: Sequence[ScheduledRequest]) -> bool:
     """Whether rows of a step are of more than one."""
-    return any(item.state.tenant != items[0].state.tenant for item in items)
+    return any(item.state.parameters.tenant != items[0].state.parameters.tenant for item in items)
 
 
 def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRequest], asking: set[str]) -> None:
     """A step of these items waited for trees that tenants `asking` want; it counts where others are in it."""
-    if any(item.state.tenant not in asking for item in items):
+    if any(item.state.parameters.tenant not in asking for item in items):
         passes.observe_wait(seconds)
 
 
@@ -40,7 +40,7 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledReques
     allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
     fitting: list[tuple[ScheduledRequest, TokenTree]] = []
     for (item, tree), nodes, most in zip(drafts, sizes, allowed, strict=True):
-        item.state.max_tree_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
+        item.state.draft.max_tree_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
         passes.cut_nodes += max(0, nodes - most)
         part = tree if most >= nodes else truncated(tree, max_nodes=1 + most, max_depth=most)
         if part is not None:
@@ -64,18 +64,18 @@ def allowed_nodes(
         return None
     present: dict[str, Load] = {}
     for item in items:
-        load = present.get(item.state.tenant) or Load(item.state.request.weight, 0, 0)
+        load = present.get(item.state.parameters.tenant) or Load(item.state.request.weight, 0, 0)
         rows = item.count - 1 + item.max_rows - 1
-        present[item.state.tenant] = Load(load.weight, load.requests + 1, load.rows + rows)
+        present[item.state.parameters.tenant] = Load(load.weight, load.requests + 1, load.rows + rows)
     wanted = dict.fromkeys(present, 0)
     for item, size in zip(drafting, sizes, strict=True):
-        wanted[item.state.tenant] += size
+        wanted[item.state.parameters.tenant] += size
     shares = passes.nodes(list(present.values()), list(wanted.values()), room)
     if shares is None:
         return None
     allowed = [0] * len(drafting)
     for tenant, share in zip(present, shares, strict=True):
-        own = [index for index, item in enumerate(drafting) if item.state.tenant == tenant]
+        own = [index for index, item in enumerate(drafting) if item.state.parameters.tenant == tenant]
         for index, part in zip(own, split_whole(share, [sizes[i] for i in own], [1.0] * len(own)), strict=True):
             allowed[index] = part
     return allowed

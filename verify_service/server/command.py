@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import uvloop
 
+from slipstream.grammar.deep_stack import end_process
 from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.logs import set_up_logging
@@ -29,4 +29,5 @@ def run(argv: list[str] | None = None) -> None:
         uvloop.run(serve(settings))
     except (SlipstreamError, CheckpointError, OSError) as error:
         _log.error("%s", error)
-        sys.exit(1)
+        end_process(1)
+    end_process(0)

@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from slipstream import __version__
+from slipstream.grammar.tokenizer import load_tokenizer
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.metrics import serve_metrics
 from slipstream.rpc.server import GrpcServer
@@ -27,25 +29,27 @@ from verify_service.draft_link import draft_servicer
 from verify_service.draft_link.attachment import CUDA_IPC
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import DraftLinkServicer
-from verify_service.draft_link.held_back import PausingLink
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
 from verify_service.engine.loop_stats import LoopState
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import THREAD_NAME, VerifyLoop
+from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.model_loader import Loaded, load
 from verify_service.server.server_info import VerifyFacts
 from verify_service.server.stats_log import StatsLog
-from verify_service.server.thread_guard import end_with_thread
 from verify_service.server.verify_servicer import Backend, VerifyServicer
-from verify_service.server.watchdog import Watchdog
+from verify_service.server.watchdog import Watchdog, end_with_thread
 
 _log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 5e-4
 """How long the loop's thread may have to wait for another thread of Python as a step's results arrive."""
+_YOUNG_OBJECTS = 20_000
+"""So many more objects than before are looked through for garbage at a time: a step makes thousands that live on."""
 STOP_SECONDS = 1.0
 """How long streams may take to end once every request is answered, and proposers to shut down."""
 
@@ -89,6 +93,7 @@ async def serve(settings: VerifySettings) -> None:
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through while requests run
         gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
+        gc.set_threshold(_YOUNG_OBJECTS)
         verify.backend = backend
         draft.link = backend.link
         if settings.stats_seconds:
@@ -144,14 +149,22 @@ def _start(
     link = DraftLink(facts, settings.link_config(), on_wait=metrics.draft_wait, rings=rings)
     for host in hosts:
         attach_host(link, host, device=settings.numbered_device, max_step_rows=settings.max_step_rows)
-    trees, engine = PausingLink(link), settings.engine_config(loaded.num_pages)
-    loop = VerifyLoop(loaded.model, engine, trees, verify.sink, link, trees, link, verify.tell_started)
+    engine = settings.engine_config(loaded.num_pages)
+    grammars = _grammar_compiler(settings, loaded)
+    loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started), grammars)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()
     if settings.hang_seconds:
-        Watchdog(settings.hang_seconds, lambda: loop.wait_idle(0), lambda: _progress(loop.state())).start()
+        Watchdog(settings.hang_seconds, lambda: loop.wait_idle(0), lambda: _progress(loop.state(), grammars)).start()
     return Backend(_facts(settings, loaded), loop, link)
+
+
+def _grammar_compiler(settings: VerifySettings, loaded: Loaded) -> GrammarCompiler:
+    """What compiles grammars of requests; the tokenizer is read when the first one comes."""
+    config = loaded.model.config
+    vocab, ends = config.vocab_size, config.eos_token_ids
+    return GrammarCompiler(partial(load_tokenizer, settings.model, vocab_size=vocab, eos_token_ids=ends))
 
 
 def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool | None:
@@ -166,8 +179,8 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool 
     return DeviceRingPool(memory, max_step_rows=settings.max_step_rows, hidden_size=hidden_size)
 
 
-def _progress(state: LoopState) -> tuple[int, int, int]:
-    return state.steps, state.committed_tokens, state.prepared
+def _progress(state: LoopState, grammars: GrammarCompiler) -> tuple[int, int, int, int]:
+    return state.steps, state.committed_tokens, state.prepared, grammars.ended
 
 
 def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:

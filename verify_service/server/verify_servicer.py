@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -26,6 +26,7 @@ from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.request_traces import RequestTraces
 from verify_service.server.server_info import VerifyFacts
 from verify_service.server.session import Session
+from verify_service.server.trace_privacy import without_other_texts
 
 _log = logging.getLogger(__name__)
 
@@ -193,11 +194,17 @@ class VerifyServicer:
         for session_id, own in by_session.items():
             session = self._sessions.get(session_id)
             if session is not None:
-                session.put(own)
+                session.put(map(self._guarded, own))
         self._metrics.step(outputs)
         self._traces.finish(outputs)
         if _log.isEnabledFor(logging.DEBUG):
             _tell_finished(outputs)
+
+    def _guarded(self, output: StepOutput) -> StepOutput:
+        """The output as its client may have it."""
+        if output.step is None or output.step.trace is None or self.backend is None:
+            return output
+        return replace(output, step=without_other_texts(output.step, self.backend.link.remembers))
 
     def _ready(self) -> Backend:
         if self.backend is None:

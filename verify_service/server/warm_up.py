@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import NoDrafts, Opening
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
+from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.model_runner.factory import TargetModel
 
@@ -39,8 +39,8 @@ _RICH = SamplingParams(
 )
 
 
-class _FixedTree:
-    """A DraftSource that always proposes the same tree of two depths, so that trees are verified."""
+class _FixedTree(NoDrafts):
+    """Always proposes the same tree of two depths, so that trees are verified."""
 
     def known(self, name: str) -> bool:
         return True
@@ -48,20 +48,11 @@ class _FixedTree:
     def default(self) -> str | None:
         return "warm-up"
 
-    def begin(self, opening: Opening) -> None:
-        return None
-
-    def accepts_commits(self) -> bool:
+    def begin(self, opening: Opening) -> bool:
         return True
-
-    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
-        return ()
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return True
-
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        return None
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [TokenTree((0, 1, 0), (-1, -1, 0))] * len(wanted)
@@ -85,7 +76,7 @@ def warm_up(model: TargetModel, config: EngineConfig) -> None:
 
     pages = min(config.num_pages, ceil(_LONGEST / config.page_size))
     small = replace(config, num_pages=pages, max_running=1, max_nodes=min(4, config.max_nodes))
-    loop = VerifyLoop(model, small, _FixedTree(), sink)
+    loop = VerifyLoop(model, small, _FixedTree(), Sink(sink))
     loop.start()
     for number, sampling in enumerate((_PLAIN, _RICH)):
         over.clear()

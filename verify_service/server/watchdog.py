@@ -1,4 +1,7 @@
-"""Ends the process when its loop stands still, as with a kernel that never returns: gateways resume its requests."""
+"""Ends the process when its loop stands still, as with a kernel that never returns, or fails.
+
+Gateways resume its requests.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,24 @@ _log = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 10.0
 """Seconds between two looks at most."""
+
+
+def end_with_thread(name: str) -> None:
+    """From here on an exception that ends the thread of this name ends the process too, with status 1.
+
+    Without its loop the service would go on listening and leave every request waiting; gateways take up the requests
+    of a process that is gone.
+    """
+    before = threading.excepthook
+
+    def failed(args: threading.ExceptHookArgs) -> None:
+        before(args)
+        if args.thread is not None and args.thread.name == name:
+            _log.critical("the thread %r has failed: ending, to be started again", name, exc_info=args.exc_value)
+            logging.shutdown()
+            os._exit(1)
+
+    threading.excepthook = failed
 
 
 class Watchdog:

@@ -1,9 +1,8 @@
 """How likely a drafted node is to be output: a proposer's own probabilities, calibrated by what the target decided.
 
-A node's chance given that its parent is output is the share of hits among earlier nodes like it. Likeness is a chain of
-ever finer cells: the range of the proposer's own probability (or the node's rank among its siblings, where it gives
-none); the depth; how many tokens the request's last tree was right for. A cell without experience believes the coarser
-one before it, the coarsest believes the proposer. Old experience fades, so that a change of workload is followed.
+The estimator is `slipstream_kernels.calibration`. Its cells are, ever finer: the range of the proposer's own
+probability (or the node's rank among its siblings, where it gives none); the depth; how many tokens the request's last
+tree was right for. Cells and their estimates are dense tables: a step looks estimates up and computes none.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.calibration import LEAST, PROB_EDGES, Cell
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.request_state import RequestState
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 MAX_TABLES = 64
 """Proposers, at temperature 0 and above apart, of which experience is kept."""
 
-_EDGES = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)))
+_EDGES = tuple(map(math.log, PROB_EDGES))
 _PRIORS = (0.01, 0.035, 0.075, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.99, 0.6, 0.15, 0.05)
 """Of the ranges between the edges, then of the first, second and further siblings without a probability."""
 _DEPTHS, _ACCEPT_LENGTHS = 8, 4
@@ -32,8 +32,7 @@ _PROB_BINS = len(_PRIORS)
 _SHAPES = ((_PROB_BINS,), (_DEPTHS, _PROB_BINS), (_ACCEPT_LENGTHS, _DEPTHS, _PROB_BINS))
 _FIRST_CELLS = tuple(_PROB_BINS * (min(max(depth, 1), _DEPTHS) - 1) for depth in range(MAX_ROWS + 1))
 """By the depth of a node, of one accept_length: where the cells of its ranges begin."""
-_WEIGHT, _MEMORY = 8.0, 1000.0
-_LEAST, _MOST = 0.001, 0.98
+_MOST = 0.98
 
 Kind = tuple[str, bool]
 """A proposer's name, and whether the request samples."""
@@ -50,16 +49,20 @@ class ProposedTree:
 
 def proposed_tree(state: RequestState, tree: TokenTree) -> ProposedTree:
     """Return a request's tree with what its acceptance is estimated by."""
-    return ProposedTree((state.proposer, state.sampling.temperature > 0), state.acceptance.last_accept_length, tree)
+    return ProposedTree(
+        (state.draft.proposer, state.parameters.sampling.temperature > 0),
+        state.draft.acceptance.last_accept_length,
+        tree,
+    )
 
 
 class _Table:
-    """Hits and trials of one kind's cells, as [hits, trials], and of the coarser cells that they lie in."""
+    """One kind's cells, the coarser cells that they lie in, and the estimates of the finest."""
 
     __slots__ = ("_cells", "_changed", "_estimates")
 
     def __init__(self) -> None:
-        self._cells = [[[0.0, 0.0] for _ in range(math.prod(shape))] for shape in _SHAPES]
+        self._cells = [[Cell() for _ in range(math.prod(shape))] for shape in _SHAPES]
         self._estimates = [0.0] * (_ACCEPT_LENGTHS * _DEPTHS * _PROB_BINS)
         self._changed = set(range(_PROB_BINS))
         """Ranges of which the estimates are out of date."""
@@ -72,24 +75,20 @@ class _Table:
         return self._estimates
 
     def observe(self, accept_length: int, depth: int, prob_bin: int, hit: bool) -> None:
+        coarse, middle, fine = self._cells
         finer = depth * _PROB_BINS + prob_bin
-        for cells, at in zip(self._cells, (prob_bin, finer, accept_length * _DEPTHS * _PROB_BINS + finer), strict=True):
-            counts = cells[at]
-            counts[0] += hit - counts[0] / _MEMORY
-            counts[1] += 1.0 - counts[1] / _MEMORY
+        for cell in (coarse[prob_bin], middle[finer], fine[accept_length * _DEPTHS * _PROB_BINS + finer]):
+            cell.observe(hit)
         self._changed.add(prob_bin)
 
     def _estimate(self) -> None:
         coarse, middle, fine = self._cells
         for prob_bin in self._changed:
-            hits, trials = coarse[prob_bin]
-            of_bin = (hits + _WEIGHT * _PRIORS[prob_bin]) / (trials + _WEIGHT)
+            of_bin = coarse[prob_bin].estimate(_PRIORS[prob_bin])
             for at in range(prob_bin, _DEPTHS * _PROB_BINS, _PROB_BINS):
-                hits, trials = middle[at]
-                of_depth = _WEIGHT * ((hits + _WEIGHT * of_bin) / (trials + _WEIGHT))
+                of_depth = middle[at].estimate(of_bin)
                 for each in range(at, len(fine), _DEPTHS * _PROB_BINS):
-                    hits, trials = fine[each]
-                    self._estimates[each] = min(max((hits + of_depth) / (trials + _WEIGHT), _LEAST), _MOST)
+                    self._estimates[each] = min(max(fine[each].estimate(of_depth), LEAST), _MOST)
         self._changed.clear()
 
 
@@ -115,14 +114,15 @@ class AcceptanceModel:
         """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
         tree = drafted.tree
         table, accept_length = self._table(drafted.kind), min(drafted.last_accept_length, _ACCEPT_LENGTHS - 1)
+        parents, depths, logs = tree.parents, tree.depths, tree.log_probs
         right = {-1, *matched}
         ranks = dict.fromkeys(right, 0)
-        for node, parent in enumerate(tree.parents):
+        for node, parent in enumerate(parents):
             if parent not in right:
                 continue
-            prob_bin = _rank_bin(ranks[parent]) if tree.log_probs is None else _prob_bin(tree.log_probs, node, parent)
+            prob_bin = _rank_bin(ranks[parent]) if logs is None else _prob_bin(logs, node, parent)
             ranks[parent] += 1
-            table.observe(accept_length, min(tree.depths[node], _DEPTHS) - 1, prob_bin, node in right)
+            table.observe(accept_length, min(depths[node], _DEPTHS) - 1, prob_bin, node in right)
 
     def _of(self, drafted: ProposedTree) -> list[float]:
         """`paths` of one tree. Plain numbers: a tree has too few for arrays to pay."""

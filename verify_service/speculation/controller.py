@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import (
-    Committed,
-    DraftSource,
-    OnDeviceDrafter,
-    Opening,
-    OutcomeTree,
-    OutcomeTreeSource,
-    ReadEvents,
-)
+from verify_service.core.draft_source import Committed, DraftSource, Opening, ReadEvents
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
@@ -30,45 +21,39 @@ from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observ
 from verify_service.speculation.acceptance_model import proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
+from verify_service.speculation.grammar_trees import GrammarTrees, learns_from
 from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.on_device_trees import OnDeviceTrees
-from verify_service.speculation.outcome_trees import fitting
-from verify_service.speculation.tree_fit import fit_tree
+from verify_service.speculation.tree_fit import fit_outcome_trees, fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
-
-_log = logging.getLogger(__name__)
 
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
 
 class SpeculationController:
-    """Requests trees within the optimizer's depths and the KV pages. A failing source costs speed, never a step."""
+    """Requests trees within the optimizer's depths and the KV pages. The source does not raise: see `GuardedSource`."""
 
     def __init__(
         self,
-        trees: DraftSource,
+        source: DraftSource,
         memory: KVCacheManager,
         config: EngineConfig,
-        budget: GoodputOptimizer,
-        outcome_source: OutcomeTreeSource | None = None,
-        on_device_drafter: OnDeviceDrafter | None = None,
+        optimizer: GoodputOptimizer,
         passes: PassShare | None = None,
     ) -> None:
-        """outcome_source: drafts for verification outcomes ahead. on_device_drafter: drafts behind steps under way.
-        passes: bounds what trees of one tenant add to passes of others.
-        """
-        self._passes = passes or PassShare(budget.step_time, config.prefill_chunk)
-        self._trees = trees
-        self._outcome_source = outcome_source
-        self._optimizer = budget
-        self._node_selector = NodeSelector(budget.step_time)
+        """passes: bounds what trees of one tenant add to passes of others."""
+        self._passes = passes or PassShare(optimizer.step_time, config.prefill_chunk)
+        self._source = source
+        self._optimizer = optimizer
+        self._node_selector = NodeSelector(optimizer.step_time)
         self._memory = memory
         self._step_nodes = config.step_nodes
-        self._draft_latency = DraftLatency(budget)
-        self._on_device = OnDeviceTrees(on_device_drafter, self._draft_latency, self._node_selector)
+        self._draft_latency = DraftLatency(optimizer)
+        self._on_device = OnDeviceTrees(source, self._draft_latency, self._node_selector)
+        self._grammar_trees = GrammarTrees(memory, self._passes, self._node_selector, config.step_nodes)
         self._waited = True
-        self._tree_sizer = TreeSizer(budget, config.step_nodes)
+        self._tree_sizer = TreeSizer(optimizer, config.step_nodes)
         self._outcome_keys: set[RequestKey] = set()
         self._accepts_commits = True
         """Whether the source took in the last step's commits."""
@@ -79,44 +64,29 @@ class SpeculationController:
         self._tree_sizer.begin(state)
         opening = Opening(
             key=state.key,
-            proposer=state.proposer,
+            proposer=state.draft.proposer,
             token_ids=tuple(state.tokens),
             prompt_length=state.prompt_length,
-            sampling=state.sampling,
+            sampling=state.parameters.sampling,
             choice_index=request.choice_index,
             tenant=request.tenant,
             adapter_id=request.adapter_id,
-            cached_length=state.num_computed_tokens,
+            cached_length=state.kv.num_computed_tokens,
             history=history,
             request_id=request.context.request_id,
         )
-        try:
-            self._trees.begin(opening)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to begin a request, which decodes plainly")
-            state.proposer = ""
+        if not self._source.begin(opening):
+            state.draft.proposer = ""
 
     def expects_trees(self, items: Iterable[ScheduledRequest]) -> bool:
         """Return whether a request will ask for a tree, and may get one, once the step of these rows is decided."""
         asking = self._asking(items)
-        if not asking:
-            return False
-        try:
-            return self._trees.expects(asking)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to say what it expects")
-            return False
+        return bool(asking) and self._source.expects(asking)
 
     def can_launch_ahead(self, items: Iterable[ScheduledRequest]) -> bool:
         """Return whether the step after that of these rows may launch ahead, with outcome trees or without any."""
         asking = self._asking(items)
-        if not asking or self._outcome_source is None:
-            return not asking
-        try:
-            return self._outcome_source.drafts_ahead_only(asking)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to say whom it waits for")
-            return False
+        return not asking or self._source.drafts_ahead_only(asking)
 
     def wait_for_outcomes(self, items: Iterable[ScheduledRequest], seconds: float | None) -> bool:
         """Wait at most `seconds` for outcome trees of the step of these rows; return whether the next may begin.
@@ -124,13 +94,9 @@ class SpeculationController:
         With None for `seconds` it may begin only where no request asks for a tree.
         """
         asking = self._asking(items)
-        if not asking or self._outcome_source is None or seconds is None:
+        if not asking or seconds is None:
             return not asking
-        try:
-            return self._outcome_source.wait_for_outcomes(asking, max(0.0, seconds))
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to wait for trees")
-            return False
+        return self._source.wait_for_outcomes(asking, max(0.0, seconds))
 
     def attach_outcome_trees(
         self, items: Sequence[ScheduledRequest], before: Mapping[RequestState, ScheduledRequest]
@@ -142,14 +108,15 @@ class SpeculationController:
         following = [item for item in items if item.state in before]
         asking = self._asking(before[item.state] for item in following)
         self._outcome_keys = set(asking)
-        prepared = dict(zip(asking, self._take_outcome_trees(asking), strict=True))
+        prepared = dict(zip(asking, self._source.take_outcome_trees(asking), strict=True))
         room = self._step_nodes
         largest = [max((len(each.tree) for each in prepared.get(item.state.key, ())), default=0) for item in following]
         allowed = allowed_nodes(self._passes, following, largest, items, room)
         for index, item in enumerate(following):
             item.unresolved = True
             most = room if allowed is None else min(room, allowed[index])
-            item.outcome_trees = fitting(self._memory, before[item.state], prepared.get(item.state.key, ()), most)
+            trees = prepared.get(item.state.key, ())
+            item.outcome_trees = fit_outcome_trees(self._memory, before[item.state], trees, most)
             room -= item.max_rows - 1
 
     def _asking(self, items: Iterable[ScheduledRequest]) -> list[RequestKey]:
@@ -161,34 +128,27 @@ class SpeculationController:
             for item in items
             if item.decides
             and not item.state.finished
-            and item.state.proposer
+            and item.state.draft.proposer
             and item.state.depth_left > 0
-            and not item.state.drafter_catching_up
-            and (self._tree_sizer.is_profitable or not item.state.adaptive)
+            and not item.state.draft.catching_up
+            and (self._tree_sizer.is_profitable or not item.state.draft.adaptive)
         ]
-
-    def _take_outcome_trees(self, keys: list[RequestKey]) -> Sequence[Sequence[OutcomeTree]]:
-        if not keys or self._outcome_source is None:
-            return [()] * len(keys)
-        try:
-            return self._outcome_source.take_outcome_trees(keys)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to hand over what it prepared, the step decodes plainly")
-            return [()] * len(keys)
 
     @property
     def drafts_on_device(self) -> bool:
         """Whether a drafter may draft on the device behind a step under way."""
-        return self._on_device.is_possible
+        return self._source.drafts_on_device()
 
     def enqueue_drafts(self, deciding: Sequence[ScheduledRequest], outcome: DeviceStepResult) -> ReadEvents:
         """Enqueue drafting of the next trees behind a step; return the events that the next step must wait for."""
         if untold := self._on_device.untold():
             # What answers the commits sent since the launch is verified already, and counts as such.
             self._on_device.allow(True)
-            self._collect(untold)
+            self._source.collect(untold)
             self._on_device.tell_wait()
-        return self._on_device.enqueue(deciding, set(self._asking(deciding)), outcome)
+        # What grammars have the last word on is drafted for once the host has checked it.
+        free = [item for item in deciding if item.state.grammar is None]
+        return self._on_device.enqueue(deciding, set(self._asking(free)), outcome)
 
     @property
     def can_launch_promised(self) -> bool:
@@ -197,7 +157,7 @@ class SpeculationController:
 
     def expects_wait(self, running: Iterable[RequestState]) -> bool:
         """Return whether the next step will wait for trees, judged by the last, so that other work may go first."""
-        return self._waited and any(state.awaiting_tree for state in running)
+        return self._waited and any(state.draft.awaiting_tree for state in running)
 
     def attach_trees(self, items: Sequence[ScheduledRequest]) -> None:
         """Give each item whose request awaits a tree the one that arrived, cut to what fits.
@@ -206,14 +166,14 @@ class SpeculationController:
         """
         self._draft_latency.begin()
         self._on_device.drop()
-        awaiting = [item for item in items if item.state.awaiting_tree and item.decides]
-        if not awaiting:
-            return
-        self._on_device.allow_for(items)
-        trees = self._collect([item.state.key for item in awaiting])
-        for item in awaiting:
-            item.state.awaiting_tree = False
-        self._give(items, list(zip(awaiting, trees, strict=True)))
+        awaiting = [item for item in items if item.state.draft.awaiting_tree and item.decides]
+        if awaiting:
+            self._on_device.allow_for(items)
+            trees = self._source.collect([item.state.key for item in awaiting])
+            for item in awaiting:
+                item.state.draft.awaiting_tree = False
+            self._give(items, list(zip(awaiting, trees, strict=True)))
+        self._grammar_trees.attach(items)
 
     def attach_promised(self, items: Sequence[ScheduledRequest]) -> None:
         """Give each item the tree that a device drafts for it, cut to what fits. See `can_launch_promised`."""
@@ -229,6 +189,7 @@ class SpeculationController:
         arrived: list[tuple[ScheduledRequest, TokenTree]] = []
         levels = 1
         for item, tree in asked:
+            tree = self._grammar_trees.legal(item.state, tree)
             nodes, depth = most_rows(tree)
             if tree is not None and nodes:
                 arrived.append((item, tree))
@@ -238,21 +199,18 @@ class SpeculationController:
             asked=len(asked), arrived=len(arrived), levels=levels, running=len(items), device_trees=late
         )
         self._waited = waited > _NOTICEABLE
-        observe_wait(self._passes, waited, items, {item.state.tenant for item, _ in asked})
+        observe_wait(self._passes, waited, items, {item.state.parameters.tenant for item, _ in asked})
         self._choose(arrived, items, self._draft_latency.seconds)
 
     def leave_out(self, states: Iterable[RequestState]) -> None:
         """These have no row in the next step. Trees of theirs that only a device knows do not outlast that step."""
-        if self._on_device.is_possible:
+        if self._source.drafts_on_device():
             for state in states:
-                state.awaiting_tree = False
+                state.draft.awaiting_tree = False
 
-    def read(self, items: Sequence[ScheduledRequest], meanwhile: Callable[[], None] | None = None) -> bool:
-        """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
-
-        `meanwhile` is called before they are waited for, and takes less time than a draft.
-        """
-        return self._on_device.read(items, meanwhile)
+    def read(self, items: Sequence[ScheduledRequest]) -> bool:
+        """Have the host know those trees of a step, just launched, that only a device knew; return if there are any."""
+        return self._on_device.read(items)
 
     def observe_idle(self, seconds: float) -> None:
         """Take in the seconds that the engine idled before the step just launched."""
@@ -266,7 +224,7 @@ class SpeculationController:
         fixed: list[tuple[ScheduledRequest, TokenTree]] = []
         free: list[tuple[ScheduledRequest, TokenTree]] = []
         for each in arrived:
-            (free if each[0].state.adaptive and not isinstance(each[1], DeviceTree) else fixed).append(each)
+            (free if each[0].state.draft.adaptive and not isinstance(each[1], DeviceTree) else fixed).append(each)
         for item, tree in cut_trees(self._passes, fixed, items, room):
             item.tree = fit_tree(self._memory, item, tree, room)
             room -= item.num_rows - 1
@@ -296,11 +254,11 @@ class SpeculationController:
             self._optimizer.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
         for decision in decisions:
             tree = decision.item.tree
-            if tree is not None:
-                state, right = decision.item.state, decision.path.nodes
+            state, right = decision.item.state, decision.path.nodes
+            if tree is not None and not learns_from(self._node_selector, state, tree, right):
                 self._node_selector.observe(proposed_tree(state, tree), right)
-                self._optimizer.observe_tree(state.acceptance, tree.depth, len(right), state.proposer)
-                if state.adaptive:
+                self._optimizer.observe_tree(state.draft.acceptance, tree.depth, len(right), state.draft.proposer)
+                if state.draft.adaptive:
                     worth = len(tree) if decision.item.profitable_nodes is None else decision.item.profitable_nodes
                     self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         if requests:
@@ -325,63 +283,41 @@ class SpeculationController:
         `launched`: the next step was launched with trees promised for it, and those for the one thereafter are wanted.
         A source that accepts no commits gets them later, without the states; so it does of paused requests.
         """
-        drafted = [entry for entry in progressed if entry[0].proposer]
+        drafted = [entry for entry in progressed if entry[0].draft.proposer]
         if not drafted:
             return
-        if not self._source_accepts_commits():
+        self._accepts_commits = self._source.accepts_commits()
+        if not self._accepts_commits:
             for state, tokens in drafted:
-                state.num_unsent_tokens += len(tokens)
+                state.draft.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
         self._tree_sizer.takes_whole = launched
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):
-            if state.drafting_paused:
-                state.num_unsent_tokens += len(tokens)
-                state.awaiting_tree = False
+            if state.draft.paused:
+                state.draft.num_unsent_tokens += len(tokens)
+                state.draft.awaiting_tree = False
                 continue
             item = under_way.get(state)
             ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
             depth, key = 0 if state.num_output_placeholders and not (ahead or launched) else depth, state.key
-            state.awaiting_tree = depth > 0 and not (ahead or launched)
+            state.draft.awaiting_tree = depth > 0 and not (ahead or launched)
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
-            if state.num_unsent_tokens:
-                tokens = tuple(state.tokens[-len(tokens) - state.num_unsent_tokens :])
-                states, state.num_unsent_tokens = None, 0
+            if state.draft.num_unsent_tokens:
+                tokens = tuple(state.tokens[-len(tokens) - state.draft.num_unsent_tokens :])
+                states, state.draft.num_unsent_tokens = None, 0
             if states is not None:
                 states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
             catch_up = self._tree_sizer.wants_states(state, running)
             commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up, haste))
-        behind: Collection[RequestKey] = ()
-        try:
-            behind = self._trees.commit(commits)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to take a step's tokens")
+        behind = self._source.commit(commits)
         for state, _ in drafted:
-            state.drafter_catching_up = state.drafting_paused or state.key in behind
-
-    def _source_accepts_commits(self) -> bool:
-        """Return whether the source accepts commits now; while it does not, no work is done for it."""
-        try:
-            self._accepts_commits = self._trees.accepts_commits()
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to say whether it listens")
-            self._accepts_commits = True
-        return self._accepts_commits
+            state.draft.catching_up = state.draft.paused or state.key in behind
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""
-        try:
-            self._trees.end(key, reason)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to end a request")
-
-    def _collect(self, keys: list[RequestKey]) -> Sequence[TokenTree | None]:
-        try:
-            return self._trees.collect(keys)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("the tree source failed to hand over trees, the step decodes plainly")
-            return [None] * len(keys)
+        self._source.end(key, reason)

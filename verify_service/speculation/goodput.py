@@ -85,8 +85,8 @@ class GoodputOptimizer:
 
     def observe_untaken(self, state: RequestState, chance: float) -> None:
         """Take in a tree of which no node was worth its row; its first level is right with that chance."""
-        state.acceptance.expect(chance)
-        self._of_proposer(state.proposer).expect(chance)
+        state.draft.acceptance.expect(chance)
+        self._of_proposer(state.draft.proposer).expect(chance)
 
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
         """Take in what of a tree was worth its rows in a step of `running` requests; of one alone, the first is all."""

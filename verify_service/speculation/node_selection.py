@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -37,13 +38,31 @@ class NodeSelector:
 
         requests, rows, tokens: what the step has and yields without these trees. waited: seconds it has cost already.
         """
+        kept = self._kept(trees, requests=requests, rows=rows, tokens=tokens, waited=waited)
+        return [drafted.tree for drafted in trees] if kept is None else _parts(trees, kept)
+
+    def sizes(
+        self, trees: Sequence[ProposedTree], *, requests: int, rows: int, tokens: float, waited: float
+    ) -> list[int]:
+        """How many nodes of each tree `choose` would take, whose arguments these are."""
+        kept = self._kept(trees, requests=requests, rows=rows, tokens=tokens, waited=waited)
+        ends = list(accumulate(len(drafted.tree) for drafted in trees))
+        if kept is None:
+            return [len(drafted.tree) for drafted in trees]
+        within = [0, *(bisect_left(kept, end) for end in ends)]
+        return [end - begin for begin, end in pairwise(within)]
+
+    def _kept(
+        self, trees: Sequence[ProposedTree], *, requests: int, rows: int, tokens: float, waited: float
+    ) -> list[int] | None:
+        """Ascending indices into the nodes of all trees side by side; None where all nodes are taken."""
         nodes = sum(len(drafted.tree) for drafted in trees)
         self._steps += 1
         if not nodes or self._steps % EXPLORE_EVERY == 0:
-            return [drafted.tree for drafted in trees]
+            return None
         seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
         if seconds[nodes] < _NEARLY_FREE * seconds[0]:
-            return [drafted.tree for drafted in trees]
+            return None
         chances = self._chances.path_probs(trees)
         order = np.argsort(-chances, kind="stable")
         yields = np.empty(nodes + 1)
@@ -52,9 +71,7 @@ class NodeSelector:
         yields += tokens
         yields /= waited + seconds
         best = int(yields.argmax())
-        if best == nodes:
-            return [drafted.tree for drafted in trees]
-        return _parts(trees, sorted(order[:best].tolist()))
+        return None if best == nodes else sorted(order[:best].tolist())
 
     def first_level_chance(self, drafted: ProposedTree) -> float:
         """Of a tree, that one of the nodes below its root is output."""

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest, OnDeviceDrafter, ReadEvents
+from verify_service.core.draft_source import DraftSource, EnqueuedDrafts, EnqueuedRequest, ReadEvents
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult
-from verify_service.model_runner.device_trees import copy_to_host, not_on_host, read_tree, verifies_all_nodes
+from verify_service.model_runner.device_trees import copy_to_host, not_on_host, verifies_all_nodes
 from verify_service.speculation.acceptance_model import proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.node_selection import NodeSelector
@@ -34,13 +34,10 @@ _PATIENCE = 4
 
 
 class OnDeviceTrees:
-    """Trees promised behind the newest step, and those in a step that the host does not know yet.
+    """Trees promised behind the newest step, and those in a step that the host does not know yet."""
 
-    `drafter` is who drafts on the device; without one nothing is ever promised.
-    """
-
-    def __init__(self, drafter: OnDeviceDrafter | None, latency: DraftLatency, selector: NodeSelector) -> None:
-        self._drafter = drafter
+    def __init__(self, source: DraftSource, latency: DraftLatency, selector: NodeSelector) -> None:
+        self._source = source
         self._latency = latency
         self._selector = selector
         self._promised: dict[RequestState, DeviceTree] = {}
@@ -52,11 +49,6 @@ class OnDeviceTrees:
         """The last wait for trees, of which the drafter was not told."""
         self._untold: list[RequestKey] = []
         """Requests whose step was launched with a promised tree, of which their drafters do not know."""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether anyone may draft on the device."""
-        return self._drafter is not None
 
     @property
     def suffice(self) -> bool:
@@ -80,27 +72,20 @@ class OnDeviceTrees:
             for row, item in enumerate(deciding)
             if item.state.key in asking and item.count == 1 and item in outcome.routes and not item.unresolved
         ]
-        drafts = EnqueuedDrafts()
-        try:
-            if rows and self._drafter is not None:
-                drafts = self._drafter.enqueue_draft(rows, outcome)
-        except Exception:  # noqa: BLE001 - a source that fails may cost speed and nothing else
-            _log.exception("no tree was begun behind a step")
+        drafts = self._source.enqueue_draft(rows, outcome) if rows else EnqueuedDrafts()
         self._promised = {states[key]: tree for key, tree in drafts.trees.items()}
         unserved = [state for state in self._asking if state not in self._promised]
         self._unserved = {state: 1 + self._unserved.get(state, 0) for state in unserved}
         return drafts.read
 
     def take(self, items: Sequence[ScheduledRequest]) -> list[tuple[ScheduledRequest, TokenTree | None]]:
-        """Return the promised trees of the next step's requests, whom nobody else is asked for any.
-
-        Where the step has prompts' rows too the host waits for the trees, so that it can choose among their nodes.
-        """
+        """Return the promised trees of the next step's requests, whom nobody else is asked for any."""
         promised, self._promised = self._promised, {}
-        found = [(item, promised[item.state]) for item in items if item.decides and item.state in promised]
+        found: list[tuple[ScheduledRequest, TokenTree | None]] = [
+            (item, promised[item.state]) for item in items if item.decides and item.state in promised
+        ]
         self._untold = [item.state.key for item, _ in found]
-        decodes = all(item.count == 1 for item in items)
-        return [(item, tree if decodes else read_tree(tree)) for item, tree in found]
+        return found
 
     def drop(self) -> None:
         """Forget what was promised: the next step is launched after all answers."""
@@ -114,30 +99,23 @@ class OnDeviceTrees:
     def tell_wait(self) -> None:
         """Tell the drafter, once, of the last wait for trees: a step has begun with them."""
         (keys, seconds), self._waited = self._waited, ([], 0.0)
-        if keys and self._drafter is not None:
-            self._drafter.observe_wait(keys, seconds)
+        if keys:
+            self._source.observe_wait(keys, seconds)
 
     def allow(self, allowed: bool) -> None:
         """Set whether drafters may hand over trees that only the device knows."""
-        if self._drafter is not None:
-            self._drafter.allow_device_trees(allowed)
+        self._source.allow_device_trees(allowed)
 
     def allow_for(self, items: Sequence[ScheduledRequest]) -> None:
         """Allow them where a step of these rows takes whole trees."""
         self.allow(verifies_all_nodes(items))
 
-    def read(self, items: Sequence[ScheduledRequest], meanwhile: Callable[[], None] | None = None) -> bool:
+    def read(self, items: Sequence[ScheduledRequest]) -> bool:
         """Have the host know those trees of a step, just launched, that only the device knew; whether there were any.
 
-        `meanwhile` is called before they are waited for, and takes less time than a draft. Whatever fails here, the
-        step goes on.
+        Whatever fails here, the step goes on.
         """
         late = not_on_host(items)
-        try:
-            if late and meanwhile is not None:
-                meanwhile()
-        except Exception:  # noqa: BLE001 - the step is under way already
-            _log.exception("what was to be done while a device drafts failed")
         begun = time.perf_counter()
         copy_to_host(late)
         self._latency.read()
@@ -152,13 +130,13 @@ class OnDeviceTrees:
 
     def _weigh(self, late: Sequence[ScheduledRequest], items: Sequence[ScheduledRequest]) -> None:
         """Compute the profitable nodes of device trees, which were taken whole although the optimizer sizes them."""
-        sized = [item for item in late if item.tree is not None and item.state.adaptive]
+        sized = [item for item in late if item.tree is not None and item.state.draft.adaptive]
         if not sized:
             return
         drafted = [proposed_tree(item.state, item.tree) for item in sized if item.tree is not None]
         others = sum(item.num_rows for item in items) - sum(item.num_rows - 1 for item in sized)
-        parts = self._selector.choose(
+        sizes = self._selector.sizes(
             drafted, requests=len(items), rows=others, tokens=len(items), waited=self._latency.seconds
         )
-        for item, part in zip(sized, parts, strict=True):
-            item.profitable_nodes = 0 if part is None else len(part)
+        for item, size in zip(sized, sizes, strict=True):
+            item.profitable_nodes = size

@@ -25,7 +25,7 @@ def haste_of(asking: Sequence[RequestState], running: int) -> WaitUrgency:
     """That of a step of `running` requests, these of which want trees."""
     if len(asking) < running:
         return WaitUrgency.HURRIED
-    return WaitUrgency.WEIGHED if any(state.adaptive for state in asking) else WaitUrgency.INSISTENT
+    return WaitUrgency.WEIGHED if any(state.draft.adaptive for state in asking) else WaitUrgency.INSISTENT
 
 
 class TreeSizer:
@@ -52,7 +52,7 @@ class TreeSizer:
     def begin(self, state: RequestState) -> None:
         """Begin a request, whose drafting may be paused from the start."""
         rests = self._gate.paused and len(self._warm) >= self._num_warm
-        state.drafting_paused = state.drafter_catching_up = rests and (state.adaptive or self.over_subscribed)
+        state.draft.paused = state.draft.catching_up = rests and (state.draft.adaptive or self.over_subscribed)
 
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
         """Return the depth of each request's next tree, 0 for none; update which of them are paused.
@@ -63,7 +63,7 @@ class TreeSizer:
         depths = [max(0, state.depth_left) for state in states]
         granted = [0] * len(states) if self.over_subscribed else self._granted(states, depths, running)
         self._pause(states)
-        return [0 if state.drafter_catching_up else depth for state, depth in zip(states, granted, strict=True)]
+        return [0 if state.draft.catching_up else depth for state, depth in zip(states, granted, strict=True)]
 
     def rows(self, state: RequestState, depth: int, running: int) -> int:
         """Rows of a tree of that depth, its root included: what trees have used so far, and some more.
@@ -72,15 +72,19 @@ class TreeSizer:
         """
         if depth <= 0:
             return 1
-        most = min(state.max_nodes, state.max_tree_rows or state.max_nodes, 1 + self._step_nodes // max(1, running))
-        if not state.adaptive:
+        most = min(
+            state.draft.max_nodes,
+            state.draft.max_tree_rows or state.draft.max_nodes,
+            1 + self._step_nodes // max(1, running),
+        )
+        if not state.draft.adaptive:
             return most
         nodes = self._optimizer.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
         spare = WHOLE_SPARE if self.takes_whole and running > 1 else SPARE
         wanted = min(most, 1 + max(depth, ceil(spare * depth * nodes)))
-        if not LITTLE_LESS * state.requested_rows <= wanted <= state.requested_rows <= most:
-            state.requested_rows = wanted
-        return state.requested_rows
+        if not LITTLE_LESS * state.draft.requested_rows <= wanted <= state.draft.requested_rows <= most:
+            state.draft.requested_rows = wanted
+        return state.draft.requested_rows
 
     def wants_states(self, state: RequestState, running: int) -> bool:
         """Whether a request's drafter is to get the states of older tokens that it lacks, beside `running` requests.
@@ -95,19 +99,19 @@ class TreeSizer:
         return KEPT_READY if self._gate.keeps_ready else 0
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
-        adaptive = [index for index, state in enumerate(states) if state.adaptive]
+        adaptive = [index for index, state in enumerate(states) if state.draft.adaptive]
         bidders = {
-            index: DepthCandidate(states[index].acceptance, depths[index], states[index].proposer)
+            index: DepthCandidate(states[index].draft.acceptance, depths[index], states[index].draft.proposer)
             for index in adaptive
             if depths[index] > 0
         }
-        bidding = [index for index in bidders if not states[index].drafter_catching_up]
+        bidding = [index for index in bidders if not states[index].draft.catching_up]
         if not adaptive:
             self._gate.open()
         if not bidders:
             return depths
-        fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.adaptive)
-        late = (index for index in bidders if states[index].drafter_catching_up and _is_worth(states[index], running))
+        fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.draft.adaptive)
+        late = (index for index in bidders if states[index].draft.catching_up and _is_worth(states[index], running))
         catching_up = [bidders[index] for index in late]
         granted = self._optimizer.choose_depths(
             [bidders[index] for index in bidding], running, catching_up, nodes=fixed
@@ -121,7 +125,9 @@ class TreeSizer:
         """Update which requests are paused and which kept warm: first those warm already, then fewest unsent tokens."""
         if self.over_subscribed:
             self._gate.step(profitable=False)
-        resting = [state for state in states if state.adaptive or self.over_subscribed] if self._gate.paused else []
+        resting = (
+            [state for state in states if state.draft.adaptive or self.over_subscribed] if self._gate.paused else []
+        )
         able = set(resting)
         self._warm = [state for state in self._warm if state in able and not state.finished]
         kept = self._num_warm
@@ -129,17 +135,22 @@ class TreeSizer:
         if len(self._warm) < min(kept, len(resting)):
             others = able.difference(self._warm)
             rising = sorted(
-                others, key=lambda state: (state.drafter_catching_up, state.num_unsent_tokens, state.arrival_number)
+                others,
+                key=lambda state: (
+                    state.draft.catching_up,
+                    state.draft.num_unsent_tokens,
+                    state.parameters.arrival_number,
+                ),
             )
             self._warm += rising[: kept - len(self._warm)]
         fades = self._gate.probe_begins
         for state in states:
-            state.drafting_paused = state in able and state not in self._warm
-            state.drafter_catching_up |= state.drafting_paused
-            if state.drafting_paused and fades:
-                state.acceptance.fade()
+            state.draft.paused = state in able and state not in self._warm
+            state.draft.catching_up |= state.draft.paused
+            if state.draft.paused and fades:
+                state.draft.acceptance.fade()
 
 
 def _is_worth(state: RequestState, running: int) -> bool:
     """Whether what is left of a request may pay for bringing its drafter up to date, in steps of so many requests."""
-    return state.max_length - state.length >= CATCHING_UP * state.length * running
+    return state.parameters.max_length - state.length >= CATCHING_UP * state.length * running

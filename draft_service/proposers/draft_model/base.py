@@ -64,6 +64,8 @@ class DraftModelConfig:
 class DraftModelBase(Proposer):
     """A causal language model's limits. Subclasses hold its weights."""
 
+    own_text_only = True
+
     def __init__(
         self,
         name: str,

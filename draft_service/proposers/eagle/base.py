@@ -64,6 +64,7 @@ class EagleBase(Proposer):
     """A head's limits and boundaries. Subclasses hold its weights."""
 
     trained_on_states = True
+    own_text_only = True
 
     def __init__(self, name: str, head: EagleHead, config: EagleConfig, tokenizer_fingerprint: str) -> None:
         self.name = name

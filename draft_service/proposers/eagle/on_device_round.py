@@ -29,11 +29,12 @@ class Laid(NamedTuple):
 class OnDeviceRound:
     """Trees for the states that the pass leads to, one a session, in their order."""
 
-    __slots__ = ("_handle", "_laid")
+    __slots__ = ("_handle", "_laid", "_places")
 
     def __init__(self, handle: DraftHandle, laid: Mapping[PagedSession, Laid]) -> None:
         self._handle = handle
         self._laid = laid
+        self._places = {session: place for place, session in enumerate(laid)}
 
     def made_for(self, session: PagedSession) -> bool:
         """Whether it has a tree for the session's present tokens: what the pass decided has come, and no more."""
@@ -55,7 +56,7 @@ class OnDeviceRound:
         nodes, depth = self._laid[session][-2:]
         if nodes >= request.max_nodes or depth > request.max_depth:
             return None
-        return DeviceTree(self._handle, list(self._laid).index(session), nodes, depth)
+        return DeviceTree(self._handle, self._places[session], nodes, depth)
 
     def trees(self) -> dict[int, TokenTree]:
         """By session; waits for the device."""

@@ -20,9 +20,9 @@ class PagedSession:
     """A request of a head that reads the target's states.
 
     begin: the position of its first row. commits: how often tokens were added. length: rows of its text that are
-    computed. waiting: states of the next ones. pending: rows whose states wait. newest: that of the last row computed,
-    which is computed again where no other waits. is_full: it outgrew its pages or the longest context, and gets no more
-    trees.
+    computed. waiting: states of the next ones. pending: rows whose states wait. newest: of rows computed, up to the
+    last, which is computed again where no other waits. is_full: it outgrew its pages or the longest context, and gets
+    no more trees.
     """
 
     number: int
@@ -57,7 +57,7 @@ class PagedSession:
     def compute(self, rows: int) -> list[torch.Tensor]:
         """The states of the next `rows` rows, at least one, which count as computed."""
         states = self._take(rows)
-        self.newest = states[-1][-1:]
+        self.newest = states[-1]
         self.length += rows
         return states
 
@@ -132,7 +132,7 @@ class PagedSessions:
             return None
         if again:
             assert session.newest is not None
-            states = [session.newest]
+            states = [session.newest[-1:]]
         else:
             states = session.compute(rows)
         position = session.begin + first

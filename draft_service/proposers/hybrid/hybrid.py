@@ -4,8 +4,9 @@ Every member drafts for every state, unless verify would not wait so long for al
 prefixes are merged, and the nodes of the highest path probability are kept (`merging`). What a member's own
 probabilities are worth is learned from the tokens that the target decides: by member, by how the member did at the
 request's last step, by reach of the tree and depth of the node, and by who else drafted it or something else in its
-place (`calibration`). So suffix matches, n-grams and a model's drafts compete for the same rows on one scale. To choose
-between a suffix match and a model by the match's score, as Arctic Inference does, is the case of one source a step.
+place (`slipstream_kernels.calibration`). So suffix matches, n-grams and a model's drafts compete for the same rows on
+one scale. To choose between a suffix match and a model by the match's score, as Arctic Inference does, is the case of
+one source a step.
 
 A member that refuses a session, raises or returns anything but a valid tree has no part in that session any more.
 """
@@ -30,11 +31,11 @@ from draft_service.proposers.base import (
 )
 from draft_service.proposers.composite import Composite
 from draft_service.proposers.hidden_states import placed
-from draft_service.proposers.hybrid.calibration import Calibration
 from draft_service.proposers.hybrid.member_timing import MemberTimer
 from draft_service.proposers.hybrid.merging import MergedDraft, accept_length_class
 from draft_service.proposers.options import configured
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream_kernels.calibration import Calibration
 from slipstream_kernels.token_tree import MAX_ROWS, InvalidTreeError, TokenTree
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class HybridProposer(Composite):
     @property
     def needs_states(self) -> bool:
         return all(self._members[name].needs_states for name in self._fitting)
+
+    @property
+    def own_text_only(self) -> bool:  # type: ignore[override]  # which others state once and for all
+        return all(member.own_text_only for member in self._members.values())
 
     def bind(self, target: Target) -> None:
         self._vocabulary = target.vocab_size

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.proposers.hybrid.calibration import LEAST, MOST, Calibration, bucket
+from slipstream_kernels.calibration import LEAST, MOST, Calibration, prob_bin
 from slipstream_kernels.token_tree import TokenTree
 
 _DEEPEST = 8
@@ -106,7 +106,7 @@ class MergedDraft:
                 claim = math.exp(min(0.0, tree.log_probs[i] - (tree.log_probs[parent] if parent >= 0 else 0.0)))
             claim = min(MOST, max(LEAST, claim))
             if source not in node.claims or node.claims[source][1] < claim:
-                coarse = (source, bucket(claim), recent)
+                coarse = (source, prob_bin(claim), recent)
                 node.claims[source] = ((coarse, (*coarse, reach), (*coarse, reach, min(node.depth, _DEEPEST))), claim)
 
     def _judge(self, node: Node) -> tuple[float, str]:
@@ -118,5 +118,5 @@ class MergedDraft:
             return shares[source], source
         # Those that drafted other tokens in its place speak against it.
         votes = tuple((voice, voice in shares) for voice in voices)
-        node.joint = (votes, (votes, bucket(shares[source])))
+        node.joint = (votes, (votes, prob_bin(shares[source])))
         return self.calibration.estimate(node.joint, shares[source]), source

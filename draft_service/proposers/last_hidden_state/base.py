@@ -67,6 +67,7 @@ class LastHiddenStateBase(Proposer, Generic[Head]):
     """Limits and the boundary of weights of one kind. Subclasses hold the weights."""
 
     trained_on_states = True
+    own_text_only = True
 
     def __init__(self, name: str, head: Head, config: LastHiddenStateConfig, tokenizer_fingerprint: str) -> None:
         depth = min(config.max_depth or len(head), len(head), MAX_ROWS - 1)

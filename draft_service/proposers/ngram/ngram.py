@@ -55,6 +55,7 @@ class NgramProposer(Proposer):
     """Looks up the end of the text in the text itself. Needs no model; any vocabulary."""
 
     device = CPU
+    own_text_only = True
 
     def __init__(self, name: str, config: NgramConfig) -> None:
         self.name = name

@@ -92,6 +92,7 @@ class SuffixProposer(Proposer):
         self.config = config
         self.max_nodes = config.max_nodes
         self.max_depth = config.max_depth
+        self.own_text_only = config.max_cached_requests == 0
         self.cache = SuffixCache(config.max_tree_depth, config.max_cached_requests, config.max_cached_tokens)
         self._search = SuffixSearch(
             as_tree=config.mode == "tree",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -73,6 +73,25 @@ class SamplingRows:
     def __len__(self) -> int:
         return len(self.position)
 
+    def take(self, rows: Int32) -> SamplingRows:
+        """These rows in this order; `rows` int32 [m]."""
+        single = ("position", "temperature", "top_k", "top_p", "min_p", "seed", "choice", "repetition", "presence")
+        columns = {name: getattr(self, name)[rows] for name in (*single, "frequency", "history")}
+        path, bias, mask = (
+            _runs(offsets, rows) for offsets in (self.path_offsets, self.bias_offsets, self.mask_offsets)
+        )
+        return replace(
+            self,
+            **columns,
+            path_offsets=path[0],
+            path_tokens=self.path_tokens[path[1]],
+            bias_offsets=bias[0],
+            bias_ids=self.bias_ids[bias[1]],
+            bias_values=self.bias_values[bias[1]],
+            mask_offsets=mask[0],
+            mask_ids=self.mask_ids[mask[1]],
+        )
+
     @classmethod
     def plain(
         cls,
@@ -111,6 +130,13 @@ class SamplingRows:
             mask_offsets=offsets,
             mask_ids=none,
         )
+
+
+def _runs(offsets: Int32, rows: Int32) -> tuple[Int32, Int32]:
+    """Offsets [m + 1] of the runs of these rows, laid out one after the other, and where their elements are now."""
+    ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(offsets[rows + 1] - offsets[rows], dtype=np.int32)])
+    parts = [np.arange(offsets[row], offsets[row + 1], dtype=np.int32) for row in rows]
+    return ends, np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 
 PARAMETERS = (

@@ -32,3 +32,15 @@ def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Pat
     with pytest.raises(InvalidArgumentError, match="more than 16777216 bytes") as caught:
         asked(Job.DETOKENIZE_HTTP, many)
     assert caught.value.field == "tokens"
+
+
+def test_calls_of_earlier_answers_may_not_make_more_values_than_a_body_may(tokenizer_folder: Path) -> None:
+    jobs = Jobs(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
+    function = {"name": "f", "arguments": json.dumps({"a": [{}] * 100})}
+    calls = [{"id": "a", "type": "function", "function": function}] * 50
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
+    with pytest.raises(InvalidArgumentError, match="at most 3072 lists and objects") as caught:
+        jobs.run(Job.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)
+    assert caught.value.field == "messages"
+    messages[1]["tool_calls"] = calls[:20]
+    assert jobs.run(Job.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)

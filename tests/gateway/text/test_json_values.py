@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.openai_schema import ChatCompletionRequest, CompletionRequest
 from gateway.text.body import read_body
-from gateway.text.json_values import MalformedBodyError, bounded
+from gateway.text.json_values import MalformedBodyError, bounded, check_texts
 from slipstream.rpc.errors import InvalidArgumentError
 
 LONG = 3000
@@ -112,3 +112,21 @@ def test_long_lists_of_numbers_elsewhere_are_refused(fields: dict[str, Any], fie
     with pytest.raises(InvalidArgumentError) as caught:
         read_body(body(**fields), ChatCompletionRequest)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["[" + "{}," * 2**17 + "{}]"],
+        ['"', *["[" + "{}," * 99 + "{}]"] * 60],
+        ["[" + "1," * 2**17 + "1]"],
+    ],
+)
+def test_json_in_strings_is_counted_all_together(texts: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="arguments of calls make too many values") as caught:
+        check_texts(texts, "messages")
+    assert caught.value.field == "messages"
+
+
+def test_what_calls_write_does_not_count() -> None:
+    check_texts([json.dumps({"text": "a[0] = {b, c}; " * 10_000})] * 3 + ['{"a": [1, 2]}'] * 1000, "messages")

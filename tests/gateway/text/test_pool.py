@@ -91,7 +91,7 @@ def test_nothing_is_left_when_the_gateway_has_gone(
 
         chatting = threading.Thread(target=chat)
         chatting.start()
-        wait_for(lambda: any(worker.cpu_times().user > 0.5 for worker in server.children()))
+        wait_for(lambda: any(worker.cpu_times().user > 0.2 for worker in server.children()))
         gateway.process.send_signal(number)
         gateway.process.wait(60)
         chatting.join()

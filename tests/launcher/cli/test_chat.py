@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,14 @@ def test_a_conversation_goes_on_until_the_end_of_input(tiny_cluster):
     assert "accepted drafted tokens of a step" in run.stdout
 
 
+def test_answers_fit_the_schema_of_a_file(tiny_cluster, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["Oslo"]}', "utf-8")
+    run = run_chat(tiny_cluster.gateway_grpc, "--message", "Hello", "--schema", str(file))
+    assert run.returncode == 0, run.stderr
+    assert "".join(re.split(r"\x1b\[[0-9;]*m", run.stdout)).startswith('"Oslo"')
+
+
 def test_errors_are_one_line_and_a_status(tiny_cluster):
     run = run_chat(tiny_cluster.gateway_grpc, "--message", "Hello", "--proposer", "unheard-of")
     assert run.returncode == 1
@@ -55,3 +64,10 @@ def test_colours_follow_the_accepted_tokens(accepted, index):
 
 def test_the_legend_has_every_colour():
     assert [span.style for span in legend().spans] == list(COLOURS)
+
+
+def test_trees_of_the_steps_are_shown(tiny_cluster):
+    run = run_chat(tiny_cluster.gateway_grpc, "--message", "Hello hello hello", "--proposer", "ngram", "--tree")
+    assert run.returncode == 0, run.stderr
+    assert "step 1, token 1" in run.stdout
+    assert "drafted tokens" in run.stdout

@@ -30,3 +30,9 @@ def test_a_model_without_one_is_tried_with_a_text(layout: Layout, monkeypatch: p
     assert "chat/completions" in greeting(replace(layout, gateway_arguments=("--chat-template", "x")), "tiny")
     monkeypatch.setenv("SLIPSTREAM_GATEWAY_CHAT_TEMPLATE", "x")
     assert "chat/completions" in greeting(layout, "tiny")
+
+
+def test_the_page_is_named_where_a_browser_finds_it(layout: Layout, tmp_path: Path) -> None:
+    assert "page       http://127.0.0.1:4/\n" in greeting(layout, "tiny")
+    assert "page  " not in greeting(replace(layout, gateway_arguments=("--no-page",)), "tiny")
+    assert "page  " not in greeting(replace(layout, http_address=f"unix:{tmp_path}/http.sock"), "tiny")

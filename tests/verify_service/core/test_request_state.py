@@ -23,7 +23,7 @@ def test_depth_left_leaves_room_for_the_bonus_token() -> None:
 def test_remaining_counts_tokens_without_kv() -> None:
     state = admitted(CONFIG, (1, 3, 4))
     assert state.num_unscheduled_tokens == 3
-    state.num_computed_tokens = 2
+    state.kv.num_computed_tokens = 2
     assert state.num_unscheduled_tokens == 1
 
 
@@ -37,6 +37,6 @@ def test_only_output_tokens_stop() -> None:
 
 def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
     state = admitted(CONFIG, (1, 3, 4), sampling=SamplingParams(seed=0, max_tokens=3))
-    state.num_computed_tokens, state.num_output_placeholders = 4, 2
+    state.kv.num_computed_tokens, state.num_output_placeholders = 4, 2
     assert (state.length, state.num_unscheduled_tokens, state.depth_left) == (5, 1, 0)
     assert state.finish_reason is None

@@ -223,9 +223,9 @@ def test_a_message_opens_a_slot_again_only_once() -> None:
     for _ in range(8):
         replies.append(draft_pb2.DraftReply(resume=draft_pb2.Resume(stamp=current_stamp(hostile))))
         replies[-1].resume.stamp.generation += len(replies) - 1
-    before = slot.generation
+    before = slot.stamp.generation
     deliver(link, hostile, draft_pb2.ExchangeRequest(replies=replies).SerializeToString())
-    assert (slot.generation, link.state().stale) == (before + 1, 7)
+    assert (slot.stamp.generation, link.state().stale) == (before + 1, 7)
     assert_harmless(link, honest)
 
 
@@ -256,7 +256,7 @@ def test_an_answer_to_a_state_that_never_was_shows_nothing() -> None:
     tree = tree_pb2.TokenTree(stamp=current_stamp(hostile))
     tree.stamp.base_length += 1
     deliver(link, hostile, draft_pb2.ExchangeRequest(replies=[draft_pb2.DraftReply(tree=tree)]).SerializeToString())
-    assert slot.acked_length == 0
+    assert slot.session.acked_length == 0
     assert_harmless(link, honest)
 
 

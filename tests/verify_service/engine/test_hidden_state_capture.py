@@ -23,7 +23,7 @@ from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle
-from verify_service.draft_link.slot import Slot
+from verify_service.draft_link.slots.state_feed import StateFeed
 from verify_service.engine import hidden_state_capture as module
 from verify_service.engine.hidden_state_capture import HiddenStateCapture
 from verify_service.engine.step_queue import Step
@@ -79,14 +79,14 @@ class Taker:
     def paused(self) -> bool:
         return self.is_deaf
 
-    def begin(self, opening: Opening) -> None:
-        self.trees.begin(opening)
+    def begin(self, opening: Opening) -> bool:
         received = Received(list(opening.token_ids), opening.history, opening.cached_length)
         self.received[opening.key] = received
         if opening.history is not None and opening.cached_length:
             stored = opening.history.read(0, opening.cached_length)
             if stored is not None:
                 received.take(stored)
+        return self.trees.begin(opening)
 
     def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
         return [() for _ in wanted]
@@ -113,11 +113,11 @@ class RingTaker(Taker):
         super().__init__(trees)
         self.ring = DeviceRing(HostMemory().allocate(DATA_OFFSET + (1 << 18)), b"")
         self.hidden_size = hidden_size
-        self.slots: dict[RequestKey, Slot] = {}
+        self.slots: dict[RequestKey, StateFeed] = {}
         self.found = 0
 
     def reserve_ring(self, wanted: Sequence[StateSpan], captured: Sequence[int]) -> list[tuple[RingSlice, ...]]:
-        slots = [self.slots.setdefault(each.key, Slot(0, 0, boundaries=WANTED[::-1])) for each in wanted]
+        slots = [self.slots.setdefault(each.key, StateFeed(WANTED[::-1])) for each in wanted]
         spans = [
             self.ring.reserve(slot, each.first, each.length, self.hidden_size)
             for slot, each in zip(slots, wanted, strict=True)
@@ -178,7 +178,7 @@ def test_prompts_in_chunks_and_accepted_trees(model: CausalLM, page_size: int) -
         plain = runner.run(requests)
     texts = {r.key: [*r.prompt_token_ids, *a.token_ids] for r, a in zip(requests, plain, strict=True)}
     taker = Taker(OracleTrees(texts, model.config.vocab_size))
-    with running_loop(model, config, taker, taker) as runner:
+    with running_loop(model, config, taker) as runner:
         answers = runner.run(requests)
         assert runner.loop.state().accepted_tokens > 20
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
@@ -195,7 +195,7 @@ def test_a_device_keeps_the_same_rows(model: CausalLM, twins: Target) -> None:
         plain = runner.run(requests)
     texts = {r.key: [*r.prompt_token_ids, *a.token_ids] for r, a in zip(requests, plain, strict=True)}
     taker = RingTaker(OracleTrees(texts, model.config.vocab_size), model.config.hidden_size)
-    with running_loop(twins, config, taker, taker) as runner:
+    with running_loop(twins, config, taker) as runner:
         answers = runner.run(requests)
         assert runner.loop.state().accepted_tokens > 20
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
@@ -213,7 +213,7 @@ def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
     config = EngineConfig(num_pages=128, feature_bytes=1 << 24, adaptive=False)
     taker = Taker(RandomTrees(model.config.vocab_size))
     (prompt,) = prompts(1, 70, 71)
-    with running_loop(model, config, taker, taker) as runner:
+    with running_loop(model, config, taker) as runner:
         runner.run([request(1, prompt)])
         runner.run([request(2, [*prompt[:50], 7, 8, 9])])
         state = runner.loop.state()
@@ -225,7 +225,7 @@ def test_a_prefix_hit_is_read_from_beside_the_pages(model: CausalLM) -> None:
 def test_without_room_beside_the_pages_a_hit_has_no_states(model: CausalLM) -> None:
     taker = Taker(RandomTrees(model.config.vocab_size))
     (prompt,) = prompts(1, 70, 71)
-    with running_loop(model, EngineConfig(num_pages=128, adaptive=False), taker, taker) as runner:
+    with running_loop(model, EngineConfig(num_pages=128, adaptive=False), taker) as runner:
         runner.run([request(1, prompt)])
         runner.run([request(2, [*prompt[:50], 7, 8, 9])])
     check(model, taker, [RequestKey(0, 1)])
@@ -236,7 +236,7 @@ def test_preempted_requests_miss_nothing(model: CausalLM) -> None:
     config = EngineConfig(num_pages=14, page_size=8, feature_bytes=1 << 24, max_nodes=4, adaptive=False)
     taker = Taker(RandomTrees(model.config.vocab_size))
     requests = [request(number, prompt, max_tokens=40) for number, prompt in enumerate(prompts(3, 20, 30))]
-    with running_loop(model, config, taker, taker) as runner:
+    with running_loop(model, config, taker) as runner:
         runner.run(requests)
         assert runner.loop.state().preemptions > 0
     check(model, taker, [r.key for r in requests])
@@ -260,7 +260,7 @@ def test_a_taker_that_fails_costs_no_request(model: CausalLM) -> None:
     with running_loop(model, config) as runner:
         plain = [answer.token_ids for answer in runner.run(requests)]
     taker = Failing(RandomTrees(model.config.vocab_size))
-    with running_loop(model, config, taker, taker) as runner:
+    with running_loop(model, config, taker) as runner:
         assert [answer.token_ids for answer in runner.run(requests)] == plain
 
 
@@ -323,7 +323,7 @@ def test_what_a_step_captured_for_others_is_not_kept() -> None:
     store = HiddenStateStore(num_pages=4, page_size=4, hidden_size=8, limit=1 << 20)
     features = HiddenStateCapture(engine, store, taker, clock=lambda: now[0])
     state = admitted(EngineConfig(num_pages=8), range(10, 14))
-    state.pages, state.num_computed_tokens = [0], 3
+    state.kv.pages, state.kv.num_computed_tokens = [0], 3
     item = ScheduledRequest(state, 1)
     step = Step([item], StepHandle([item]), 0.0)
 
@@ -336,7 +336,7 @@ def test_what_a_step_captured_for_others_is_not_kept() -> None:
         taker.wanted, now[0] = wanted, now[0] + module.LINGER_SECONDS + 1
         features.prepare()
         features.keep()
-        return store.read(state.pages, 3, 4)
+        return store.read(state.kv.pages, 3, 4)
 
     assert kept((2,), (2, 5)) is None
     assert kept((2, 5), (2,)) is None

@@ -45,7 +45,7 @@ class Learner:
 
 def decision(request_id: int, tokens: tuple[int, ...], tree: TokenTree | None = None) -> VerifyResult:
     state = admitted(CONFIG, (1, 2, 3), request_id=request_id)
-    state.num_computed_tokens = 2
+    state.kv.num_computed_tokens = 2
     state.tokens.extend(tokens)
     item = ScheduledRequest(state, 1, tree)
     return VerifyResult(item, AcceptedPath(tuple(range(len(tokens) - 1)), tokens), 0)

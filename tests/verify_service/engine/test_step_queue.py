@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -59,8 +58,8 @@ def bench(
 
 def decoding(trees: DraftSource | None = None, max_tokens: int = 100) -> RequestState:
     state = admitted(CONFIG, range(7), sampling=SamplingParams(seed=1, max_tokens=max_tokens), trees=trees)
-    state.req_index = 0
-    state.num_computed_tokens = 6
+    state.kv.req_index = 0
+    state.kv.num_computed_tokens = 6
     return state
 
 
@@ -91,7 +90,7 @@ def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
     state = decoding()
     assert not pipeline
     assert fill(pipeline, lambda: row(state)) == 1 + lookahead
-    assert (state.num_output_placeholders, state.num_computed_tokens, state.num_unscheduled_tokens) == (
+    assert (state.num_output_placeholders, state.kv.num_computed_tokens, state.num_unscheduled_tokens) == (
         1 + lookahead,
         7 + lookahead,
         1,
@@ -107,12 +106,12 @@ def test_a_pipeline_is_filled_to_the_lookahead(lookahead: int) -> None:
 def test_a_prompt_is_run_ahead_of_chunk_by_chunk() -> None:
     pipeline, _ = bench(1)
     state = decoding()
-    state.num_computed_tokens = 0
+    state.kv.num_computed_tokens = 0
     pipeline.launch([ScheduledRequest(state, 4)])
-    assert (state.num_computed_tokens, state.num_output_placeholders, state.num_unscheduled_tokens) == (4, 0, 3)
+    assert (state.kv.num_computed_tokens, state.num_output_placeholders, state.num_unscheduled_tokens) == (4, 0, 3)
     assert pipeline.can_launch
     pipeline.launch([ScheduledRequest(state, 3)])
-    assert (state.num_computed_tokens, state.num_output_placeholders) == (7, 1)
+    assert (state.kv.num_computed_tokens, state.num_output_placeholders) == (7, 1)
 
 
 def test_nothing_is_launched_beyond_a_tree() -> None:
@@ -146,7 +145,7 @@ def test_a_prompt_that_decides_nothing_yet_expects_no_tree() -> None:
     trees = Attached()
     pipeline, _ = bench(1, trees)
     state = decoding(trees)
-    state.num_computed_tokens = 0
+    state.kv.num_computed_tokens = 0
     pipeline.launch([ScheduledRequest(state, 4)])
     assert pipeline.can_launch
 
@@ -160,14 +159,14 @@ def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
     )
     pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
-    state.req_index, state.num_computed_tokens = 0, 6
+    state.kv.req_index, state.kv.num_computed_tokens = 0, 6
     trees.tokens[state.key] = list(state.tokens)
     pipeline.launch(row(state))
     assert not pipeline.can_launch
     pipeline.next()
     state.tokens.append(7)
     drafting.send_commits([(state, (7,))], 1)
-    assert not state.awaiting_tree
+    assert not state.draft.awaiting_tree
     pipeline.launch(row(state))
     assert pipeline.can_launch
 
@@ -178,7 +177,7 @@ def test_a_launch_that_fails_leaves_requests_where_they_were() -> None:
     state = decoding()
     with pytest.raises(RuntimeError):
         pipeline.launch(row(state))
-    assert (state.num_computed_tokens, state.num_output_placeholders) == (6, 0)
+    assert (state.kv.num_computed_tokens, state.num_output_placeholders) == (6, 0)
     assert not pipeline
 
 
@@ -197,54 +196,27 @@ class Unread:
 
 
 @pytest.mark.parametrize("tree", [TokenTree.chain((1, 2)), TokenTree((), ())], ids=["a tree", "an empty one"])
-def test_other_work_is_done_before_trees_that_only_a_device_knows_are_read(tree: TokenTree) -> None:
+def test_trees_that_only_a_device_knows_are_read_behind_the_launch(
+    tree: TokenTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1.0
+    monkeypatch.setattr("verify_service.engine.step_queue.time.perf_counter", lambda: now)
     pipeline, engine = bench(1)
     (item,) = items = row(decoding())
     item.tree = DeviceTree(Unread(engine.journal, tree), 0, 5, 3)
-
-    def meanwhile() -> None:
-        engine.journal.append(f"other work at {item.state.num_computed_tokens}")
-
-    pipeline.launch(items, meanwhile=meanwhile)
-    assert engine.journal == ["launch", "other work at 7", "read"]
+    pipeline.launch(items)
+    assert (engine.journal, item.state.kv.num_computed_tokens) == (["launch"], 7)
+    now = 3.0
+    pipeline.read_trees()
+    assert engine.journal == ["launch", "read"]
     assert (item.tree, item.num_rows, item.state.max_inflight_drafts) == (tree or None, 6, 3)
     assert not pipeline.can_launch, "how many tokens it decides is not known before it is decided"
-    pipeline.next()
+    now = 4.0
+    assert pipeline.decide(pipeline.next())[1] == 1.0, "it counts as begun from when its trees were known"
     assert item.state.max_inflight_drafts == 0
-    pipeline.launch(row(decoding()), meanwhile=meanwhile)
+    pipeline.launch(row(decoding()))
+    pipeline.read_trees()
     assert engine.journal[3:] == ["launch"]
-
-
-def test_work_behind_a_launch_comes_after_its_trees_are_read_and_costs_no_step(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pipeline, engine = bench(1)
-    (item,) = items = row(decoding())
-    item.tree = DeviceTree(Unread(engine.journal, TokenTree.chain((5, 6))), 0, 2, 2)
-
-    def fail() -> None:
-        engine.journal.append("other work")
-        raise RuntimeError("no")
-
-    with caplog.at_level(logging.CRITICAL):
-        pipeline.launch(items, afterwards=fail)
-    assert engine.journal == ["launch", "read", "other work"]
-    assert pipeline
-
-
-def test_trees_are_read_even_if_other_work_fails(caplog: pytest.LogCaptureFixture) -> None:
-    pipeline, engine = bench(1)
-    (item,) = items = row(decoding())
-    item.tree = DeviceTree(Unread(engine.journal, TokenTree((), ())), 0, 5, 3)
-
-    def fail() -> None:
-        raise RuntimeError("no")
-
-    with caplog.at_level(logging.CRITICAL):
-        pipeline.launch(items, meanwhile=fail)
-    assert engine.journal == ["launch", "read"]
-    assert (item.tree, item.reserved) == (None, (5, 3))
-    assert pipeline
 
 
 def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +248,7 @@ def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> 
     trees = Foreseeing()
     engine = Scripted(1)
     budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]))
-    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget, trees)
+    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget)
     pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = decoding(trees)
     assert not pipeline.can_launch_ahead
@@ -297,7 +269,7 @@ def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> 
     )
     pipeline.launch([item])
     assert not pipeline.can_launch_ahead
-    assert (state.length, state.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 5)
+    assert (state.length, state.kv.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 5)
     assert pipeline.under_way == {state: item}
     pipeline.decide(pipeline.next())
     assert (item.tree, item.first, state.max_inflight_drafts) == (TokenTree.chain([1, 2, 3]), 7, 3)

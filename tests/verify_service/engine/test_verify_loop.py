@@ -7,18 +7,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from slipstream.generation_types import FinishReason, SpeculationOptions
-from slipstream.rpc.errors import (
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from slipstream.rpc.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
@@ -28,6 +26,7 @@ from support.plain_reference import plain_generate
 from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, ScriptedTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
+from verify_service.engine.sink import Sink
 
 CONFIG = EngineConfig(num_pages=128, adaptive=False)
 PROMPT = tuple(range(40, 75))
@@ -298,7 +297,7 @@ def test_a_failing_step_ends_its_requests_and_leaks_nothing(
 class BrokenTrees(ScriptedTrees):
     """A source whose every method raises."""
 
-    def begin(self, opening: object) -> None:
+    def begin(self, opening: object) -> bool:
         raise RuntimeError("begin")
 
     def collect(self, wanted: object) -> list[TokenTree | None]:
@@ -329,7 +328,7 @@ def test_a_tree_source_that_raises_costs_no_token(
 
 def test_a_sink_that_raises_does_not_stop_the_loop(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL), running_loop(target, CONFIG) as runner:
-        take, calls = runner.loop._sink, []
+        take, calls = runner.loop._sink.outputs, []
 
         def sink(outputs: list) -> None:  # type: ignore[type-arg]  # whatever comes
             calls.append(outputs)
@@ -337,7 +336,7 @@ def test_a_sink_that_raises_does_not_stop_the_loop(target: Target, caplog: pytes
                 raise RuntimeError("full")
             take(outputs)
 
-        runner.loop._sink = sink
+        runner.loop._sink = Sink(sink)
         (answer,) = runner.run([request()])
     assert answer.finish_reason is not None
 
@@ -379,3 +378,19 @@ def test_an_idle_loop_sleeps(target: Target) -> None:
         assert not threading.Event().wait(0.05)
         assert runner.loop.state().steps == steps
         assert threading.active_count() == commands
+
+
+def test_behind_a_launch_clients_are_told_before_its_trees_are_waited_for(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, journal = LoopRunner(target, CONFIG).loop, []
+    for name in ("read_trees", "enqueue_drafts"):
+        setattr(loop._step_queue, name, partial(journal.append, name))
+    loop._tell_of_last_step = partial(journal.append, "drafters")
+    loop._deliver = lambda: journal.append("clients") or 1 / 0  # which costs the step nothing
+    late, plain = SimpleNamespace(tree=DeviceTree(None, 0, 2, 2)), SimpleNamespace(tree=None)
+    with caplog.at_level(logging.CRITICAL):
+        for item, promised in ((late, False), (plain, False), (late, True)):
+            loop._work_behind_launch([item], promised=promised)
+    own = ["read_trees", "enqueue_drafts"]
+    assert journal == ["clients", *own, *own, "read_trees", "drafters", "enqueue_drafts"]

@@ -13,7 +13,7 @@ from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError
 from slipstream_kernels.ipc.byte_ring import RingError
 from support.host_device_memory import HostMemory
-from verify_service.draft_link.slot import Slot
+from verify_service.draft_link.slots.state_feed import StateFeed
 from verify_service.hidden_states import device_ring_pool as device_rings
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.hidden_states.process_watch import DraftProcess
@@ -48,7 +48,7 @@ def test_a_ring_that_a_step_may_still_write_serves_nobody() -> None:
     memory = HostMemory()
     rings = rings_of(memory)
     ring = rings.take(os.getpid(), 2)
-    span = ring.reserve(Slot(1, 0, boundaries=(1,)), 0, 3, HIDDEN)
+    span = ring.reserve(StateFeed((1,)), 0, 3, HIDDEN)
     ring.closed = True
     assert rings.take(os.getpid(), 2).block is not ring.block
     del span
@@ -88,7 +88,7 @@ def test_a_process_is_told_from_another_and_its_end_is_seen() -> None:
 @pytest.mark.parametrize("claim", [-1, 1, 4, 2**63])
 def test_a_drafter_cannot_release_what_was_not_written_or_take_it_back(claim: int) -> None:
     ring = rings_of(HostMemory()).take(os.getpid(), 1)
-    spans = [ring.reserve(Slot(1, 0, boundaries=(1,)), 0, 8, HIDDEN) for _ in range(2)]
+    spans = [ring.reserve(StateFeed((1,)), 0, 8, HIDDEN) for _ in range(2)]
     ring.release(2, written=3)
     with pytest.raises(RingError, match="released"):
         ring.release(claim, written=3)
@@ -101,7 +101,7 @@ def test_room_comes_back_as_the_drafter_releases_it_or_at_once_where_nothing_was
     monkeypatch.setattr(device_rings, "_ROUNDED", 512)
     monkeypatch.setattr(device_rings, "STEPS", 1)
     ring = DeviceRingPool(HostMemory(), max_step_rows=32, hidden_size=HIDDEN).take(os.getpid(), 1)  # of 1,024 bytes
-    slot = Slot(1, 0, boundaries=(1,))
+    slot = StateFeed((1,))
 
     def reserve(rows: int, message: int = 0) -> int | None:
         span = ring.reserve(slot, 0, rows, HIDDEN)

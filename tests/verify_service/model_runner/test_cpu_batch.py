@@ -32,10 +32,10 @@ def plans(draw: st.DrawFn) -> tuple[EngineConfig, np.ndarray, list[ScheduledRequ
     items: list[ScheduledRequest] = []
     for line in range(draw(st.integers(1, 4))):
         state: RequestState = admitted(config, draw(st.lists(st.integers(0, 511), min_size=1, max_size=12)))
-        state.req_index = line
-        state.pages = [pages.pop() for _ in range(-(-(len(state.tokens) + 16) // size))]
-        table[line, : len(state.pages)] = state.pages
-        state.num_computed_tokens = draw(st.integers(0, len(state.tokens) - 1))
+        state.kv.req_index = line
+        state.kv.pages = [pages.pop() for _ in range(-(-(len(state.tokens) + 16) // size))]
+        table[line, : len(state.kv.pages)] = state.kv.pages
+        state.kv.num_computed_tokens = draw(st.integers(0, len(state.tokens) - 1))
         item = ScheduledRequest(state, draw(st.integers(1, state.num_unscheduled_tokens)))
         item.tree = draw(st.none() | trees()) if item.decides else None
         items.append(item)
@@ -54,13 +54,13 @@ def test_rows_follow_the_plan(plan: tuple[EngineConfig, np.ndarray, list[Schedul
     logit_rows: list[int] = []
     for item in items:
         state = item.state
-        for position in range(state.num_computed_tokens, state.num_computed_tokens + item.count):
+        for position in range(state.kv.num_computed_tokens, state.kv.num_computed_tokens + item.count):
             assert batch.token_ids[row] == state.tokens[position]
             assert batch.positions[row] == position
-            assert batch.write_slots[row] == state.pages[position // size] * size + position % size
+            assert batch.write_slots[row] == state.kv.pages[position // size] * size + position % size
             assert batch.prefix_lengths[row] == position + 1
             assert batch.num_ancestors[row] == 0
-            assert batch.page_lines[row] == state.req_index
+            assert batch.page_lines[row] == state.kv.req_index
             row += 1
         if item.decides:
             logit_rows.append(row - 1)
@@ -74,7 +74,7 @@ def test_rows_follow_the_plan(plan: tuple[EngineConfig, np.ndarray, list[Schedul
             assert batch.prefix_lengths[row] == len(state.tokens)
             assert batch.num_ancestors[row] == len(path)
             assert batch.ancestor_slots[row, : len(path)].tolist() == [SCRATCH + scratch + above for above in path]
-            assert batch.page_lines[row] == state.req_index
+            assert batch.page_lines[row] == state.kv.req_index
             logit_rows.append(row)
             row += 1
         scratch += len(item.tree)

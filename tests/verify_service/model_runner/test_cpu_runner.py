@@ -28,7 +28,7 @@ class Bench:
         self.memory = KVCacheManager(config, model.config.max_context)
         self.engine = CpuModelRunner(model, config, self.memory.page_table)
         self.state: RequestState = admitted(config, PROMPT, sampling=GREEDY)
-        self.state.req_index = 0
+        self.state.kv.req_index = 0
         self.memory.begin(self.state)
         self.engine.begin(self.state)
 
@@ -39,7 +39,7 @@ class Bench:
         self.launched = self.engine.launch([item])
         (decision,) = self.engine.decide(self.launched)
         state.tokens.extend(decision.path.tokens)
-        state.num_computed_tokens = len(state.tokens) - 1
+        state.kv.num_computed_tokens = len(state.tokens) - 1
         self.engine.commit(state, decision.path.tokens)
         self.decision = decision
         return decision.path.tokens
@@ -91,7 +91,7 @@ def test_logprobs_are_of_the_path_alone(model: CausalLM) -> None:
 def test_a_prompt_chunk_decides_nothing(model: CausalLM) -> None:
     bench = Bench(model, 8)
     assert bench.engine.decide(bench.engine.launch([ScheduledRequest(bench.state, 5)])) == []
-    bench.state.num_computed_tokens = 5
+    bench.state.kv.num_computed_tokens = 5
     assert bench.step() == (greedy(model, 1)[0],)
 
 

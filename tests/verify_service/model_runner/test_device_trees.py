@@ -27,7 +27,7 @@ class Trees:
 
 def rows(count: int = 1, *, adaptive: bool = False, proposer: str = "p") -> ScheduledRequest:
     state = admitted(EngineConfig(num_pages=64, adaptive=adaptive), range(10, 17))
-    state.proposer, state.num_computed_tokens = proposer, len(state.tokens) - count
+    state.draft.proposer, state.kv.num_computed_tokens = proposer, len(state.tokens) - count
     return ScheduledRequest(state, count)
 
 

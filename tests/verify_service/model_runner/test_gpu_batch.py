@@ -38,11 +38,11 @@ def plans(draw: st.DrawFn) -> tuple[int, PageTable, list[ScheduledRequest]]:
         prompt = draw(st.lists(st.integers(0, 511), min_size=1, max_size=12))
         logprobs = draw(st.none() | st.just(0))
         state = admitted(config, prompt, sampling=SamplingParams(seed=1, logprobs=logprobs))
-        state.req_index = line
+        state.kv.req_index = line
         state.num_output_placeholders = draw(st.integers(0, 1))
-        state.pages = [pages.pop() for _ in range(-(-(state.length + 2) // size))]
-        table.write(line, 0, state.pages)
-        state.num_computed_tokens = (
+        state.kv.pages = [pages.pop() for _ in range(-(-(state.length + 2) // size))]
+        table.write(line, 0, state.kv.pages)
+        state.kv.num_computed_tokens = (
             len(prompt) if state.num_output_placeholders else draw(st.integers(0, len(prompt) - 1))
         )
         item = ScheduledRequest(state, draw(st.integers(1, state.num_unscheduled_tokens)))
@@ -68,16 +68,18 @@ def test_rows_follow_the_items(case: tuple[int, PageTable, list[ScheduledRequest
     assert span_rows(plan) == list(range(rows))
     assert plan.in_order
     assert plan.has_trees == any(item.tree is not None for item in items)
-    assert plan.keep_logits == any(item.decides and item.state.sampling.logprobs is not None for item in items)
+    assert plan.keep_logits == any(
+        item.decides and item.state.parameters.sampling.logprobs is not None for item in items
+    )
     assert sorted(map(id, deciding)) == sorted(id(item) for item in items if item.decides)
 
     where = {(int(plan.lines[row]), int(plan.positions[row])): row for row in range(rows) if plan.parents[row] == -2}
     for item in items:
         state = item.state
         for position in range(item.first, item.base):
-            row = where.pop((state.req_index, position))
+            row = where.pop((state.kv.req_index, position))
             assert plan.token_ids[row] == (state.tokens[position] if position < len(state.tokens) else -1)
-            assert plan.write_slots[row] == state.pages[position // size] * size + position % size
+            assert plan.write_slots[row] == state.kv.pages[position // size] * size + position % size
             assert plan.prefix_lengths[row] == position + 1
             assert plan.root_rows[row] == row
     assert where == {}
@@ -92,7 +94,7 @@ def test_each_deciding_item_has_its_root_and_nodes_in_a_row(
     plan, deciding = GpuBatchBuilder(table, size, SCRATCH).build(items)
     logit = scratch = 0
     for item, (first, count, line, base) in zip(deciding, plan.deciding.tolist(), strict=True):
-        assert (first, count, line, base) == (logit, item.num_rows, item.state.req_index, item.base)
+        assert (first, count, line, base) == (logit, item.num_rows, item.state.kv.req_index, item.base)
         root = int(plan.logit_rows[first])
         assert plan.logit_rows[first : first + count].tolist() == list(range(root, root + count))
         assert (plan.lines[root], plan.positions[root], plan.parents[root]) == (line, base - 1, -2)
@@ -117,9 +119,9 @@ def test_spans_of_decodes_come_first() -> None:
     table = PageTable(4, 128)
     states = [admitted(config, range(10 * line, 10 * line + 8)) for line in range(3)]
     for line, state in enumerate(states):
-        state.req_index = line
+        state.kv.req_index = line
         table.write(line, 0, [3 * line, 3 * line + 1, 3 * line + 2])
-    states[1].num_computed_tokens = 7
+    states[1].kv.num_computed_tokens = 7
     items = [
         ScheduledRequest(states[0], 5),
         ScheduledRequest(states[1], 1),

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.grammar.grammar import Grammar
+from slipstream.grammar.tokenizer import load_tokenizer
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.token_tree import TokenTree
-from support.host_model import HostModel
+from support.host_model import HostModel, HostTicket
 from support.plain_reference import PlainDecoder
 from support.verify_loop import Target, admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.grammar.compiler import _compiled
+from verify_service.grammar.forced_texts import ForcedTexts
+from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.model_runner.gpu_runner import GpuModelRunner, GpuStepHandle
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
@@ -33,7 +40,7 @@ class Bench:
     def start(self, line: int, prompt: list[int], **sampling: Any) -> RequestState:
         params = SamplingParams(**({"temperature": 0.0, "seed": 0} | sampling))
         state = admitted(CONFIG, prompt, request_id=line, sampling=params)
-        state.req_index = line
+        state.kv.req_index = line
         self.memory.begin(state)
         self.engine.begin(state)
         return state
@@ -41,13 +48,13 @@ class Bench:
     def launch(self, *states: RequestState, trees: dict[int, TokenTree] | None = None) -> GpuStepHandle:
         items = []
         for state in states:
-            tree = (trees or {}).get(state.req_index)
+            tree = (trees or {}).get(state.kv.req_index)
             item = ScheduledRequest(state, state.num_unscheduled_tokens, tree)
             assert self.memory.grow(state, item.base + (tree.depth if tree else 0))
             items.append(item)
         launched = self.engine.launch(items)
         for item in items:
-            item.state.num_computed_tokens, item.state.num_output_placeholders = (
+            item.state.kv.num_computed_tokens, item.state.num_output_placeholders = (
                 item.base,
                 item.state.num_output_placeholders + 1,
             )
@@ -59,7 +66,7 @@ class Bench:
             state = decision.item.state
             state.num_output_placeholders -= 1
             state.tokens.extend(decision.path.tokens)
-            state.num_computed_tokens = state.length - 1
+            state.kv.num_computed_tokens = state.length - 1
         return [decision.path.tokens for decision in self.decisions]
 
 
@@ -97,6 +104,39 @@ def test_a_line_may_be_given_away_behind_a_step_that_still_uses_it(model: Causal
     assert bench.decide(steps[0]) == [(7,)]
     bench.decide(steps[1])
     assert bench.decide(steps[2]) == [(greedy(model, PROMPT[3:], 1)[0],)]
+
+
+class Observed(HostModel):
+    """Keeps the lines that it was asked to write, or to sample under masks."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig) -> None:
+        super().__init__(model, config)
+        self.lines: list[int] = []
+
+    def set_line(self, line: int, *args: Any, **kwargs: Any) -> None:
+        self.lines.append(line)
+        super().set_line(line, *args, **kwargs)
+
+    def sample_masked(self, ticket: HostTicket, wanted: MaskedRows) -> list[int]:
+        self.lines += wanted.lines.tolist()
+        return super().sample_masked(ticket, wanted)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_request_with_a_grammar_may_end_behind_its_step(model: CausalLM, tiny_model: Path, penalty: float) -> None:
+    tokenizer = load_tokenizer(tiny_model, vocab_size=512, eos_token_ids=(2,))
+    compiled = _compiled(Grammar(regex="[ab]{6}"), tokenizer, ForcedTexts(tokenizer))
+    device = Observed(model, CONFIG)
+    bench = Bench(device)
+    ended, goes_on = bench.start(0, PROMPT, presence_penalty=penalty), bench.start(2, PROMPT)
+    for state in (ended, goes_on):
+        state.grammar = RequestGrammar(compiled)
+    step = bench.launch(ended, goes_on)
+    bench.memory.end(ended, keep=False)
+    ended.finished, ended.kv.req_index = True, -1
+    (_, (token,)) = bench.decide(step)
+    assert tokenizer.tokens.decode_str([token]) in ("a", "b", "aa", "ab", "ba", "bb")
+    assert device.lines == [0, 2, 2]
 
 
 def test_logprobs_of_a_step_are_those_of_its_path(model: CausalLM) -> None:

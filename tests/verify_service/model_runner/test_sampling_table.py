@@ -39,13 +39,13 @@ EDITED = SamplingParams(
 
 def running(params: SamplingParams, line: int, output: tuple[int, ...] = ()) -> RequestState:
     state = admitted(CONFIG, (11, 50, 51), output=output, sampling=params)
-    state.req_index = line
-    state.num_computed_tokens = len(state.tokens) - 1
+    state.kv.req_index = line
+    state.kv.num_computed_tokens = len(state.tokens) - 1
     return state
 
 
 def gather(table: SamplingTable, items: list[ScheduledRequest]) -> SamplingRows:
-    lines = [item.state.req_index for item in items for _ in range(item.num_rows)]
+    lines = [item.state.kv.req_index for item in items for _ in range(item.num_rows)]
     positions = [
         len(item.state.tokens) + depth
         for item in items
@@ -87,7 +87,7 @@ def test_counts_follow_commits_and_restarts() -> None:
     rows = gather(table, [ScheduledRequest(state, 1)])
     assert Counter(dict(enumerate(rows.output_counts[1].tolist()))) == Counter({60: 3, 61: 1, 62: 1})
     assert np.flatnonzero(rows.prompt_seen[1]).tolist() == [11, 50, 51]
-    state.req_index = 0
+    state.kv.req_index = 0
     table.begin(state)
     assert rows.output_counts[0].tolist() == rows.output_counts[1].tolist()
 
@@ -121,7 +121,7 @@ def test_rows_sample_as_the_reference_does(model: CausalLM, temperature: float) 
         for node in range(-1, len(TREE)):
             path = [TREE.token_ids[above] for above in TREE.path(node)]
             output = [*state.tokens[state.prompt_length :], *path]
-            x = processed(logits[row], state.sampling, state.tokens[: state.prompt_length], output, (EOS,))
+            x = processed(logits[row], state.parameters.sampling, state.tokens[: state.prompt_length], output, (EOS,))
             position = state.prompt_length + len(output)
-            assert tokens[row] == choose(x, state.sampling, 0, position)
+            assert tokens[row] == choose(x, state.parameters.sampling, 0, position)
             row += 1

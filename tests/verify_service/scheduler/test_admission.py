@@ -25,23 +25,30 @@ def admission(trees: DraftSource | None = None, num_pages: int = 64, max_nodes: 
 
 def test_defaults_are_filled_in() -> None:
     state = admission().admit(REQUEST)
-    assert state.max_length == 256
-    assert state.sampling.seed == state.seed
-    assert state.stop_token_ids == {EOS}
-    assert state.proposer == ""
+    assert state.parameters.max_length == 256
+    assert state.parameters.sampling.seed == state.parameters.seed
+    assert state.parameters.stop_token_ids == {EOS}
+    assert state.draft.proposer == ""
     assert state.tokens == [1, 2, 3]
     assert state.finish_reason is None
 
 
+def test_a_trace_leaves_the_size_of_trees_to_the_server() -> None:
+    desk = admission()
+    for trace in (False, True):
+        assert desk.admit(replace(REQUEST, speculation=SpeculationOptions(trace=trace))).draft.adaptive
+        assert not desk.admit(replace(REQUEST, speculation=SpeculationOptions(max_nodes=4, trace=trace))).draft.adaptive
+
+
 def test_seeds_are_kept_or_drawn() -> None:
     desk = admission()
-    assert desk.admit(replace(REQUEST, sampling=SamplingParams(seed=7))).seed == 7
-    assert desk.admit(REQUEST).seed != desk.admit(REQUEST).seed
+    assert desk.admit(replace(REQUEST, sampling=SamplingParams(seed=7))).parameters.seed == 7
+    assert desk.admit(REQUEST).parameters.seed != desk.admit(REQUEST).parameters.seed
 
 
 def test_ignore_eos_keeps_stop_tokens() -> None:
     params = SamplingParams(ignore_eos=True, stop_token_ids=(9,))
-    assert admission().admit(replace(REQUEST, sampling=params)).stop_token_ids == {9}
+    assert admission().admit(replace(REQUEST, sampling=params)).parameters.stop_token_ids == {9}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,7 @@ def test_refusals_name_field_and_limit(change: dict[str, object], field: str, fi
 
 
 def test_without_max_tokens_the_cache_may_end_the_output() -> None:
-    assert admission(num_pages=4).admit(REQUEST).max_length == 64
+    assert admission(num_pages=4).admit(REQUEST).parameters.max_length == 64
     with pytest.raises(InvalidArgumentError, match=r"prompt of 64 tokens.* need 5 KV pages") as refused:
         admission(num_pages=4).admit(replace(REQUEST, prompt_token_ids=(1,) * 64))
     assert refused.value.field == "prompt_token_ids"
@@ -104,7 +111,7 @@ def test_a_request_that_alone_cannot_fit_is_refused_with_figures() -> None:
 )
 def test_speculation_takes_the_operators_defaults(params: SpeculationOptions, expected: tuple[str, int, int]) -> None:
     state = admission(RandomTrees(512), max_nodes=32).admit(replace(REQUEST, speculation=params))
-    assert (state.proposer, state.max_nodes, state.max_depth) == expected
+    assert (state.draft.proposer, state.draft.max_nodes, state.draft.max_depth) == expected
 
 
 def test_a_resumed_request_may_be_over_at_once() -> None:

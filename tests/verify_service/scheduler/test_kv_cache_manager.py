@@ -12,13 +12,13 @@ from verify_service.scheduler.kv_cache_manager import KVCacheManager
 
 def start(memory: KVCacheManager, state: RequestState, line: int) -> RequestState:
     assert memory.fits(state)
-    state.req_index = line
+    state.kv.req_index = line
     memory.begin(state)
     return state
 
 
 def compute(state: RequestState) -> None:
-    state.num_computed_tokens = state.num_written_tokens = len(state.tokens) - 1
+    state.kv.num_computed_tokens = state.kv.num_written_tokens = len(state.tokens) - 1
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
@@ -27,13 +27,13 @@ def test_a_second_request_reuses_full_pages_but_not_the_last_token(size: int) ->
     memory = KVCacheManager(config, 512)
     prompt = list(range(128))
     first = start(memory, admitted(config, prompt), 0)
-    assert first.num_computed_tokens == 0
+    assert first.kv.num_computed_tokens == 0
     first.tokens.append(5)
     compute(first)
     memory.end(first, keep=True)
     second = start(memory, admitted(config, prompt, request_id=1), 1)
-    assert second.num_computed_tokens == (len(prompt) - 1) // size * size
-    assert memory.page_table.entries[1, : len(second.pages)].tolist() == second.pages
+    assert second.kv.num_computed_tokens == (len(prompt) - 1) // size * size
+    assert memory.page_table.entries[1, : len(second.kv.pages)].tolist() == second.kv.pages
     memory.end(second, keep=False)
     assert memory.free == memory.total - memory.cached
 
@@ -43,7 +43,7 @@ def test_without_the_cache_nothing_is_kept() -> None:
     memory = KVCacheManager(config, 64)
     for _ in range(2):
         state = start(memory, admitted(config, range(20)), 0)
-        assert state.num_computed_tokens == 0
+        assert state.kv.num_computed_tokens == 0
         compute(state)
         memory.end(state, keep=True)
         assert memory.free == memory.total
@@ -56,8 +56,8 @@ def test_tenants_do_not_share() -> None:
     first = start(memory, admitted(config, range(20), tenant="a"), 0)
     compute(first)
     memory.end(first, keep=True)
-    assert start(memory, admitted(config, range(20), tenant="b"), 0).num_computed_tokens == 0
-    assert start(memory, admitted(config, range(20), tenant="a"), 1).num_computed_tokens == 16
+    assert start(memory, admitted(config, range(20), tenant="b"), 0).kv.num_computed_tokens == 0
+    assert start(memory, admitted(config, range(20), tenant="a"), 1).kv.num_computed_tokens == 16
 
 
 def test_growing_evicts_idle_pages_and_then_fails_without_a_change() -> None:
@@ -72,14 +72,14 @@ def test_growing_evicts_idle_pages_and_then_fails_without_a_change() -> None:
     assert memory.grow(second, 24)
     assert memory.cached == 2
     assert not memory.grow(second, 33)
-    assert len(second.pages) == 6
+    assert len(second.kv.pages) == 6
     assert memory.grow_up_to(second, 40) == 32
     assert memory.available == 0
     second.num_output_placeholders, second.max_inflight_drafts = 1, 16
     assert memory.reclaim([second]) == 1, "all but those of 25 tokens that steps under way may decide"
     second.num_output_placeholders = second.max_inflight_drafts = 0
     assert memory.reclaim([second]) == 5
-    assert len(second.pages) == 2
+    assert len(second.kv.pages) == 2
     memory.end(second, keep=False)
     assert memory.free == 8
 
@@ -92,8 +92,8 @@ def test_sharing_moves_pages_to_the_cache_once() -> None:
         twin.tokens.append(9)
         compute(twin)
         memory.cache_full_pages(twin)
-    assert twins[0].pages[:3] == twins[1].pages[:3]
-    assert memory.page_table.entries[1, :3].tolist() == twins[0].pages[:3]
+    assert twins[0].kv.pages[:3] == twins[1].kv.pages[:3]
+    assert memory.page_table.entries[1, :3].tolist() == twins[0].kv.pages[:3]
     assert memory.free == 16 - 3
     for twin in twins:
         memory.end(twin, keep=True)
@@ -114,9 +114,9 @@ def test_only_settled_pages_are_shared() -> None:
     config = EngineConfig(num_pages=16, page_size=4)
     memory = KVCacheManager(config, 64)
     state = start(memory, admitted(config, range(12)), 0)
-    state.num_written_tokens, state.num_computed_tokens = 5, 12
+    state.kv.num_written_tokens, state.kv.num_computed_tokens = 5, 12
     memory.end(state, keep=True)
     assert (memory.cached, memory.free) == (1, 15)
-    assert (state.num_written_tokens, state.num_computed_tokens) == (0, 0)
+    assert (state.kv.num_written_tokens, state.kv.num_computed_tokens) == (0, 0)
     again = start(memory, admitted(config, range(12)), 0)
-    assert (again.num_written_tokens, again.num_computed_tokens) == (4, 4)
+    assert (again.kv.num_written_tokens, again.kv.num_computed_tokens) == (4, 4)

@@ -157,7 +157,7 @@ def test_waits_for_trees_hold_back_those_who_want_them_for_a_while() -> None:
     share = passes(base=10)
     plain, eager = decoding("plain", 1), decoding("eager", 2, first=10)
     for state in eager.decoding:
-        state.awaiting_tree = True
+        state.draft.awaiting_tree = True
     assert share.turns([plain, eager]) is ALL
     share.observe_wait(0.012)
     held = [share.turns([plain, eager]).left_out for _ in range(6)]
@@ -168,14 +168,14 @@ def test_waits_for_trees_hold_back_those_who_want_them_for_a_while() -> None:
     assert all(held[:-1])
     assert not held[-1]
     for state in plain.decoding:
-        state.awaiting_tree = True
+        state.draft.awaiting_tree = True
     assert share.turns([plain, eager]) is ALL
 
 
 def test_what_is_owed_for_waits_is_bounded_and_forgotten_by_one_alone() -> None:
     share = passes()
     demands = [decoding("waits", 1), decoding("plain", 1, first=10)]
-    demands[0].decoding[0].awaiting_tree = True
+    demands[0].decoding[0].draft.awaiting_tree = True
     for _ in range(1000):
         share.observe_wait(0.05)
         share.turns(demands)

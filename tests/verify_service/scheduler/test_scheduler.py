@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
@@ -29,7 +31,7 @@ class Bench:
         assert plan is not None
         deciding = [item for item in plan.rows if item.decides]
         for item in plan.rows:
-            item.state.num_computed_tokens = item.state.num_written_tokens = item.base
+            item.state.kv.num_computed_tokens = item.state.kv.num_written_tokens = item.base
         for item in deciding:
             item.state.tokens.append(7)
             item.state.prefilled = True
@@ -37,7 +39,7 @@ class Bench:
 
 
 def rows(plan: SchedulerOutput) -> list[tuple[int, int]]:
-    return [(item.state.arrival_number, item.count) for item in plan.rows]
+    return [(item.state.parameters.arrival_number, item.count) for item in plan.rows]
 
 
 def test_prompts_share_the_chunk_in_order_of_arrival() -> None:
@@ -85,11 +87,11 @@ def test_the_latest_arrival_makes_way_and_comes_back() -> None:
     old, young = bench.add(0, 11), bench.add(1, 11, first=100)
     bench.step()
     assert rows(bench.step()) == [(0, 1), (1, 1)]
-    assert len(old.pages) == len(young.pages) == 3
+    assert len(old.kv.pages) == len(young.kv.pages) == 3
     plan = bench.step()
     assert rows(plan) == [(0, 1)]
     assert plan.preempted == [young]
-    assert (young.req_index, young.pages, young.num_computed_tokens) == (-1, [], 0)
+    assert (young.kv.req_index, young.kv.pages, young.kv.num_computed_tokens) == (-1, [], 0)
     bench.scheduler.remove(old, keep=False)
     plan = bench.step()
     assert plan.started == [young]
@@ -105,7 +107,7 @@ def test_a_request_may_have_to_make_way_for_itself_alone() -> None:
     plan = bench.step()
     assert rows(plan) == [(0, 1)]
     assert plan.preempted == [young]
-    assert old.req_index >= 0
+    assert old.kv.req_index >= 0
 
 
 def test_leftovers_of_trees_go_before_requests() -> None:
@@ -117,7 +119,7 @@ def test_leftovers_of_trees_go_before_requests() -> None:
     plan = bench.step()
     assert plan.preempted == []
     assert rows(plan) == [(0, 1), (1, 1)]
-    assert (len(old.pages), len(young.pages)) == (4, 2)
+    assert (len(old.kv.pages), len(young.kv.pages)) == (4, 2)
 
 
 def test_a_preempted_request_finds_its_pages_in_the_cache() -> None:
@@ -147,7 +149,7 @@ def launched(bench: Bench) -> SchedulerOutput:
     plan = bench.scheduler.schedule(may_preempt=False)
     assert plan is not None
     for item in plan.rows:
-        item.state.num_computed_tokens, item.state.num_output_placeholders = (
+        item.state.kv.num_computed_tokens, item.state.num_output_placeholders = (
             item.base,
             item.state.num_output_placeholders + item.decides,
         )
@@ -158,10 +160,10 @@ def test_a_request_under_way_gets_its_next_row() -> None:
     bench = Bench()
     state = bench.add(0, 7)
     assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(0, 7, True)]
-    assert len(state.pages) == 2
+    assert len(state.kv.pages) == 2
     assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(7, 8, True)]
     assert [(item.first, item.base, item.decides) for item in launched(bench).rows] == [(8, 9, True)]
-    assert len(state.pages) == 3
+    assert len(state.kv.pages) == 3
 
 
 def test_a_planned_row_does_not_change_with_its_request() -> None:
@@ -175,7 +177,7 @@ def test_a_planned_row_does_not_change_with_its_request() -> None:
 def test_nothing_is_planned_beyond_the_limit() -> None:
     bench = Bench()
     state = bench.add(0, 7)
-    state.max_length = 9
+    state.parameters = replace(state.parameters, max_length=9)
     assert [rows(launched(bench)) for _ in range(3)] == [[(0, 7)], [(0, 1)], []]
     other = bench.add(1, 3, first=100)
     assert launched(bench).started == [other]
@@ -204,7 +206,7 @@ def test_leftovers_of_trees_may_go_while_steps_are_under_way() -> None:
     assert bench.memory.grow(young, 12)
     launched(bench)
     assert rows(launched(bench)) == [(0, 1), (1, 1)]
-    assert (len(old.pages), len(young.pages)) == (4, 2)
+    assert (len(old.kv.pages), len(young.kv.pages)) == (4, 2)
 
 
 def test_removing_a_waiting_request() -> None:

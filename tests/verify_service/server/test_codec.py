@@ -26,9 +26,9 @@ from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.sampling_codec import decode_sampling, encode_sampling
 from verify_service.core.sampling_validation import validate_sampling
-from verify_service.draft_link.draft_stats import DraftStats
 from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
 from verify_service.draft_link.records import Mode
+from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.server_info import VerifyFacts

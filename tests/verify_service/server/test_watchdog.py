@@ -1,4 +1,4 @@
-"""Real threads: what stands still ends, and nothing else does."""
+"""Real threads: what stands still ends, and what fails; nothing else does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from verify_service.server.watchdog import Watchdog
 
+FAILING = """
+import logging, threading
+from verify_service.server.watchdog import end_with_thread
+logging.basicConfig()
+end_with_thread("verify-loop")
+thread = threading.Thread(target=lambda: 1 / 0, name="{name}")
+thread.start()
+thread.join()
+print("goes on")
+"""
 STUCK = """
 import threading, time
 from verify_service.server.watchdog import Watchdog
@@ -53,3 +65,13 @@ def test_one_that_has_nothing_to_do_or_moves_on_is_left_alone():
     assert not looks(lambda: True, lambda: 0, 60)
     assert not looks(lambda: False, lambda: next(steps), 60)
     assert looks(lambda: False, lambda: 0, 10**6)
+
+
+@pytest.mark.parametrize(("name", "status"), [("verify-loop", 1), ("other", 0)])
+def test_the_process_ends_with_the_thread_it_needs(name: str, status: int) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FAILING.format(name=name)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert run.returncode == status
+    assert ("goes on" in run.stdout) == (status == 0)
+    assert "ZeroDivisionError" in run.stderr

@@ -13,6 +13,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support.fixed_trees import Fixed, Listener, decoding
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.guarded_source import GuardedSource
 from verify_service.core.request import RequestKey
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
@@ -26,7 +27,8 @@ from verify_service.speculation.goodput import GoodputOptimizer
 def drafting_of(
     trees: Fixed, memory: KVCacheManager, config: EngineConfig, costs: StepTimeModel | None = None
 ) -> SpeculationController:
-    return SpeculationController(trees, memory, config, GoodputOptimizer(costs or StepTimeModel([(1, 1, 1e-3)])))
+    source = GuardedSource(trees)
+    return SpeculationController(source, memory, config, GoodputOptimizer(costs or StepTimeModel([(1, 1, 1e-3)])))
 
 
 def attach(
@@ -40,8 +42,8 @@ def attach(
     item = ScheduledRequest(state, 1)
     drafting_of(trees, memory, config).attach_trees([item])
     assert trees.asked == [state.key]
-    assert not state.awaiting_tree
-    assert len(state.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
+    assert not state.draft.awaiting_tree
+    assert len(state.kv.pages) * 4 >= len(state.tokens) + (item.tree.depth if item.tree is not None else 0)
     return item
 
 
@@ -85,23 +87,18 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
     tree = TokenTree.chain(tuple(range(count)))
     source = Told(DeviceTree(Unread(tree), 0, 6, 4))
     budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 2e-3)]))
-    drafting = SpeculationController(source, memory, config, budget, on_device_drafter=source)  # type: ignore[arg-type]  # as used here
+    drafting = SpeculationController(source, memory, config, budget)
     state = decoding(config, memory, source)
     item = ScheduledRequest(state, 1)
     drafting.attach_trees([item])
-    heard = []
-
-    def meanwhile() -> None:
-        drafting.observe_step([], 1, 0, 1e-3)
-        heard.append(dict(budget.draft_time._uses))
-
-    assert drafting.read([item], meanwhile)
-    assert heard == [{}], "the wait is not over"
+    drafting.observe_step([], 1, 0, 1e-3)
+    assert not budget.draft_time._uses, "the wait is not over"
+    assert drafting.read([item])
     assert source.waits == [[state.key]]
     assert (item.tree, item.profitable_nodes is None) == (tree or None, count == 0)
     drafting.observe_step([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
     assert sum(budget.draft_time._uses.values()) == 1
-    assert state.acceptance.tried == (1 if count else 0)
+    assert state.draft.acceptance.tried == (1 if count else 0)
 
 
 def test_no_tree_and_an_empty_tree_mean_a_plain_step() -> None:
@@ -132,11 +129,11 @@ def test_only_who_decides_and_asked_is_served() -> None:
     memory = KVCacheManager(config, 512)
     trees = Fixed(TokenTree.chain([1]))
     state = decoding(config, memory, trees)
-    state.num_computed_tokens = 2
+    state.kv.num_computed_tokens = 2
     drafting = drafting_of(trees, memory, config)
     drafting.attach_trees([ScheduledRequest(state, 3)])
     assert trees.asked == []
-    assert state.awaiting_tree
+    assert state.draft.awaiting_tree
     resumed = ScheduledRequest(state, 5)
     drafting.attach_trees([resumed])
     assert trees.asked == [state.key]
@@ -152,8 +149,8 @@ def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
     for running, nodes, depth in ((1, 33, 9), (8, 5, 9), (33, 1, 0)):
         drafting.send_commits([(state, (1,))], running)
         assert (trees.told[-1].max_nodes, trees.told[-1].max_depth) == (nodes, depth)
-        assert state.awaiting_tree == (depth > 0)
-    state.proposer = ""
+        assert state.draft.awaiting_tree == (depth > 0)
+    state.draft.proposer = ""
     drafting.send_commits([(state, (1,))], 1)
     assert len(trees.told) == 3
 
@@ -180,13 +177,13 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
     memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for _ in range(60):
-        state.awaiting_tree = True
+        state.draft.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
         drafting.observe_idle(seconds)
         drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.send_commits([(state, (1,))], 1)
-    assert state.awaiting_tree == asks
+    assert state.draft.awaiting_tree == asks
 
 
 def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
@@ -195,13 +192,13 @@ def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
     memory = KVCacheManager(config, 512)
     drafting, state = drafting_of(trees, memory, config), decoding(config, memory, trees)
     for seconds in (*[1e-4] * 60, 2.0):
-        state.awaiting_tree = True
+        state.draft.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
         drafting.observe_idle(seconds)
         drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.send_commits([(state, (1,))], 1)
-    assert state.awaiting_tree
+    assert state.draft.awaiting_tree
 
 
 def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
@@ -212,7 +209,7 @@ def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     state.num_output_placeholders = 1
     drafting_of(trees, memory, config).send_commits([(state, (1,)), (other, (1,))], 2)
     assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
-    assert (state.awaiting_tree, other.awaiting_tree) == (False, True)
+    assert (state.draft.awaiting_tree, other.draft.awaiting_tree) == (False, True)
 
 
 def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_their_states() -> None:
@@ -229,14 +226,14 @@ def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_the
     config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
     memory = KVCacheManager(config, 512)
     state = decoding(config, memory, trees)
-    state.awaiting_tree = False
+    state.draft.awaiting_tree = False
     drafting = drafting_of(trees, memory, config)
     features = {state.key: HiddenStateRows((1,), 9, np.zeros((1, 8), np.uint16))}
     for trees.here, tokens in ((False, (1, 2)), (False, (3,)), (True, (4,)), (True, (5,))):
         state.tokens.extend(tokens)
-        state.num_computed_tokens = len(state.tokens) - 1
+        state.kv.num_computed_tokens = len(state.tokens) - 1
         drafting.send_commits([(state, tokens)], 1, features)
-        assert state.awaiting_tree == trees.here
+        assert state.draft.awaiting_tree == trees.here
         assert drafting.expects_trees([ScheduledRequest(state, 1)]) == trees.here
     assert [told.token_ids for told in trees.told] == [(1, 2, 3, 4), (5,)]
     assert [told.features is None for told in trees.told] == [True, False]
@@ -289,7 +286,7 @@ def test_a_slow_source_leaves_time_for_other_work(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("verify_service.speculation.draft_latency.time.perf_counter", lambda: next(clock))
     drafting.attach_trees([ScheduledRequest(state, 1)])
     assert not drafting.expects_wait([state])
-    state.awaiting_tree = True
+    state.draft.awaiting_tree = True
     assert drafting.expects_wait([state]) == slow
     assert not drafting.expects_wait([])
 
@@ -305,12 +302,12 @@ def test_nodes_that_do_not_pay_are_left_out_but_for_requests_of_a_fixed_budget()
         StepTimeModel([(1, 1, 1e-3), (1, 3, 1.1e-3), (1, 4, 1.9e-3), (1, 5, 2e-3), (1, 6, 9e-3), (1, 64, 90e-3)]),
     )
     free, fixed = decoding(config, memory, trees), decoding(config, memory, trees)
-    fixed.adaptive = False
+    fixed.draft.adaptive = False
     items = [ScheduledRequest(free, 1), ScheduledRequest(fixed, 1)]
     drafting.attach_trees(items)
     assert items[1].tree is trees.tree
     assert items[0].tree is None
-    fixed.awaiting_tree, free.awaiting_tree = False, True
+    fixed.draft.awaiting_tree, free.draft.awaiting_tree = False, True
     alone = ScheduledRequest(free, 1)
     drafting.attach_trees([alone])
     assert alone.tree == TokenTree((1, 2), (-1, 0), (-0.05, -0.1))

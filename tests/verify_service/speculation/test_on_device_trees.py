@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
-from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest
+from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest, NoDrafts
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.guarded_source import GuardedSource
 from verify_service.core.request import RequestKey
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult
@@ -42,7 +44,7 @@ class Round:
         return TREE
 
 
-class Drafter:
+class Drafter(NoDrafts):
     """Drafts for all but the requests in `without`."""
 
     def __init__(self) -> None:
@@ -73,12 +75,12 @@ def drafter() -> Drafter:
 @pytest.fixture
 def trees(drafter: Drafter) -> OnDeviceTrees:
     costs = StepTimeModel([(1, 0, 1.0), (1, 16, 1.5), (4, 0, 1.1)])
-    return OnDeviceTrees(drafter, DraftLatency(GoodputOptimizer(costs)), NodeSelector(costs))
+    return OnDeviceTrees(GuardedSource(drafter), DraftLatency(GoodputOptimizer(costs)), NodeSelector(costs))
 
 
 def decoding(count: int = 1) -> ScheduledRequest:
     state = admitted(CONFIG, range(10, 17))
-    state.proposer, state.num_computed_tokens = "p", len(state.tokens) - count
+    state.draft.proposer, state.kv.num_computed_tokens = "p", len(state.tokens) - count
     return ScheduledRequest(state, count)
 
 
@@ -157,11 +159,12 @@ def test_nobody_goes_without_a_tree_for_long(trees: OnDeviceTrees, drafter: Draf
     assert trees.suffice
 
 
-def test_beside_a_prompt_trees_are_read(trees: OnDeviceTrees, drafter: Drafter) -> None:
+def test_beside_a_prompt_trees_stay_on_the_device(trees: OnDeviceTrees, drafter: Drafter) -> None:
     *items, other = requests(3)
     enqueue(trees, items)
-    assert trees.take([*items, ScheduledRequest(other.state, 4)]) == [(item, TREE) for item in items]
-    assert drafter.round.reads > 0
+    taken = trees.take([*items, ScheduledRequest(other.state, 4)])
+    assert [item for item, _ in taken] == items
+    assert all(isinstance(tree, DeviceTree) for _, tree in taken) and not drafter.round.reads
 
 
 def test_a_drafter_that_fails_promises_nothing(trees: OnDeviceTrees, drafter: Drafter) -> None:
@@ -189,12 +192,12 @@ def test_the_host_learns_of_trees_and_what_of_them_pays(trees: OnDeviceTrees, dr
 
 def test_a_tree_may_reach_beyond_the_output_but_not_the_context() -> None:
     item = decoding()
-    item.state.max_length = len(item.state.tokens) + 2
+    item.state.parameters = replace(item.state.parameters, max_length=len(item.state.tokens) + 2)
     round_ = Round()
     tree = DeviceTree(round_, 0, 3, 3)
     roomy = KVCacheManager(CONFIG, 64)
     assert roomy.grow(item.state, 0)
-    item.state.req_index = 0
+    item.state.kv.req_index = 0
     assert item.state.depth_left == 1
     assert fit_tree(roomy, item, tree, 8) is tree
     assert round_.reads == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -65,7 +66,7 @@ def requests(number: int, *, adaptive: bool = True) -> list[RequestState]:
     trees = RandomTrees(512)
     states = [admitted(CONFIG, range(10, 17), request_id=index, trees=trees) for index in range(number)]
     for state in states:
-        state.adaptive = adaptive
+        state.draft.adaptive = adaptive
     return states
 
 
@@ -78,26 +79,26 @@ def rested(wishes: TreeSizer, states: Sequence[RequestState], steps: int, runnin
 def test_all_rest_after_a_while_in_which_no_trees_pay_but_a_few_before_each_probe() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     assert not any(rested(wishes, states, REST_AFTER))
-    assert not any(state.drafting_paused for state in states)
+    assert not any(state.draft.paused for state in states)
     rested(wishes, states, 1)
-    assert all(state.drafting_paused for state in states)
+    assert all(state.draft.paused for state in states)
     rested(wishes, states, UNTIL_READY - REST_AFTER - 2)
-    assert all(state.drafting_paused for state in states)
+    assert all(state.draft.paused for state in states)
     rested(wishes, states, 1)
-    awake = [state for state in states if not state.drafting_paused]
+    awake = [state for state in states if not state.draft.paused]
     assert len(awake) == KEPT_READY
     rested(wishes, states, READY_BEFORE // 2)
-    assert [state for state in states if not state.drafting_paused] == awake
+    assert [state for state in states if not state.draft.paused] == awake
     assert [wishes.wants_states(state, len(states)) for state in states] == [state in awake for state in states]
     awake[0].finished = True
     states.remove(awake[0])
     rested(wishes, states, 1)
-    assert sum(not state.drafting_paused for state in states) == KEPT_READY
-    assert all(not state.drafting_paused for state in awake[1:])
+    assert sum(not state.draft.paused for state in states) == KEPT_READY
+    assert all(not state.draft.paused for state in awake[1:])
     rested(wishes, states, READY_BEFORE // 2 + PROBE_STEPS - 2)
-    assert sum(not state.drafting_paused for state in states) == KEPT_READY
+    assert sum(not state.draft.paused for state in states) == KEPT_READY
     rested(wishes, states, 1)
-    assert all(state.drafting_paused for state in states)
+    assert all(state.draft.paused for state in states)
 
 
 def test_whom_a_long_wait_would_hold_up() -> None:
@@ -121,11 +122,12 @@ def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: 
     wishes, states = TreeSizer(budget(FREE), 32), requests(number)
     for state in states:
         state.tokens += [10] * (700 - state.length)
-        state.max_length, state.drafter_catching_up = state.length + left, True
+        state.parameters = replace(state.parameters, max_length=state.length + left)
+        state.draft.catching_up = True
     assert not any(rested(wishes, states, 1))
     assert {wishes.wants_states(state, number) for state in states} == {brought}
     rested(wishes, states, REST_AFTER)
-    assert {state.drafting_paused for state in states} == {not brought}
+    assert {state.draft.paused for state in states} == {not brought}
 
 
 def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
@@ -134,7 +136,7 @@ def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
     new, fixed = requests(1)[0], requests(1, adaptive=False)[0]
     wishes.begin(new)
     wishes.begin(fixed)
-    assert (new.drafting_paused, fixed.drafting_paused) == (True, False)
+    assert (new.draft.paused, fixed.draft.paused) == (True, False)
 
 
 def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
@@ -143,7 +145,7 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     rested(wishes, states, 1)
     assert not any(wishes.wants_states(state, len(states)) for state in states)
     made.step_time = StepTimeModel(FREE)
-    states[0].acceptance.observe(1, 1)
+    states[0].draft.acceptance.observe(1, 1)
     rested(wishes, states, WEIGH_EVERY)
     assert all(wishes.wants_states(state, len(states)) for state in states)
 
@@ -154,22 +156,22 @@ def test_where_all_lack_states_they_get_them_if_trees_would_pay(
 ) -> None:
     wishes, states = TreeSizer(budget(table), 32), requests(9)
     for state in states:
-        state.drafter_catching_up = True
+        state.draft.catching_up = True
     assert not any(rested(wishes, states, 1))
     assert [wishes.wants_states(state, len(states)) for state in states] == [pays] * 9
     assert not any(rested(wishes, states, REST_AFTER))
-    assert sum(state.drafting_paused for state in states) == (0 if pays else 9)
+    assert sum(state.draft.paused for state in states) == (0 if pays else 9)
 
 
 def test_what_was_seen_of_requests_that_rest_fades() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     for state in states:
-        state.acceptance.observe(32, 4)
+        state.draft.acceptance.observe(32, 4)
     rested(wishes, states, PROBE_EVERY - 1)
-    assert {state.acceptance.tried for state in states} == {32}
+    assert {state.draft.acceptance.tried for state in states} == {32}
     rested(wishes, states, 1)
-    assert sum(not state.drafting_paused for state in states) == KEPT_READY
-    assert {(state.drafting_paused, state.acceptance.tried, state.acceptance.matched) for state in states} == {
+    assert sum(not state.draft.paused for state in states) == KEPT_READY
+    assert {(state.draft.paused, state.draft.acceptance.tried, state.draft.acceptance.matched) for state in states} == {
         (False, 32, 4),
         (True, 16, 2),
     }
@@ -178,16 +180,16 @@ def test_what_was_seen_of_requests_that_rest_fades() -> None:
 def test_where_trees_pay_nobody_rests() -> None:
     wishes, states = TreeSizer(budget(FREE), 32), requests(9)
     assert all(rested(wishes, states, 2 * REST_AFTER))
-    assert not any(state.drafting_paused for state in states)
+    assert not any(state.draft.paused for state in states)
 
 
 def test_fixed_budgets_rest_only_where_no_request_has_room_for_a_tree() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9, adaptive=False)
     assert all(rested(wishes, states, 2 * REST_AFTER))
     assert not any(rested(wishes, states, REST_AFTER + 1, running=33))
-    assert all(state.drafting_paused for state in states)
+    assert all(state.draft.paused for state in states)
     assert not any(rested(wishes, states, 1))  # they are told first
-    assert not any(state.drafting_paused for state in states)
+    assert not any(state.draft.paused for state in states)
 
 
 def test_trees_of_fixed_budgets_are_part_of_a_steps_price() -> None:
@@ -216,9 +218,9 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     depths = rested(wishes, states, UNTIL_READY)
     assert sum(depths) == 0
     for state in states:
-        state.drafter_catching_up = state.drafting_paused
+        state.draft.catching_up = state.draft.paused
     depths = rested(wishes, states, 1)
-    assert depths == [int(not state.drafting_paused) for state in states]
+    assert depths == [int(not state.draft.paused) for state in states]
     assert sum(depths) == KEPT_READY
     assert wishes.is_profitable
 
@@ -230,11 +232,11 @@ def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_a
         made.observe_wait(0.0, asked=KEPT_READY, arrived=KEPT_READY, levels=1, running=9)
     wishes = TreeSizer(made, 32)
     assert not any(rested(wishes, states, UNTIL_READY))
-    awake = [state for state in states if not state.drafting_paused]
-    alone = [DepthCandidate(state.acceptance, state.depth_left) for state in awake]
+    awake = [state for state in states if not state.draft.paused]
+    alone = [DepthCandidate(state.draft.acceptance, state.depth_left) for state in awake]
     assert any(deepcopy(made).choose_depths(alone, 9))
     assert not any(rested(wishes, states, READY_BEFORE // 2))
-    assert sum(state.drafting_paused for state in states) == 9 - KEPT_READY
+    assert sum(state.draft.paused for state in states) == 9 - KEPT_READY
 
 
 def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caught_up() -> None:
@@ -242,7 +244,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     drafting = SpeculationController(trees, memory, CONFIG, made)
     states, number = requests(9), count(20)
     for state in states:
-        state.max_length = 1000
+        state.parameters = replace(state.parameters, max_length=1000)
 
     def step() -> list[Committed]:
         token = next(number)
@@ -254,8 +256,8 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     for _ in range(UNTIL_READY):
         told = step()
     assert [each.catch_up for each in told] == [True] * KEPT_READY
-    resting = {state.key for state in states if state.drafting_paused}
-    assert {state.num_unsent_tokens for state in states if state.drafting_paused} == {UNTIL_READY - REST_AFTER}
+    resting = {state.key for state in states if state.draft.paused}
+    assert {state.draft.num_unsent_tokens for state in states if state.draft.paused} == {UNTIL_READY - REST_AFTER}
     made.step_time = StepTimeModel(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
@@ -271,7 +273,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
 
 def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() -> None:
     made, state = budget(FREE), requests(1)[0]
-    state.max_nodes = 64
+    state.draft.max_nodes = 64
     wishes = TreeSizer(made, 64)
     assert wishes.rows(state, 3, 1) == 64
     assert wishes.rows(requests(1)[0], 3, 16) == 1 + 4
@@ -288,9 +290,9 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
     for _ in range(20):
         made.observe_nodes(1, nodes=5, depth=5)
     assert wishes.rows(state, 5, 1) < 27
-    state.max_nodes = 6
+    state.draft.max_nodes = 6
     assert wishes.rows(state, 5, 1) == 6
-    state.max_nodes, state.adaptive = 64, False
+    state.draft.max_nodes, state.draft.adaptive = 64, False
     assert wishes.rows(state, 5, 1) == 64
 
 

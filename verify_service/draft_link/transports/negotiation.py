@@ -13,9 +13,9 @@ from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
 from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
-from verify_service.draft_link.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, LinkFacts
+from verify_service.draft_link.routing.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.transports.base import StreamTransport, Transport, Wake
 from verify_service.draft_link.transports.shm import SharedRings, ShmTransport
 from verify_service.hidden_states.device_ring import DeviceRing

@@ -21,6 +21,7 @@ from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, KVStore
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, read_scores
@@ -41,7 +42,7 @@ from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import rotary_table
 
-__all__ = ["GpuLimits", "GpuModel", "PassHandle", "PassPlan"]
+__all__ = ["GpuLimits", "GpuModel", "MaskedRows", "PassHandle", "PassPlan"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -110,8 +111,7 @@ class GpuModel:
         self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
-        self._kept_boundaries: tuple[int, ...] = ()
-        """Those that graphs and memory are there for."""
+        self._kept_boundaries: tuple[int, ...] = ()  # those that graphs and memory are there for
 
     @classmethod
     def load(
@@ -310,6 +310,11 @@ class GpuModel:
             self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
             return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
 
+    def sample_masked(self, ticket: PassHandle, wanted: MaskedRows) -> list[int]:
+        """Sample rows of the last pass launched again; waits for it."""
+        with self._on_stream():
+            return sample_masked(ticket.logits, wanted, self._tables.sampling, self._ops)
+
     def scores(self, ticket: PassHandle) -> tuple[Float32, Int32, Int32, Float32]:
         """As `logprobs`, of the rows that the plan names as `scored`; they may be asked for at any time."""
         assert ticket.scores is not None
@@ -323,10 +328,7 @@ class GpuModel:
         self.logprobs(ticket, np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
 
     def pass_costs(self) -> list[tuple[int, int, float]]:
-        """(requests, rows, seconds) of decode passes, the median of several; overwrites the first pages' KV.
-
-        To be called before any request runs.
-        """
+        """See `measure_pass_costs`; overwrites the first pages' KV. To be called before any request runs."""
         return measure_pass_costs(self)
 
     def wait(self) -> None:

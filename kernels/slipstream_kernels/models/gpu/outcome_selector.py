@@ -28,8 +28,8 @@ class OutcomeSelector:
         self._choices: dict[Bucket, OutcomeArrays[torch.Tensor]] = {}
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
-        """As `GraphRunner.capture`, of those buckets whose passes may have choices."""
-        able = [bucket for bucket in buckets if may_select(bucket)]
+        """As `GraphRunner.capture`, of those buckets whose passes may have choices, and have no prefill."""
+        able = [bucket for bucket in buckets if may_select(bucket) and not bucket.has_prefill]
         self._graphs.capture(able, prepare, progress=progress)
         if able:  # compiles what no graph has: of padding alone nothing is read
             prepare(able[0])

@@ -167,6 +167,24 @@ def paged_slots(
 
 
 @triton.jit
+def path_slots(
+    pages: tl.tensor,
+    path: tl.tensor,
+    write_slots: tl.tensor,
+    position: tl.tensor,
+    prefix_length: tl.tensor,
+    end: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """int32 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
+    committed = position < prefix_length
+    drafted = (position < end) & (position >= prefix_length)
+    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
+    own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
+    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own)
+
+
+@triton.jit
 def load_rows(
     base: tl.tensor,
     slots: tl.tensor,

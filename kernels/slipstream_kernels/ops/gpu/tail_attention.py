@@ -21,7 +21,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     empty_state,
     fold,
     load_rows,
-    paged_slots,
+    path_slots,
     power_of_two,
     score_scale,
     warps_of,
@@ -37,24 +37,6 @@ _TOGETHER = tl.constexpr(2 if INTERPRETED else 16)
 """Splits whose states are read side by side; any number gives the same sums."""
 _COMPARED = tl.constexpr(INTERPRETED)
 """Whether one of equal numbers is found as the largest: the interpreter is slow at reductions of one's own."""
-
-
-@triton.jit
-def _row_slots(
-    pages: tl.tensor,
-    path: tl.tensor,
-    write_slots: tl.tensor,
-    position: tl.tensor,
-    prefix_length: tl.tensor,
-    end: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-) -> tl.tensor:
-    """int32 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
-    committed = position < prefix_length
-    drafted = (position < end) & (position >= prefix_length)
-    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
-    own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
-    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own)
 
 
 @triton.jit
@@ -168,7 +150,7 @@ def _tail_attention(
     query = tl.load(q + (first + copied)[:, None] * HEAD_DIM + dims[None, :], cache_modifier=".cg")
 
     position = own_begin + tl.arange(0, _BLOCK)
-    slots = _row_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
+    slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
     key = load_rows(keys, slots, HEAD_DIM, position < end, True)
     value = load_rows(values, slots, HEAD_DIM, position < end, True)
     products = tl.where((position < end)[None, :], block_products(query, key), float("-inf"))
@@ -193,7 +175,7 @@ def _tail_attention(
         l = tl.load(l_in + column, mask=seen, other=0.0)
         o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None], other=0.0)
         position = begin + tl.arange(0, _BLOCK)
-        slots = _row_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
+        slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
         m, l, o = absorb_block(m, l, o, block_products(query, key), value, SCALE)

@@ -288,6 +288,13 @@ def test_members_are_those_of_the_process() -> None:
             load_proposers([ProposerSpec.parse(spec) for spec in wrong], threads=1)
 
 
+def test_a_hybrid_remembers_others_if_a_member_does() -> None:
+    for specs, own in ((["ngram", "suffix:max_cached_requests=0"], True), (["ngram", "suffix"], False)):
+        *members, hybrid = load_proposers([ProposerSpec.parse(spec) for spec in [*specs, "hybrid"]], threads=1)
+        assert [member.own_text_only for member in members] == [True, own]
+        assert hybrid.own_text_only is own
+
+
 def test_the_argument() -> None:
     made = create(ProposerOptions("hybrid", "suffix+ngram:memory=500", max_nodes=12))
     assert made._wanted == ("suffix", "ngram")

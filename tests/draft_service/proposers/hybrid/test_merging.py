@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.proposers.hybrid.calibration import Calibration
 from draft_service.proposers.hybrid.merging import MergedDraft, accept_length_class
+from slipstream_kernels.calibration import Calibration
 from slipstream_kernels.token_tree import TokenTree
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from slipstream_kernels.models.gpu.batch import attention_tiles
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, PassHandle
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
@@ -296,8 +297,11 @@ def test_costs_are_measured_by_requests_and_rows(tiny_model: Path) -> None:
     assert all(seconds > 0 for _, _, seconds in costs)
 
 
-def test_kernels_agree_with_their_twins(tmp_path: Path) -> None:
-    """A whole engine on the kernels, in Triton's interpreter where there is no GPU."""
+@pytest.mark.parametrize("tiled_trees", [1, 100])
+def test_kernels_agree_with_their_twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiled_trees: int) -> None:
+    """A whole engine on the kernels, in Triton's interpreter where there is no GPU: trees in tiles, and in splits."""
+    monkeypatch.setattr(attention_tiles, "TREE_PROGRAMS", tiled_trees)
+    monkeypatch.setattr(attention_tiles, "PROGRAMS", 1)
     folder = make_tiny_model(tmp_path / "least", layers=1, vocab_size=272, hidden_size=64, intermediate_size=64)
     sizes = {"max_running": 2, "max_nodes": 4, "step_nodes": 3, "prefill_chunk": 64, "num_pages": 12}
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""Tiles of `prefill_attention`: which rows of a pass lie in them, and how spans of rows are cut into them."""
+"""Tiles of attention: which rows of a pass lie in them, and how spans of rows are cut into those of prompts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.prefill_attention import PROGRAMS
+from slipstream_kernels.ops.gpu.tree_attention import PROGRAMS as TREE_PROGRAMS
 
 
 def tiled_rows(kv_heads: int) -> int:
@@ -15,22 +16,31 @@ def tiled_rows(kv_heads: int) -> int:
     return -(-PROGRAMS // kv_heads)
 
 
+def tiled_trees(kv_heads: int) -> int:
+    """Requests, of a pass with trees and without prefill, that as tiles fill the device."""
+    return -(-TREE_PROGRAMS // kv_heads)
+
+
 def fits_tiles(plan: PassPlan, kv_heads: int) -> bool:
-    """Whether a pass has no trees and no prefill, and all its rows are best served as tiles."""
-    if plan.rows < tiled_rows(kv_heads) or plan.has_trees or len(plan.prefills):
+    """Whether all rows that decode are best served as tiles: with trees beside prompts too, without them alone."""
+    if plan.has_trees:
+        return len(plan.decodes) >= tiled_trees(kv_heads) and bool(_balanced(plan.decodes, 0, kv_heads).all())
+    if plan.rows < tiled_rows(kv_heads) or len(plan.prefills):
         return False
     return bool(fit_a_tile(plan.decodes, plan.prefills, kv_heads).all())
 
 
 def fit_a_tile(decodes: Int32, tiles: Int32, kv_heads: int) -> npt.NDArray[np.bool_]:
-    """Which spans (first row, rows, line, prefix length) are one row that is best served as a tile beside `tiles`.
+    """Which spans (first row, rows, line, prefix length) are one row that is best served as a tile beside `tiles`."""
+    fit: npt.NDArray[np.bool_] = decodes[:, 1] == 1
+    return fit & _balanced(decodes, int((tiles[:, 3] // BLOCK).sum()), kv_heads)
 
-    A program then reads all its blocks, so that these must be no more than its share of all blocks.
-    """
+
+def _balanced(decodes: Int32, others: int, kv_heads: int) -> npt.NDArray[np.bool_]:
+    """Of which spans a program may read all blocks: they are no more than its share of all, `others` among them."""
     blocks = decodes[:, 3] // BLOCK
-    total = int(blocks.sum()) + int((tiles[:, 3] // BLOCK).sum())
-    fit: npt.NDArray[np.bool_] = (decodes[:, 1] == 1) & (blocks * PROGRAMS <= total * kv_heads)
-    return fit
+    balanced: npt.NDArray[np.bool_] = blocks * PROGRAMS <= (int(blocks.sum()) + others) * kv_heads
+    return balanced
 
 
 def most_tiles(rows: int, spans: int, tile_rows: int) -> int:

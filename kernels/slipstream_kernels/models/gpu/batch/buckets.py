@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from slipstream_kernels.models.gpu.batch.attention_tiles import fits_tiles, tiled_rows
+from slipstream_kernels.models.gpu.batch.attention_tiles import fits_tiles, tiled_rows, tiled_trees
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.ranks.shard import Shard
@@ -19,7 +19,8 @@ class Bucket(NamedTuple):
     """`rows` rows and `logits` of them with logits. Without `has_prefill` all rows decode.
 
     Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.capture_layers`).
-    Where `tiles_only`, every row that decodes has a tile of `prefill_attention`, and attention is that kernel alone.
+    Where `tiles_only`, all rows lie in tiles: with trees those that decode in `tree_attention`'s, all others in
+    `prefill_attention`'s.
     """
 
     rows: int
@@ -40,16 +41,25 @@ class Buckets:
 
     Where all rows decode, all may want logits; without trees a request has one row of them. Passes with a prefill are
     large, so that what trees take is little: they always have room for them, unless `plain_prefill` asks for buckets
-    of those that have none. Passes without trees and prefill of `tiled_rows` rows and more, where given, have buckets
-    of tiles only too.
+    of those that have none. Buckets of tiles only are there, too, where the number is given: for passes of `tiled_rows`
+    rows and more without trees and prefill, and for those of `tiled_trees` requests and more with trees. With trees and
+    prefill they have room for all logits.
     """
 
-    def __init__(self, limits: GpuLimits, *, plain_prefill: bool = False, tiled_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: GpuLimits,
+        *,
+        plain_prefill: bool = False,
+        tiled_rows: int | None = None,
+        tiled_trees: int | None = None,
+    ) -> None:
         self._plain = _sizes(_ROWS, limits.max_running)
         self._decode = _sizes(_ROWS, limits.max_decode_rows)
         self._has_trees = limits.scratch_slots > 0
         self._plain_prefill = plain_prefill
         self._tiled = [rows for rows in self._plain if tiled_rows is not None and rows >= tiled_rows]
+        self._tiled_trees = [rows for rows in self._decode if tiled_trees is not None and rows > tiled_trees]
         self._prefill = _prefill_sizes(limits.prefill_chunk, limits.max_decode_rows)
         self._plain_prefills = _prefill_sizes(limits.prefill_chunk, limits.max_running) if plain_prefill else []
         most = limits.max_decode_rows
@@ -66,15 +76,18 @@ class Buckets:
         buckets |= {Bucket(rows, rows, False, False, tiles_only=True) for rows in self._tiled}
         if self._has_trees:
             buckets |= {Bucket(rows, rows, True, False) for rows in self._decode if rows > 1}
+            buckets |= {Bucket(rows, rows, True, False, tiles_only=True) for rows in self._tiled_trees}
         for drafted in {self._has_trees, self._has_trees and not self._plain_prefill}:
             for rows in self._prefills(drafted):
                 buckets |= {Bucket(rows, min(logits, rows), drafted, True) for logits in self._logits}
+        if self._tiled_trees:
+            buckets |= {Bucket(rows, self._most_logits(rows), True, True, tiles_only=True) for rows in self._prefill}
         return sorted(buckets, reverse=True)
 
     def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool, fits_tiles: bool = False) -> Bucket:
         """The smallest bucket that holds a pass. Raises ValueError where none does.
 
-        `fits_tiles`: every row is one that decodes and is best served as a tile.
+        `fits_tiles`: all rows that decode are best served as tiles.
         """
         drafted = has_trees or (has_prefill and self._has_trees and not self._plain_prefill)
         sizes = self._prefills(drafted) if has_prefill else self._decode if drafted else self._plain
@@ -85,9 +98,15 @@ class Buckets:
             )
         padded = sizes[bisect_left(sizes, max(rows, 2) if has_trees else rows)]
         if not has_prefill:
-            return Bucket(padded, padded, has_trees, False, tiles_only=fits_tiles and padded in self._tiled)
+            tiled = self._tiled_trees if has_trees else self._tiled
+            return Bucket(padded, padded, has_trees, False, tiles_only=fits_tiles and padded in tiled)
+        if has_trees and fits_tiles and self._tiled_trees:
+            return Bucket(padded, self._most_logits(padded), True, True, tiles_only=True)
         wanted = self._logits[bisect_left(self._logits, logits)]
         return Bucket(padded, min(wanted, padded), drafted, True)
+
+    def _most_logits(self, rows: int) -> int:
+        return min(self._logits[-1], rows)
 
     def _prefills(self, drafted: bool) -> list[int]:
         return self._plain_prefills if self._plain_prefill and not drafted else self._prefill
@@ -95,9 +114,10 @@ class Buckets:
 
 def buckets_of(shard: Shard, limits: GpuLimits, *, plain: bool) -> Buckets:
     """A model's buckets. `plain`: attention of passes without trees is `PlainAttention`'s, which knows no tiles."""
+    trees = tiled_trees(shard.kv_heads)
     if plain:
-        return Buckets(limits, plain_prefill=True)
-    return Buckets(limits, tiled_rows=tiled_rows(shard.kv_heads))
+        return Buckets(limits, plain_prefill=True, tiled_trees=trees)
+    return Buckets(limits, tiled_rows=tiled_rows(shard.kv_heads), tiled_trees=trees)
 
 
 def bucket_of(buckets: Buckets, plan: PassPlan, shard: Shard) -> Bucket:

@@ -47,7 +47,8 @@ class PlanArrays(Generic[A]):
     decode_rows: A
     """[decode rows], rows that decode and have no tile"""
     segments: A
-    """[segments, 4], of `prefix_attention`; as many as decode rows or more"""
+    """[segments, 4], of `prefix_attention`, as many as decode rows or more; where there are tiles only, of
+    `tree_attention`, as many as there can be"""
     item_offsets: A
     """[segments + 1], of `prefix_attention`"""
     tiles: A
@@ -75,6 +76,8 @@ class PlanLayout:
         if self._has_tiles:
             tiles += decode_rows
         segments = next(size for size in _SEGMENTS if size >= decode_rows)
+        if bucket.has_trees and bucket.tiles_only:
+            segments = min(limits.max_running, bucket.rows) + bucket.rows // self._segment_rows
         rows = (bucket.rows,)
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_ROW_FIELDS, rows) | {
             "logit_rows": (bucket.logits,),
@@ -117,6 +120,8 @@ class PlanLayout:
         if self._has_tiles:
             tiles = tiles_of(plan.prefills, self._tile_rows)
             alone = fit_a_tile(decodes, tiles, self._kv_heads)
+            if len(plan.choices):
+                alone[:] = False  # segments are counted by spans there
             own = decodes[alone]
             own[:, 3] -= 1  # a tile's first position, of a span's prefix length
             tiles = np.concatenate([tiles, own])

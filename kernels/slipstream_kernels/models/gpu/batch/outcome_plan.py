@@ -26,7 +26,7 @@ class OutcomeArrays(Generic[A]):
 
 def may_select(bucket: Bucket) -> bool:
     """Whether passes of a bucket may have choices."""
-    return bucket.has_trees and not bucket.has_prefill
+    return bucket.has_trees
 
 
 class OutcomeLayout:

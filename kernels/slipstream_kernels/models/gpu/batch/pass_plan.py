@@ -61,8 +61,8 @@ class PassPlan:
     scored: Int32 = field(default_factory=_none_scored)
     """[any, 3]: row, a token whose logprob its logits are to tell, how many of the likeliest tokens are told beside"""
     choices: Int32 = field(default_factory=_no_choices)
-    """[requests whose trees the device chooses, 8], as in `select_outcomes`, but for the first segments. The pass has
-    decoding items only, `in_order`, `has_trees`, and follows the one whose results select the outcomes"""
+    """[requests whose trees the device chooses, 8], as in `select_outcomes`, but for the first segments. All `decodes`
+    decide; the pass is `in_order`, `has_trees`, and follows the one whose results select the outcomes"""
     entries: Int32 = field(default_factory=_no_spans)
     """[prepared trees, 4], as in `select_outcomes`; of one drafted on the device, what `hand_trees` makes that of"""
     entry_nodes: Int32 = field(default_factory=_no_spans)

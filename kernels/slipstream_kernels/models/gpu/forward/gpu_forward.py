@@ -96,6 +96,9 @@ class GpuForward:
         ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids)
         if bucket.has_trees:
             ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
+            if bucket.tiles_only:
+                segment_rows = b.columns // self._weights.shard.group
+                ops.tree_leaves(plan.parents, plan.root_rows, b.leaves, segment_rows=segment_rows)
         elif self._plain is not None:
             self._plain.of(bucket.without_states).gather()
         for index, layer in enumerate(self._weights.layers):
@@ -189,7 +192,22 @@ class GpuForward:
             self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
             return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
-        if not bucket.tiles_only:
+        if bucket.tiles_only and bucket.has_trees:
+            ops.tree_attention(
+                b.q,
+                keys,
+                values,
+                pages,
+                page_size,
+                plan.segments,
+                b.paths,
+                b.depths,
+                b.leaves,
+                plan.write_slots,
+                b.attended,
+                columns=b.columns,
+            )
+        elif not bucket.tiles_only:
             self._attend_in_splits(plan, b, keys, values)
         if len(plan.tiles):
             ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)

@@ -23,7 +23,9 @@ from slipstream_kernels.ops.gpu import (
     sampling,
     state_rows,
     tail_attention,
+    tree_attention,
     tree_handover,
+    tree_leaves,
     tree_paths,
     tree_walk,
     word_updates,
@@ -56,6 +58,8 @@ class Ops:
     rotary_write: Op
     sample: Op
     tail_attention: Op
+    tree_attention: Op
+    tree_leaves: Op
     tree_paths: Op
     tree_walk: Op
     write_words: Op
@@ -81,6 +85,8 @@ def kernels() -> Ops:
         rotary_write=rotary.rotary_write,
         sample=sampling.sample,
         tail_attention=tail_attention.tail_attention,
+        tree_attention=tree_attention.tree_attention,
+        tree_leaves=tree_leaves.tree_leaves,
         tree_paths=tree_paths.tree_paths,
         tree_walk=tree_walk.tree_walk,
         write_words=word_updates.write_words,
@@ -107,6 +113,8 @@ def twins() -> Ops:
         rotary_write=rotary.rotary_write_reference,
         sample=sampling.sample_reference,
         tail_attention=tail_attention.tail_attention_reference,
+        tree_attention=tree_attention.tree_attention_reference,
+        tree_leaves=tree_leaves.tree_leaves_reference,
         tree_paths=tree_paths.tree_paths_reference,
         tree_walk=tree_walk.tree_walk_reference,
         write_words=word_updates.write_words_reference,

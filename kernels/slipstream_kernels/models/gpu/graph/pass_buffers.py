@@ -40,6 +40,8 @@ class PassBuffers:
     """int32 [rows, MAX_ROWS]"""
     depths: torch.Tensor
     """int32 [rows]; all 0 for buckets without trees"""
+    leaves: torch.Tensor
+    """int32 [rows], for buckets with trees and of tiles only"""
     head_in: torch.Tensor
     """[logits, hidden]"""
     logits: torch.Tensor
@@ -145,6 +147,7 @@ class BufferPool:
             "resolved_ids": ((rows,), i32),
             "paths": ((rows, MAX_ROWS), i32),
             "depths": ((rows,), i32),
+            "leaves": ((rows,), i32),
             "head_in": ((logits, hidden), bf16),
             "logits": ((logits, config.vocab_size), f32),
             "sampled": ((logits,), i32),

@@ -46,6 +46,21 @@ def test_passes_of_tiles_only_are_large_ones_without_trees_and_prefill() -> None
     assert not any(bucket.tiles_only for bucket in Buckets(limits).all())
 
 
+def test_passes_with_trees_have_tiles_where_requests_are_many() -> None:
+    buckets = Buckets(GpuLimits(max_running=20, step_nodes=80, prefill_chunk=64), tiled_trees=12)
+    listed = [bucket for bucket in buckets.all() if bucket.tiles_only]
+    assert [bucket.rows for bucket in listed if not bucket.has_prefill] == [100, 96, 64, 48, 32, 24, 16]
+    assert all(bucket.has_trees for bucket in listed)
+    for rows in range(2, 101):
+        found = buckets.find(rows, rows, has_trees=True, has_prefill=False, fits_tiles=rows > 12)
+        assert found in buckets.all() and found.tiles_only == (rows > 12)
+    assert not buckets.find(16, 16, has_trees=False, has_prefill=False, fits_tiles=True).tiles_only
+    for rows, logits in ((20, 16), (70, 20), (164, 100)):
+        found = buckets.find(rows, logits, has_trees=True, has_prefill=True, fits_tiles=True)
+        assert found in listed and found.rows >= rows and found.logits >= logits
+    assert not buckets.find(70, 20, has_trees=False, has_prefill=True, fits_tiles=False).tiles_only
+
+
 @pytest.mark.parametrize("plain_prefill", [False, True])
 def test_without_trees_a_pass_has_a_row_of_each_request_beside_prompts(plain_prefill: bool) -> None:
     limits = GpuLimits(max_running=100, step_nodes=4032, prefill_chunk=2048)

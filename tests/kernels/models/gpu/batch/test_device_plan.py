@@ -99,10 +99,25 @@ def test_where_all_rows_fit_tiles_no_other_kernel_has_work() -> None:
     host = packed(plan, Bucket(9, 9, has_trees=False, has_prefill=False, tiles_only=True), kv_heads=18)
     assert (host["decode_rows"] == -1).all() and not host["segments"].any() and not host["item_offsets"].any()
     assert sorted(host["tiles"][:, 0].tolist()) == list(range(9))
-    drafted = pass_of(LIMITS, [dataclasses.replace(made[0], tree=TREE), *made[1:]]).reordered()
     prefilled = pass_of(LIMITS, [dataclasses.replace(made[0], tokens=[1, 2]), *made[1:]]).reordered()
-    assert not fits_tiles(drafted, kv_heads=18) and not fits_tiles(prefilled, kv_heads=18)
+    assert not fits_tiles(prefilled, kv_heads=18)
     assert not fits_tiles(plan, kv_heads=8)
+
+
+def test_trees_that_fit_tiles_lie_in_segments() -> None:
+    made = [dataclasses.replace(span, start=700) for span in spans(12, prefill=False, drafted=True)]
+    plan = pass_of(LIMITS, made).reordered()
+    assert fits_tiles(plan, kv_heads=18) and not fits_tiles(plan, kv_heads=7)
+    uneven = pass_of(LIMITS, [dataclasses.replace(made[0], start=3000), *made[1:]]).reordered()
+    prefilled = pass_of(LIMITS, [*made[:-1], dataclasses.replace(made[-1], tokens=[1, 2])]).reordered()
+    assert not fits_tiles(uneven, kv_heads=18) and fits_tiles(prefilled, kv_heads=18)
+    found = Buckets(LIMITS, tiled_trees=4).find(
+        plan.rows, plan.rows, has_trees=True, has_prefill=False, fits_tiles=True
+    )
+    segments = packed(plan, found, group=3)["segments"]
+    assert found.tiles_only and len(segments) < found.rows
+    shared = [np.arange(first, first + rows) for first, rows, _, _ in segments]
+    assert np.array_equal(np.concatenate(shared), np.arange(plan.rows))
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])

@@ -58,10 +58,10 @@ def test_more_than_there_is_room_for_is_refused(plan: PassPlan) -> None:
         layout.choices.pack(plan, np.zeros(layout.max_words, np.int32))
 
 
-def test_passes_without_trees_and_with_prompts_choose_nothing() -> None:
+def test_passes_without_trees_choose_nothing() -> None:
     for bucket in Buckets(LIMITS).all():
         layout = layout_of(bucket)
-        assert may_select(bucket) == (bucket.has_trees and not bucket.has_prefill)
+        assert may_select(bucket) == bucket.has_trees
         assert (layout.choices is None) == (layout.max_words == layout.words) != may_select(bucket)
 
 

@@ -55,9 +55,7 @@ class DraftHandle:
             if self._trees is None:
                 if self._done is not None:
                     self._done.synchronize()
-                scores = self._words[:, LOG_PROBS:].view(np.float32).tolist()
-                words = self._words.tolist()
-                self._trees = [_tree(*each) for each in zip(words, scores, strict=True)]
+                self._trees = _trees(self._words)
             return self._trees
 
     def queue(self) -> torch.Tensor:
@@ -72,7 +70,13 @@ class DraftHandle:
         return self.trees()[row]
 
 
-def _tree(words: list[int], log_probs: list[float]) -> TokenTree:
-    """A tree of the TREE_WIDTH words of a line of `DraftTrees.result`, and the last of them as log-probabilities."""
-    count = words[COUNT]
-    return TokenTree(tuple(words[:count]), tuple(words[PARENTS : PARENTS + count]), tuple(log_probs[:count]))
+def _trees(words: npt.NDArray[np.int32]) -> list[TokenTree]:
+    """The trees of lines of `DraftTrees.result`; only columns that the largest of them fills are looked at."""
+    counts = words[:, COUNT].tolist()
+    most = max(counts, default=0)
+    tokens, parents = words[:, :most].tolist(), words[:, PARENTS : PARENTS + most].tolist()
+    log_probs = words[:, LOG_PROBS : LOG_PROBS + most].view(np.float32).tolist()
+    return [
+        TokenTree(tuple(ids[:count]), tuple(above[:count]), tuple(logs[:count]))
+        for count, ids, above, logs in zip(counts, tokens, parents, log_probs, strict=True)
+    ]

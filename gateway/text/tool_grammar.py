@@ -1,0 +1,198 @@
+"""Grammars that force calls, or hold them to their schemas, in the form in which the model writes calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.openai_tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
+from gateway.output_parsers.registry import FORCED, Names, Tags
+from gateway.text.body import UnsupportedFieldError
+from gateway.text.grammars import ANY_OBJECT, Wanted, checked
+from gateway.text.json_values import Values
+from slipstream.grammar.check import MAX_BYTES
+from slipstream.grammar.grammar import DEFAULT_WHITESPACE, Grammar, StructuralTag, TagRule
+from slipstream.rpc.errors import InvalidArgumentError
+
+_XML: Final = "<tool_call>"
+_BARE: Final = '{"name": "'
+_LIMITS_OF_STRINGS: Final = ("pattern", "format", "minLength", "maxLength")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolGrammar:
+    """A grammar, and the parser that reads what it lets through. No grammar: calls are left to the model."""
+
+    grammar: Grammar | None
+    parser: str | None
+
+
+def tool_grammar(
+    tools: Sequence[FunctionTool | CustomTool], policy: ToolPolicy, values: Values, names: Names
+) -> ToolGrammar:
+    """What holds the calls of an answer to what the request says of them.
+
+    `names.tools` is the parser of the model's own form. Models whose form no grammar can write are forced into bare
+    JSON; where calls stand in free text UnsupportedFieldError names the field. InvalidArgumentError naming a tool's
+    schema.
+    """
+    parser = names.tools
+    allowed = [(index, tools[index]) for index in policy.allowed]
+    strict = any(is_strict(tool) for _, tool in allowed)
+    if not policy.required and not strict and not (policy.limited and allowed):
+        return ToolGrammar(None, parser)
+    schemas = {index: _schema(tool, values, forced=policy.required) for index, tool in allowed}
+    form, used = _form(allowed, schemas, names)
+    if form is None:
+        if not policy.required:
+            _refuse(allowed, policy, parser)
+        form, used = [_bare(tool, schemas[index], '"parameters"') for index, tool in allowed], FORCED
+    tags = StructuralTag(
+        tuple(form),
+        at_least_one=policy.required,
+        no_free_text=policy.required,
+        stop_after_first=not policy.parallel,
+    )
+    try:
+        return ToolGrammar(checked(Wanted(Grammar(structural_tag=tags), "tools")), used)
+    except InvalidArgumentError:
+        for index, tool in allowed:
+            field = (
+                f"tools[{index}].function.parameters" if isinstance(tool, FunctionTool) else f"tools[{index}].custom"
+            )
+            checked(Wanted(Grammar(json_schema=schemas[index]), field))
+        raise
+
+
+def either(
+    wanted: Wanted, tools: Sequence[FunctionTool | CustomTool], policy: ToolPolicy, values: Values, names: Names
+) -> Wanted:
+    """The grammar of an answer that is JSON as wanted, or calls. UnsupportedFieldError where none can be written."""
+    schema = ANY_OBJECT if wanted.grammar.json_object else wanted.grammar.json_schema
+    if schema is None or names.tools != "hermes":
+        reason = (
+            f"{wanted.field} is not supported beside tools that may be called, in this model's form or of this kind"
+        )
+        raise UnsupportedFieldError(f'{reason}; tool_choice may be "none" or "required"', field=wanted.field)
+    pattern = wanted.grammar.whitespace_pattern
+    pattern = DEFAULT_WHITESPACE if pattern is None else pattern
+    rules = [
+        f"start: answer | {'call+' if policy.parallel else 'call'}",
+        f"answer: {_json_rule(schema, pattern, wanted)}",
+    ]
+    rules.append(f"call: {' | '.join(f'call_{index}' for index in policy.allowed)}")
+    for index in policy.allowed:
+        tag = _hermes(tools[index], _schema(tools[index], values, forced=False), names.around_calls)
+        rules.append(f"call_{index}: {_quoted(tag.begin)} arguments_{index} {_quoted(tag.end)}")
+        rules.append(f"arguments_{index}: {_json_rule(tag.json_schema or ANY_OBJECT, pattern, wanted)}")
+    return Wanted(Grammar(lark="\n".join(rules)), wanted.field)
+
+
+def _json_rule(text: str, pattern: str, wanted: Wanted) -> str:
+    """JSON within Lark of a schema that a request gives as text, whose size is checked before it is decoded."""
+    size = len(text.encode(errors="replace"))
+    if size > MAX_BYTES:
+        raise InvalidArgumentError(f"{wanted.field} has {size} bytes, the limit is {MAX_BYTES}", field=wanted.field)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise InvalidArgumentError(f"{wanted.field} must be a JSON Schema, an object", field=wanted.field)
+    return _json(schema, pattern)
+
+
+def _json(schema: dict[str, Any], pattern: str) -> str:
+    """JSON of a schema within Lark, where the schema itself says how white space is written."""
+    options: dict[str, Any] = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": bool(pattern)}
+    if pattern:
+        options["whitespace_pattern"] = pattern
+    return f"%json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
+
+
+def _schema(tool: FunctionTool | CustomTool, values: Values, *, forced: bool) -> str:
+    if not (forced or is_strict(tool)):
+        return ANY_OBJECT
+    return json.dumps(values.whole(schema_of(tool)), ensure_ascii=False)
+
+
+def _refuse(allowed: Sequence[tuple[int, FunctionTool | CustomTool]], policy: ToolPolicy, parser: str | None) -> None:
+    if policy.limited:
+        field = "tool_choice" if policy.parallel else "parallel_tool_calls"
+    else:
+        index = next(index for index, tool in allowed if is_strict(tool))
+        field = f"tools[{index}].function.strict"
+    reason = f"{field}: calls in free text cannot be held to it in this model's form ({parser or 'none'})"
+    raise UnsupportedFieldError(f'{reason}; tool_choice "required" can', field=field)
+
+
+def _form(
+    allowed: Sequence[tuple[int, FunctionTool | CustomTool]], schemas: Mapping[int, str], names: Names
+) -> tuple[list[TagRule] | None, str | None]:
+    """Tags in the model's own form; None where there are none."""
+    parser = names.tools
+    match parser:
+        case "hermes":
+            return [_hermes(tool, schemas[index], names.around_calls) for index, tool in allowed], parser
+        case "llama3_json":
+            return [_bare(tool, schemas[index], '"parameters"') for index, tool in allowed], parser
+        case "qwen3_coder":
+            tags = [_xml(tool, json.loads(schemas[index])) for index, tool in allowed]
+            return ([tag for tag in tags if tag is not None], parser) if all(tags) else (None, None)
+    return None, None
+
+
+def _hermes(tool: FunctionTool | CustomTool, schema: str, tags: Tags) -> TagRule:
+    begin = f'{tags.opening}\n{{"name": {json.dumps(name_of(tool))}, "arguments": '
+    return TagRule(tags.opening, begin, f"}}\n{tags.closing}", json_schema=schema)
+
+
+def _bare(tool: FunctionTool | CustomTool, schema: str, key: str) -> TagRule:
+    return TagRule(_BARE, f'{{"name": {json.dumps(name_of(tool))}, {key}: ', "}", json_schema=schema)
+
+
+def _xml(tool: FunctionTool | CustomTool, schema: dict[str, Any]) -> TagRule | None:
+    """A call in tags; None where its schema says more than that there are parameters, in order, some of them needed."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    known = {"type", "properties", "required", "additionalProperties", "$defs", "description", "title", "$schema"}
+    if (
+        not isinstance(properties, dict)
+        or set(schema) - known
+        or schema.get("additionalProperties") not in (None, False)
+        or not (isinstance(required, list) and all(isinstance(name, str) for name in required))
+    ):
+        return None
+    rules, places = [], []
+    for number, (key, entry) in enumerate(properties.items()):
+        value = _xml_value(number, entry, schema.get("$defs"))
+        if value is None or ">" in key or "\n" in key:
+            return None
+        rules += [f"p{number}: {_quoted(f'<parameter={key}>' + chr(10))} v{number}", *value]
+        places.append(f"p{number}" if key in required else f"p{number}?")
+    lark = "\n".join([f"start: {' '.join(places) or _quoted('')}", *rules])
+    begin = f"{_XML}\n<function={name_of(tool)}>\n"
+    return TagRule(_XML, begin, "</function>\n</tool_call>", lark=lark)
+
+
+def _xml_value(number: int, schema: Any, definitions: Any) -> list[str] | None:
+    """Rules for a value and its end tag."""
+    end = "\n</parameter>\n"
+    if not isinstance(schema, dict):
+        return None
+    if is_string(schema):
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values is not None:
+            if not (values and isinstance(values, list) and all(isinstance(value, str) for value in values)):
+                return None
+            return [f"v{number}: ({' | '.join(map(_quoted, values))}) {_quoted(end)}"]
+        if any(name in schema for name in _LIMITS_OF_STRINGS):
+            return None
+        return [f"v{number}[suffix={_quoted(end)}]: /(.|\\n)*/"]
+    whole = schema if definitions is None else schema | {"$defs": definitions}
+    return [f"v{number}: j{number} {_quoted(end)}", f"j{number}: {_json(whole, DEFAULT_WHITESPACE)}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,23 @@
+// Questions to race with.
+export const PROMPTS = [
+  "Explain in two sentences why the sky is blue.",
+  "Write a Python function that reverses a list.",
+  "Count from one to twenty in words.",
+  "What is 17 times 6? Show the steps.",
+  "List the days of the week, one a line.",
+  "Tell a very short story about a lighthouse.",
+  "Repeat after me: red green blue red green blue red green blue.",
+  "Name five fruits and their colours.",
+  "Write a haiku about rain.",
+  "What does a compiler do?",
+  "Give me a recipe for pancakes.",
+  "Write an SQL query that counts rows by year.",
+  "How do magnets work?",
+  "Translate 'good morning' into French and Spanish.",
+  "Write a loop in C that sums the numbers from 1 to 10.",
+  "Why do leaves fall in autumn?",
+  "Describe a cat to someone who has never seen one.",
+  "What are three uses of a paper clip?",
+  "Write a short letter that thanks a neighbour.",
+  "Say the alphabet backwards.",
+];

@@ -1,0 +1,107 @@
+"""Walks under a grammar: what is checked, what is masked, and how often rows are sampled again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slipstream.grammar.grammar import Grammar
+from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import admitted
+from verify_service.core.acceptance import NO_TOKEN
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import SamplingParams
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.grammar.compiler import _compiled
+from verify_service.grammar.forced_texts import ForcedTexts
+from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
+
+GREEDY, FILTERED = SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=1.0, top_p=0.9, seed=1)
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> GrammarTokenizer:
+    return load_tokenizer(tiny_model, vocab_size=512, eos_token_ids=(EOS,))
+
+
+class Walk:
+    """A chain of the tokens of "aaaa" below a root, under [ab]{6}; `answers` are what rows under masks give, by row."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, params: SamplingParams, regex: str = "[ab]{6}") -> None:
+        self.a, self.b = (tokenizer.tokens.tokenize_str(letter)[0] for letter in "ab")
+        state = admitted(EngineConfig(num_pages=8), [9, 9, 9], sampling=params)
+        state.kv.num_computed_tokens = 2
+        compiled = _compiled(Grammar(regex=regex), tokenizer, ForcedTexts(tokenizer))
+        self.grammar = state.grammar = RequestGrammar(compiled)
+        self.item = ScheduledRequest(state, 1, TokenTree.chain([self.a] * 4))
+        self.asked: list[list[int]] = []
+
+    def run(self, sampled: dict[int, int], answers: dict[int, int]) -> VerifyResult:
+        def sample_masked(rows: Sequence[MaskedRow]) -> list[int]:
+            self.asked.append([each.row for each in rows])
+            assert [each.position for each in rows] == [2 + len(each.tokens) for each in rows]
+            return [answers.get(each.row, self.a) for each in rows]
+
+        (result,) = decide([ConstrainedPath(self.item, self.grammar, 10, sampled)], sample_masked)
+        return result
+
+
+def test_legal_tokens_are_not_masked(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, GREEDY)
+    result = walk.run(dict.fromkeys(range(5), walk.a), {})
+    assert result.path == ((0, 1, 2, 3), (walk.a,) * 5) and walk.asked == [] and not result.failure
+
+
+def test_an_illegal_token_is_sampled_again_and_the_walk_goes_on(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, GREEDY)
+    result = walk.run({0: walk.a, 1: 400, 2: EOS, 3: walk.b, 4: walk.a}, {})
+    assert result.path == ((0, 1, 2), (walk.a, walk.a, walk.a, walk.b))
+    assert walk.asked == [[11], [12]]
+
+
+def test_a_walk_ends_at_nodes_of_which_nothing_was_sampled(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, GREEDY)
+    assert walk.run({0: walk.a, 1: 400}, {}).path == ((0,), (walk.a, walk.a))
+
+
+def test_filtered_rows_are_masked_at_once_along_what_was_sampled(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, FILTERED)
+    assert walk.run(dict.fromkeys(range(5), walk.a), {}).path == ((0, 1, 2, 3), (walk.a,) * 5)
+    assert walk.asked == [[10, 11, 12, 13, 14]]
+    walk = Walk(tokenizer, FILTERED)
+    assert walk.run(dict.fromkeys(range(5), walk.a), {11: walk.b}).path == ((0,), (walk.a, walk.b))
+    walk = Walk(tokenizer, FILTERED)
+    assert walk.run({0: walk.a, 1: 400, 2: walk.a, 3: walk.a, 4: walk.a}, {}).path == ((0, 1, 2, 3), (walk.a,) * 5)
+    assert walk.asked == [[10, 11], [12, 13, 14]]
+
+
+def test_logits_that_are_no_numbers_decide_nothing(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, GREEDY)
+    result = walk.run({0: walk.a, 1: NO_TOKEN}, {11: NO_TOKEN})
+    assert result.path == ((0,), (walk.a, NO_TOKEN)) and not result.failure
+
+
+@pytest.mark.parametrize("params", [GREEDY, FILTERED])
+def test_an_end_ends_the_path(tokenizer: GrammarTokenizer, params: SamplingParams) -> None:
+    walk = Walk(tokenizer, params, regex="a{2}")
+    result = walk.run({0: walk.a, 1: walk.a, 2: walk.a, 3: walk.a, 4: walk.a}, {12: EOS})
+    assert result.path == ((0, 1), (walk.a, walk.a, EOS))
+
+
+def test_a_grammar_that_cannot_be_asked_ends_its_own_path(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = Walk(tokenizer, GREEDY)
+
+    def overflow(tokens: Sequence[int]) -> None:
+        raise OverflowError(len(tokens))
+
+    monkeypatch.setattr(walk.grammar, "follow_output", overflow)
+    result = walk.run(dict.fromkeys(range(5), walk.a), {})
+    assert result.path == ((), (NO_TOKEN,)) and "could not be asked" in result.failure

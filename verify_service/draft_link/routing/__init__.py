@@ -1,0 +1,1 @@
+"""Who drafts for which request: commits and states out, replies in, and how long a step waits for them."""

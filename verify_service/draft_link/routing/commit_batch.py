@@ -1,0 +1,54 @@
+"""What one step says to one draft service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from slipstream_kernels.draft_protocol.records import Commit, DeviceRows
+from slipstream_kernels.models.capture_layers import Bits
+from verify_service.core.draft_source import Committed
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.routing.hidden_state_feed import MESSAGE_BYTES
+from verify_service.draft_link.slots.slot import Slot
+from verify_service.hidden_states.device_ring import RingSlice
+
+
+@dataclass(slots=True, eq=False)
+class CommitBatch:
+    """The commits of one step to one attachment."""
+
+    attachment: Attachment
+    records: list[Commit[Bits]] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    ring_slices: list[RingSlice] = field(default_factory=list)
+    state_bytes: int = 0
+
+    def add(self, slot: Slot, committed: Committed) -> None:
+        """Its tokens, and their states where the slot has all those before, and the message has room."""
+        states: Bits | None = None
+        rows: DeviceRows | None = None
+        features = slot.feed.continued_by(committed.features)
+        ring_slice = None if features is None else features.ring_slice_for(slot.feed)
+        if features is not None and ring_slice is not None:
+            self.ring_slices.append(ring_slice)
+            rows = ring_slice.rows(features.first, features.end)
+        elif features is not None and self.state_bytes + slot.feed.num_bytes(features) <= MESSAGE_BYTES:
+            states = features.select(slot.feed.boundaries)
+            self.state_bytes += states.nbytes
+        if features is not None and (states is not None or rows is not None):
+            slot.feed.sent_until += len(features)
+        self.records.append(
+            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
+        )
+        self.slots.append(slot)
+
+    def put(self) -> bool:
+        """Queue the message, without states' bytes if these do not fit; False if it does not fit either way."""
+        fits = self.attachment.outbox.put(self.records)
+        if not fits and self.state_bytes:
+            for slot, record in zip(self.slots, self.records, strict=True):
+                slot.feed.sent_until -= 0 if record.hidden_states is None else len(record.hidden_states)
+            fits = self.attachment.outbox.put([replace(record, hidden_states=None) for record in self.records])
+        for ring_slice in self.ring_slices if fits else ():
+            ring_slice.reservation.queued += 1
+        return fits

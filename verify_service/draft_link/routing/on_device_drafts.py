@@ -1,0 +1,54 @@
+"""Proposers of this process that draft behind a step under way, before the host knows what that decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
+from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest
+from verify_service.core.request import RequestKey
+from verify_service.core.step_result import DeviceStepResult
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.routing.router import SlotRef
+
+if TYPE_CHECKING:
+    import torch
+
+
+_log = logging.getLogger(__name__)
+
+
+def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult) -> EnqueuedDrafts:
+    """Ask those among the drafters that can, each for the trees of its requests."""
+    by_key = {row.key: row for row in rows}
+    asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
+    for ref in refs:
+        attachment, slot = ref.attachment, ref.slot
+        row = None if slot.key is None else by_key.get(slot.key)
+        if attachment.follow is None or row is None or slot.max_nodes <= 1:
+            continue
+        ring_slice = next(
+            (each for each in row.spans if each.serves(slot.feed) and each.first == slot.feed.sent_until), None
+        )
+        if ring_slice is not None:
+            value = EnqueueRequest(slot.stamp, row.row, row.most, ring_slice.offset, slot.max_nodes, slot.max_depth)
+            asked.setdefault(attachment, (ring_slice.target, []))[1].append(value)
+    keys = {row.row: row.key for row in rows}
+    read: list[torch.cuda.Event] = []
+    trees: dict[RequestKey, DeviceTree] = {}
+    for attachment, (states, values) in asked.items():
+        assert attachment.follow is not None
+        try:
+            enqueued = attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
+        except Exception:  # noqa: BLE001 - the others' events must be waited for all the same
+            _log.exception("the proposers of epoch %d did not draft behind a step", attachment.epoch)
+            continue
+        read += enqueued.read
+        limits = {value.row: value for value in values}
+        for place, tree in enqueued.trees.items():
+            if tree.most_nodes < limits[place].max_nodes and tree.most_depth <= limits[place].max_depth:
+                trees[keys[place]] = tree
+    return EnqueuedDrafts(read, trees)

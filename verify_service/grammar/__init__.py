@@ -1,0 +1,1 @@
+"""Structured output: grammars are compiled, followed token by token, and drafted from."""

@@ -1,0 +1,186 @@
+"""Follows tokens through a grammar, with llguidance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from slipstream.grammar.check import parser_limits
+from slipstream.grammar.deep_stack import run_deep
+from slipstream.grammar.tokenizer import GrammarTokenizer
+from verify_service.grammar.forced_texts import ForcedTexts
+from verify_service.grammar.processor_time import ProcessorTime
+
+T = TypeVar("T")
+RENEWAL_SECONDS = 0.05
+"""Of a processor: what takes longer to compile is never compiled anew, which happens on the loop's thread."""
+_LONG_TEXT = 4096
+"""Bytes of a forced text whose length alone costs too much at each step."""
+OUTPUT_EACH, OUTPUT_EXCESS = 1e-3, 10.0
+"""Processor seconds of questions about a request's output: for each token, and beyond that for all; then it fails."""
+DRAFT_EACH, DRAFT_EXCESS = 1e-4, 0.1
+"""The same for questions about drafted tokens; then nothing is drafted for the request, or pruned, any more."""
+_MASK = 5
+"""Tokens that a mask may take the time of."""
+Words = NDArray[np.uint32]
+
+
+class GrammarFailure(Exception):  # noqa: N818 - a request's grammar fails, not the service
+    """The output cannot go on: the grammar has tripped a limit, or allows nothing. The message says which."""
+
+
+@dataclass(slots=True, eq=False)
+class CompiledGrammar:
+    """A grammar that can be followed; `start` has followed nothing, and never does: matchers are its copies.
+
+    Copies share what was built lazily, which counts against the grammar's limits; `renew` begins with nothing built.
+    may_draft: no question about tokens that are not output has tripped a limit yet; afterwards none is asked, and never
+    one of what cannot be renewed.
+    """
+
+    text: str
+    tokenizer: GrammarTokenizer
+    forced_texts: ForcedTexts
+    start: LLMatcher
+    may_draft: bool = True
+    renewable: bool = True
+
+    @classmethod
+    def compile(cls, text: str, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> Self:
+        """Compile what `check` has taken. `start` may be in error."""
+        start, seconds = _compiled(text, tokenizer)
+        quick = seconds <= RENEWAL_SECONDS
+        return cls(text, tokenizer, forced_texts, start, may_draft=quick, renewable=quick)
+
+    def renew(self) -> None:
+        self.start, _ = _compiled(self.text, self.tokenizer)
+
+
+def _compiled(text: str, tokenizer: GrammarTokenizer) -> tuple[LLMatcher, float]:
+    """Return a matcher that has followed nothing, and what it took, in seconds of a processor."""
+
+    def compile_timed() -> tuple[LLMatcher, float]:
+        begun = time.thread_time()
+        start = LLMatcher(tokenizer.tokens, text, log_level=0, limits=parser_limits())
+        return start, time.thread_time() - begun
+
+    return run_deep(compile_timed)
+
+
+class TokenMatcher:
+    """Where in a grammar a sequence of tokens has led; none of the tokens ends the output.
+
+    What was built lazily depends on which tokens matchers of the grammar were asked about, drafted ones and those of
+    other requests too. So what trips a limit is tried again by a matcher that was asked about nothing but the tokens
+    followed: its verdict is final, and is asked for however often others have tripped one. Only a grammar that takes
+    long to compile is not tried again. While `drafting`, questions are about tokens that may never be output: what
+    these trip is not tried again, and ends drafting for the grammar.
+    """
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self._compiled = compiled
+        self._source = compiled.start
+        """What the matcher is a copy of, and shares what is built lazily with."""
+        self._matcher = self._source.deep_copy()
+        self._followed: list[int] = []
+        self._for_output = ProcessorTime(each=OUTPUT_EACH, excess=OUTPUT_EXCESS)
+        self._for_drafts = ProcessorTime(each=DRAFT_EACH, excess=DRAFT_EXCESS)
+        self.drafting = False
+
+    def __len__(self) -> int:
+        """Tokens followed."""
+        return len(self._followed)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether questions may be asked about tokens that may never be output."""
+        return self._compiled.may_draft and not self._for_drafts.is_spent
+
+    @contextmanager
+    def asked_for_drafts(self) -> Iterator[None]:
+        """Within, questions are about tokens that may never be output."""
+        self.drafting = True
+        try:
+            yield
+        finally:
+            self.drafting = False
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Go on by tokens that the grammar allows; GrammarFailure where it does not."""
+        ids = list(tokens)
+        self._ask(lambda matcher: matcher.consume_tokens(ids), tokens=len(ids))
+        self._followed += ids
+
+    def go_back(self, count: int) -> None:
+        """Forget the last `count` tokens; none where that is not above 0."""
+        if count <= 0:
+            return
+        del self._followed[-count:]
+        if not self._matcher.rollback(count) or self._matcher.is_error():
+            self._start_again()
+
+    def allows(self, token: int) -> bool:
+        """Return whether the grammar goes on by this id of the vocabulary, which does not end the output."""
+        return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
+
+    def is_complete(self) -> bool:
+        """Return whether the output may end here."""
+        return self._ask(lambda matcher: matcher.is_accepting())
+
+    def allowed(self) -> Words:
+        """Bit i of word i // 32 says whether id i may come next: uint32 [ceil(vocab / 32)], the caller's own."""
+        mask = self._ask(lambda matcher: matcher.compute_bitmask(), tokens=_MASK)
+        return np.frombuffer(mask, np.uint32).copy()
+
+    def forced(self) -> bytes:
+        """Return the bytes that must come next; none where that is open."""
+        text = self._ask(lambda matcher: matcher.compute_ff_bytes())
+        if len(text) > _LONG_TEXT:
+            self._compiled.may_draft = False
+        return text
+
+    def _ask(self, question: Callable[[LLMatcher], T], tokens: int = 1) -> T:
+        answer = self._asked_in_time(question, tokens)
+        if not self._matcher.is_error():
+            return answer
+        if self.drafting:
+            self._compiled.may_draft = False
+            self._renew()
+            raise GrammarFailure("drafting has tripped a limit")
+        for _ in range(2 if self._compiled.renewable else 0):
+            alone = self._renew()
+            answer = self._asked_in_time(question, tokens)
+            if not self._matcher.is_error():
+                return answer
+            if alone:
+                break
+        message = self._matcher.get_error().strip().partition("\n")[0]
+        self._start_again()
+        raise GrammarFailure(message[:200])
+
+    def _asked_in_time(self, question: Callable[[LLMatcher], T], tokens: int) -> T:
+        budget = self._for_drafts if self.drafting else self._for_output
+        if budget.is_spent:
+            raise GrammarFailure("it takes more processor time than a request has for its grammar")
+        return budget.ask(lambda: question(self._matcher), tokens)
+
+    def _renew(self) -> bool:
+        """Go on by a matcher of a newer source; return whether that is a new one, of which there is no other copy."""
+        alone = self._compiled.renewable and self._compiled.start is self._source
+        if alone:
+            self._compiled.renew()
+        self._start_again()
+        return alone
+
+    def _start_again(self) -> None:
+        self._source = self._compiled.start
+        self._matcher = self._source.deep_copy()
+        if self._followed:
+            self._matcher.consume_tokens(self._followed)

@@ -1,0 +1,179 @@
+"""The path that a step decides of a request with a grammar: sample, check or mask, then match.
+
+A token that was sampled without a mask and is legal is the one that a mask gives, too, where no filter comes after the
+mask: the largest of all scores is the largest of the legal ones. So greedy tokens, and those of a plain temperature,
+are checked first, and masks are computed at the rows alone where they were not legal. Top-k, top-p and min-p keep other
+tokens where illegal ones are out of their way: with these every row on the path is sampled under its mask. Rows off the
+path decide nothing, and need no mask.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+from verify_service.core.acceptance import NO_TOKEN, AcceptedPath, child_of
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.grammar.matcher import GrammarFailure, Words
+from verify_service.grammar.request_grammar import RequestGrammar
+
+_log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class MaskedRow(NamedTuple):
+    """A row of a step's logits, to be sampled under a mask as of `TokenMatcher.allowed`.
+
+    `position` is the row's own, `tokens` are those that lead to it from the root on.
+    """
+
+    item: ScheduledRequest
+    row: int
+    position: int
+    tokens: tuple[int, ...]
+    words: Words
+
+
+SampleMasked = Callable[[Sequence[MaskedRow]], Sequence[int]]
+
+
+class ConstrainedPath:
+    """One request's walk from the root of its tree.
+
+    `sampled` are tokens of its rows, sampled without a mask: by 0 for the root, 1 + i for node i. The walk ends where
+    it comes to a node that is not among them.
+    """
+
+    def __init__(
+        self, item: ScheduledRequest, grammar: RequestGrammar, first_row: int, sampled: Mapping[int, int]
+    ) -> None:
+        self.item = item
+        self._grammar = grammar
+        self._first_row = first_row
+        self._sampled = sampled
+        self._masks_first = item.state.parameters.sampling.is_filtered
+        self._nodes: list[int] = []
+        self._tokens: list[int] = []
+        self._failure = ""
+
+    @property
+    def _node(self) -> int:
+        return self._nodes[-1] if self._nodes else -1
+
+    def begin(self) -> bool:
+        """Follow what was sampled as far as that decides; return whether the next token needs a mask."""
+        return self._guarded(self._begin) is True
+
+    def due(self) -> list[MaskedRow]:
+        """Return what is to be sampled now: the row that the path is at, and those behind it where all need masks.
+
+        These are rows that the path comes to if each mask leaves the token that was sampled without. Nothing where the
+        mask itself decided, and the path is over.
+        """
+        return self._guarded(self._due) or []
+
+    def settle(self, rows: Sequence[MaskedRow], tokens: Sequence[int]) -> bool:
+        """Take tokens that were sampled at rows `due`, as far as the path comes to them; return as `begin` does."""
+        return self._guarded(lambda: self._settle(rows, tokens)) is True
+
+    def result(self) -> VerifyResult:
+        path = AcceptedPath(tuple(self._nodes), tuple(self._tokens))
+        return VerifyResult(self.item, path, self._first_row, self._failure)
+
+    def _begin(self) -> bool:
+        self._grammar.follow_output(self.item.state.output_tokens)
+        return self._go_on()
+
+    def _take(self, token: int) -> bool:
+        """Take the next token; return whether the path goes on behind it."""
+        self._tokens.append(token)
+        if token == NO_TOKEN or self._grammar.ends_output(token):
+            return False
+        node = child_of(self.item.tree, self._node, token)
+        if node is None or 1 + node not in self._sampled:
+            return False
+        self._nodes.append(node)
+        self._grammar.step(token)
+        return True
+
+    def _go_on(self) -> bool:
+        grammar = self._grammar
+        while True:
+            token = self._sampled[1 + self._node]
+            if grammar.has_begun and (self._masks_first or not grammar.allows(token)):
+                return True
+            if not self._take(token):
+                return False
+
+    def _settle(self, rows: Sequence[MaskedRow], tokens: Sequence[int]) -> bool:
+        for row, token in zip(rows, tokens, strict=True):
+            if row.row != self._first_row + 1 + self._node:
+                break  # another token than that of this row's path was chosen
+            if not self._take(token):
+                return False
+        return self._go_on()
+
+    def _due(self) -> list[MaskedRow]:
+        words, only = self._grammar.allowed()
+        if only is not None:
+            self._take(only)
+            return []
+        rows = [self._masked_row(self._node, self._tokens, words)]
+        if self._masks_first and self._grammar.may_draft:
+            with self._grammar.asked_for_drafts():
+                self._add_guesses(rows)
+        return rows
+
+    def _add_guesses(self, rows: list[MaskedRow]) -> None:
+        grammar, length, node, tokens = self._grammar, self._grammar.length, self._node, list(self._tokens)
+        try:
+            while True:
+                token = self._sampled[1 + node]
+                child = child_of(self.item.tree, node, token)
+                if child is None or 1 + child not in self._sampled or not _has(rows[-1].words, token):
+                    return
+                if grammar.ends_output(token):
+                    return
+                grammar.step(token)
+                node = child
+                tokens.append(token)
+                words, only = grammar.allowed()
+                if only is not None:
+                    return
+                rows.append(self._masked_row(node, tokens, words))
+        except GrammarFailure:
+            return  # which ends the path once it comes there
+        finally:
+            grammar.go_back(length)
+
+    def _masked_row(self, node: int, tokens: Sequence[int], words: Words) -> MaskedRow:
+        return MaskedRow(self.item, self._first_row + 1 + node, self.item.base - 1 + len(tokens), tuple(tokens), words)
+
+    def _guarded(self, work: Callable[[], R]) -> R | None:
+        """A failure of the grammar ends the path without a token, and touches no other request."""
+        try:
+            return work()
+        except GrammarFailure as failure:
+            self._failure = str(failure)
+        except Exception:  # noqa: BLE001 - a step is for other requests, too
+            _log.exception("a grammar could not be asked")
+            self._failure = "the grammar of this request could not be asked"
+        self._tokens.append(NO_TOKEN)
+        return None
+
+
+def decide(paths: Sequence[ConstrainedPath], sample_masked: SampleMasked) -> list[VerifyResult]:
+    """Walk all paths to their ends; rows that need masks are sampled together."""
+    waiting = [path for path in paths if path.begin()]
+    while waiting:
+        due = [(path, rows) for path in waiting if (rows := path.due())]
+        tokens = iter(sample_masked([*chain.from_iterable(rows for _, rows in due)]) if due else ())
+        waiting = [path for path, rows in due if path.settle(rows, [next(tokens) for _ in rows])]
+    return [path.result() for path in paths]
+
+
+def _has(words: Words, token: int) -> bool:
+    return 0 <= token < 32 * len(words) and bool(int(words[token >> 5]) >> (token & 31) & 1)

@@ -1,0 +1,96 @@
+"""Trees of requests with a grammar: what is forced is drafted, with or without drafters; what is illegal is pruned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.grammar.drafting import forced_tree, is_forced, legal_part
+from verify_service.grammar.forced_texts import GRAMMAR
+from verify_service.grammar.matcher import GrammarFailure
+from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.model_runner.device_trees import read_tree
+from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.scheduler.pass_share import PassShare
+from verify_service.scheduler.tree_share import cut_trees
+from verify_service.speculation.acceptance_model import ProposedTree
+from verify_service.speculation.node_selection import NodeSelector
+from verify_service.speculation.tree_fit import fit_tree
+
+_log = logging.getLogger(__name__)
+
+
+class GrammarTrees:
+    """Prunes drafted trees, and drafts forced text where that is longer than what was drafted."""
+
+    def __init__(self, memory: KVCacheManager, passes: PassShare, selector: NodeSelector, step_nodes: int) -> None:
+        self._memory = memory
+        self._passes = passes
+        self._selector = selector
+        self._step_nodes = step_nodes
+
+    def legal(self, state: RequestState, tree: TokenTree | None) -> TokenTree | None:
+        """Return what of a request's tree can be output at all; the whole tree of one without a grammar."""
+        grammar = state.grammar
+        if grammar is None or tree is None:
+            return tree
+        if isinstance(tree, DeviceTree):
+            tree = read_tree(tree)
+        return legal_part(grammar, tree) if tree is not None and len(tree) and _catch_up(state, grammar) else None
+
+    def attach(self, items: Sequence[ScheduledRequest]) -> None:
+        """Give items whose text is forced a tree of it, cut to what fits and pays, unless a drafter's is as deep."""
+        forced = [(item, tree) for item in items if (tree := self._forced(item)) is not None]
+        if not forced:
+            return
+        free = [(item, tree) for item, tree in forced if item.state.draft.adaptive]
+        trees = [(item, tree) for item, tree in forced if not item.state.draft.adaptive]
+        if free:
+            proposed = [proposed_forced(item.state, tree) for item, tree in free]
+            tokens = sum(item.decides for item in items)
+            rows = sum(item.count - 1 + item.num_rows for item in items)
+            parts = self._selector.choose(proposed, requests=len(items), rows=rows, tokens=tokens, waited=0.0)
+            trees += [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
+        room = self._step_nodes - sum(item.num_rows - 1 for item in items)
+        for item, tree in cut_trees(self._passes, trees, items, room):
+            room += item.num_rows - 1
+            item.tree = fit_tree(self._memory, item, tree, room) or item.tree
+            room -= item.num_rows - 1
+
+    def _forced(self, item: ScheduledRequest) -> TokenTree | None:
+        state, grammar = item.state, item.state.grammar
+        if grammar is None or not item.decides or item.count != 1 or state.request.speculation.enabled is False:
+            return None
+        if not _catch_up(state, grammar) or isinstance(item.tree, DeviceTree):
+            return None
+        tree = forced_tree(grammar, min(state.draft.max_nodes - 1, self._step_nodes), state.depth_left)
+        return tree if tree is not None and (item.tree is None or tree.depth > item.tree.depth) else None
+
+
+def proposed_forced(state: RequestState, tree: TokenTree) -> ProposedTree:
+    """Return a tree of forced text with what its acceptance is estimated by, apart from that of drafters."""
+    return ProposedTree((GRAMMAR, state.parameters.sampling.temperature > 0), 0, tree)
+
+
+def learns_from(selector: NodeSelector, state: RequestState, tree: TokenTree, right: Sequence[int]) -> bool:
+    """Take in what was right of a tree of forced text; return False for another tree."""
+    if not is_forced(tree):
+        return False
+    selector.observe(proposed_forced(state, tree), right)
+    return True
+
+
+def _catch_up(state: RequestState, grammar: RequestGrammar) -> bool:
+    """Bring a grammar to its request's output; return whether it can be followed that far, and is begun."""
+    try:
+        grammar.follow_output(state.output_tokens)
+    except GrammarFailure:
+        return False  # told when the step is decided
+    except Exception:  # noqa: BLE001 - a step is for other requests, too
+        _log.exception("a grammar cannot follow its request's output")
+        return False
+    return True
