@@ -21,11 +21,12 @@ class RequestTraces:
     Attributes have names of our own: a trace whose spans all had tokens under `gen_ai.usage` would count them twice.
     """
 
-    __slots__ = ("_begun", "_tracer")
+    __slots__ = ("_begun", "_started", "_tracer")
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._begun: dict[RequestKey, tuple[Span, float, dict[str, Value]]] = {}
+        self._started: dict[RequestKey, float] = {}
 
     def begin(self, request: GenerationRequest) -> None:
         """A request has come, and is queued or refused."""
@@ -40,12 +41,10 @@ class RequestTraces:
             self._begun[request.key] = span, request.arrival, told
 
     def start(self, keys: Iterable[RequestKey]) -> None:
-        """Requests begin to run."""
+        """Requests begin to run, as this thread learns: later than they did, so their own timings go before this."""
         if self._begun:
             now = time.monotonic()
-            for key in keys:
-                if (begun := self._begun.get(key)) is not None:
-                    begun[0].add_event(names.EVENT_STARTED, now)
+            self._started.update((key, now) for key in keys if key in self._begun)
 
     def finish(self, outputs: Iterable[StepOutput]) -> None:
         """What one step yielded: some of it may be last outputs."""
@@ -67,8 +66,11 @@ class RequestTraces:
         span, arrival, told = self._begun.pop(key, (None, 0.0, {}))
         if span is None:
             return
-        if output.timings is not None and output.timings.first_token:
-            span.add_event(names.EVENT_FIRST_TOKEN, arrival + output.timings.first_token)
+        timings, started = output.timings, self._started.pop(key, None)
+        if started is not None:
+            span.add_event(names.EVENT_STARTED, started if timings is None else arrival + timings.queued)
+        if timings is not None and timings.first_token:
+            span.add_event(names.EVENT_FIRST_TOKEN, arrival + timings.first_token)
         if output.finish_reason is not None:
             told[names.FINISH_REASON] = output.finish_reason.value
         if (usage := output.usage) is not None:

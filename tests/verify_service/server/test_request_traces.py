@@ -48,10 +48,11 @@ def traced() -> Iterator[Traced]:
 def test_a_span_ends_with_the_last_output_and_says_what_became_of_it(traced: Traced) -> None:
     traced.begin()
     traced.traces.start([KEY, RequestKey(2, 7)])
+    assert set(traced.traces._started) == {KEY}
     traced.traces.finish([StepOutput(KEY, (9,)), StepOutput(RequestKey(2, 7), finish_reason=FinishReason.STOP)])
     usage = Usage(3, 4, 2, 3, 5, 1)
     traced.traces.finish(
-        [StepOutput(KEY, (9,), finish_reason=FinishReason.STOP, usage=usage, timings=Timings(0, 1, 2))]
+        [StepOutput(KEY, (9,), finish_reason=FinishReason.STOP, usage=usage, timings=Timings(0.5, 1, 2))]
     )
     (span,) = traced.finished()
     assert dict(span.attributes or {}) == {
@@ -61,7 +62,9 @@ def test_a_span_ends_with_the_last_output_and_says_what_became_of_it(traced: Tra
     }  # fmt: skip
     assert [event.name for event in span.events] == ["started", "first_token"]
     assert span.start_time is not None
-    assert abs(span.events[1].timestamp - span.start_time - 1e9) < 1e6
+    for event, at in zip(span.events, (0.5e9, 1e9), strict=True):
+        assert abs(event.timestamp - span.start_time - at) < 1e6
+    assert not traced.traces._started
     assert span.parent is not None and f"{span.parent.span_id:016x}" in PARENT
 
 
@@ -78,9 +81,11 @@ def test_an_error_is_told_by_its_kind(traced: Traced, error: SlipstreamError, fa
 def test_requests_of_a_session_that_ends_are_cancelled_and_no_others(traced: Traced) -> None:
     traced.begin()
     traced.begin(RequestKey(2, 7))
+    traced.traces.start([KEY])
     traced.traces.drop(1)
     traced.traces.drop(1)
     (span,) = traced.finished()
+    assert [event.name for event in span.events] == ["started"]
     assert (span.attributes or {})[names.FINISH_REASON] == "cancelled"
 
 
