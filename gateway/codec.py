@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gateway.prompt_logprobs import PromptLogprobs
-from gateway.request import (
+from gateway.core.prompt_logprobs import PromptLogprobs
+from gateway.core.request import (
     ChoiceRequest,
     Delta,
     Drafter,
@@ -21,7 +21,7 @@ from gateway.request import (
     StepOutput,
     VerifyInfo,
 )
-from gateway.stream import ChoiceStream
+from gateway.tokens.stream import ChoiceStream
 from slipstream.generation_codec import (
     FINISH_NUMBERS,
     read_position,

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import grpc
 
-from gateway import codec, request_id
-from gateway.access_log import Access, access_of_grpc
-from gateway.generation import Generation
-from gateway.request import ChoiceRequest
+from gateway import codec
+from gateway.access.access_log import Access, access_of_grpc
+from gateway.core import request_id
+from gateway.core.request import ChoiceRequest
+from gateway.generation.generation import Generation
 from gateway.service import Gateway
 from gateway.text.prepared import Job
 from slipstream.rpc.errors import codes_of

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from gateway.request import ChoiceRequest
+from gateway.core.request import ChoiceRequest
 from gateway.token_figures import TokenFigures
 from slipstream.generation_types import FinishReason, Usage
 from slipstream.rpc.metrics import keeping_names

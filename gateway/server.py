@@ -16,19 +16,19 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from gateway.access_log import AccessLogged
+from gateway.access.access_log import AccessLogged
 from gateway.config import GatewaySettings
-from gateway.connections import ConnectionLimits, ConnectionTable
-from gateway.cors import with_cors
 from gateway.grpc_api import SERVICE_NAME, GatewayServicer
-from gateway.http_api import OpenAiApi, create_app
-from gateway.http_direct import DirectEndpoints
-from gateway.http_listener import BACKLOG, doors, leave, listen
-from gateway.http_protocol import BoundedHttpProtocol
+from gateway.http.api import OpenAiApi, create_app
+from gateway.http.connections import ConnectionLimits, ConnectionTable
+from gateway.http.cors import with_cors
+from gateway.http.direct import DirectEndpoints
+from gateway.http.listener import BACKLOG, doors, leave, listen
+from gateway.http.protocol import BoundedHttpProtocol
+from gateway.http.request_guard import RequestGuard
+from gateway.http.tls_handshake import behind_tls
 from gateway.known_hosts import KnownHosts
-from gateway.request_guard import RequestGuard
 from gateway.service import READY, Gateway
-from gateway.tls_handshake import behind_tls
 from slipstream.rpc.descriptors import connection_limit, raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Final, Self
 
-from gateway.access_log import AccessLog
-from gateway.auth import ApiKeys
+from gateway.access.access_log import AccessLog
+from gateway.access.auth import ApiKeys
+from gateway.access.request_tracing import RequestTracing
 from gateway.config import GatewaySettings
-from gateway.drafter_wait import DrafterWait
-from gateway.generation import Backend, FieldNames, Generation, Running
-from gateway.limits import (
+from gateway.core.limits import (
     check_context,
     check_name,
     check_prompt_logprobs,
@@ -23,16 +22,17 @@ from gateway.limits import (
     check_speculation,
     check_stop,
 )
+from gateway.core.request import ChoiceRequest, VerifyInfo
+from gateway.core.sampling_defaults import completed, read_defaults
+from gateway.drafters.drafter_wait import DrafterWait
+from gateway.generation.generation import Backend, FieldNames, Generation, Running
+from gateway.generation.traced_choices import TracedChoices
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
-from gateway.replica import Replica
-from gateway.request import ChoiceRequest, VerifyInfo
-from gateway.request_tracing import RequestTracing
-from gateway.sampling_defaults import completed, read_defaults
+from gateway.replicas.replica import Replica
+from gateway.replicas.verify_client import VerifyClient
 from gateway.text.pool import TextWorkers
-from gateway.tokenizer import Tokenizer
-from gateway.traced_choices import TracedChoices
-from gateway.verify_client import VerifyClient
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.rpc.errors import UnavailableError
 from slipstream.tracing.opening import open_tracer
 from slipstream.tracing.tracer import Tracer

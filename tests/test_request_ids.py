@@ -41,7 +41,7 @@ def test_every_service_names_the_request_and_none_its_words(served):
     assert reply.headers["x-request-id"] == ID
     for service in ("gateway", "verify", "draft"):
         wait_until(lambda service=service: told(served, service), served.log.read_text)
-    (access,) = [line for line in told(served, "gateway") if line["logger"] == "gateway.access_log"]
+    (access,) = [line for line in told(served, "gateway") if line["logger"] == "gateway.access.access_log"]
     assert access["completion_tokens"] == 8
     assert told(served, "draft")[0]["message"].endswith("ngram drafts for slot 0")
     (submitted,) = told(served, "verify")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
 
-from gateway.openai_schema import ChatCompletionRequest
-from gateway.openai_tools import CustomTool, is_string, name_of, schema_of
+from gateway.openai.schema import ChatCompletionRequest
+from gateway.openai.tools import CustomTool, is_string, name_of, schema_of
 from gateway.output_parsers.registry import (
     HARMONY,
     HARMONY_REASONING,
@@ -24,7 +24,7 @@ from gateway.text.body import UnsupportedFieldError
 from gateway.text.grammars import checked, wanted_grammar
 from gateway.text.json_values import Values
 from gateway.text.tool_grammar import either, tool_grammar
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream.rpc.errors import InvalidArgumentError

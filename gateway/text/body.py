@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from gateway.limits import shortened
-from gateway.logit_bias import check_repeated_keys
-from gateway.openai_fields import UNSUPPORTED_KIND, Body
-from gateway.openai_schema import GenerationBody
+from gateway.core.limits import shortened
+from gateway.openai.fields import UNSUPPORTED_KIND, Body
+from gateway.openai.logit_bias import check_repeated_keys
+from gateway.openai.schema import GenerationBody
 from gateway.text.json_values import KEYS_OF_AN_OBJECT, MalformedBodyError, Values, bounded, check_keys
 from slipstream.rpc.errors import InvalidArgumentError
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.limits import shortened
-from gateway.openai_schema import ToolFields
-from gateway.openai_tools import CustomTool, FunctionTool, tool_for_template
+from gateway.core.limits import shortened
+from gateway.openai.schema import ToolFields
+from gateway.openai.tools import CustomTool, FunctionTool, tool_for_template
 from gateway.text.body import UnsupportedFieldError
 from gateway.text.json_values import Values
 from slipstream.chat_template import RESERVED, ChatTemplate, Tool

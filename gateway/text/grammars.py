@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.openai_schema import GenerationBody
-from gateway.openai_structured import JsonSchemaFormat, StructuralTagFormat, StructuredOutputs, TextFormat
+from gateway.openai.schema import GenerationBody
+from gateway.openai.structured import JsonSchemaFormat, StructuralTagFormat, StructuredOutputs, TextFormat
 from gateway.text.json_values import Values
 from slipstream.grammar.check import check
 from slipstream.grammar.grammar import Grammar, StructuralTag, TagRule

@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from gateway import codec
-from gateway.limits import (
+from gateway.core.limits import (
     ContextLengthError,
     check_choices,
     check_message_count,
@@ -25,11 +25,12 @@ from gateway.limits import (
     check_prompt_tokens,
     check_token_ids,
 )
-from gateway.openai_messages import ChatMessage, call_arguments, content_length, for_template
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationBody
-from gateway.openai_types import DetokenizedText, Tokens
+from gateway.core.request import VerifyInfo
+from gateway.openai.messages import ChatMessage, call_arguments, content_length, for_template
+from gateway.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationBody
+from gateway.openai.tokenize_schema import DetokenizeRequest, TokenizeRequest
+from gateway.openai.types import DetokenizedText, Tokens
 from gateway.output_parsers.registry import AnswerForm
-from gateway.request import VerifyInfo
 from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parser_names
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
@@ -37,8 +38,7 @@ from gateway.text.grammars import Wanted, checked, wanted_grammar
 from gateway.text.json_values import Values, check_texts
 from gateway.text.prepared import Job, Prepared, token_array
 from gateway.text.wire_fields import check_fields
-from gateway.tokenize_schema import DetokenizeRequest, TokenizeRequest
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
 from slipstream.generation_codec import read_speculation
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer

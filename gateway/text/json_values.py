@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.limits import shortened
+from gateway.core.limits import shortened
 from gateway.text.prepared import token_array
 from slipstream.rpc.errors import InvalidArgumentError
 

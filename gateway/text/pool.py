@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.config import GatewaySettings
-from gateway.request import VerifyInfo
+from gateway.core.request import VerifyInfo
 from gateway.text.connection import WorkerConnection, WorkerEndedError
 from gateway.text.fork_server import Options
 from gateway.text.prepared import FIELDS, Job, Prepared

@@ -9,8 +9,8 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
+from gateway.core.request import Sampling
 from gateway.output_parsers.registry import AnswerForm
-from gateway.request import Sampling
 from slipstream.generation_types import SpeculationOptions
 
 _TYPECODE: Final = "I"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.openai_tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
+from gateway.openai.tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
 from gateway.output_parsers.registry import FORCED, Names, Tags
 from gateway.text.body import UnsupportedFieldError
 from gateway.text.grammars import ANY_OBJECT, Wanted, checked

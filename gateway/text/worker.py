@@ -6,8 +6,8 @@ import logging
 import pickle
 import socket
 
-from gateway.panics import is_panic
-from gateway.request import VerifyInfo
+from gateway.core.panics import is_panic
+from gateway.core.request import VerifyInfo
 from gateway.text.frames import read_request, write_answer
 from gateway.text.jobs import Jobs
 from gateway.text.memory import limit_memory

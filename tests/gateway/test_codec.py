@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway import codec
-from gateway.request import ChoiceRequest, Sampling
+from gateway.core.request import ChoiceRequest, Sampling
 from slipstream.generation_types import FinishReason, SpeculationOptions
 from slipstream.grammar.grammar import Grammar
 from slipstream.request_context import RequestContext

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from gateway.request import ChoiceRequest, Sampling, StepOutput
-from gateway.resumable_stream import ResumableStream
-from gateway.verify_client import VerifyClient
+from gateway.core.request import ChoiceRequest, Sampling, StepOutput
+from gateway.replicas.resumable_stream import ResumableStream
+from gateway.replicas.verify_client import VerifyClient
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError, UnavailableError
 from support.virtual_verify import Machine, VirtualReplica, run_virtually, token_at
 

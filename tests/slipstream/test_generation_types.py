@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-import gateway.request
+import gateway.core.request
 import slipstream
 from slipstream import completion, generation_codec, generation_types
 from slipstream.generation_types import (
@@ -42,7 +42,7 @@ def test_every_side_has_the_very_same_types() -> None:
         name = shared.__name__
         assert getattr(completion, name) is shared
         assert name in completion.__all__
-        for module in (gateway.request, request):
+        for module in (gateway.core.request, request):
             assert getattr(module, name, shared) is shared
     assert slipstream.SpeculationOptions is SpeculationOptions
     assert gateway.request.FinishReason is request.FinishReason is generation_types.FinishReason

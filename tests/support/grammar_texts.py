@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.grammar.check import check, parser_limits
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import load_tokenizer

@@ -113,7 +113,7 @@ def check(kind: Kind, folder: Path, root: Path) -> None:
 
         load(VerifySettings(model=folder, threads=1, max_running=2, max_nodes=8, feature_memory_mib=1))
     elif kind.check == "tokenizer":
-        from gateway.tokenizer import Tokenizer
+        from gateway.tokens.tokenizer import Tokenizer
         from slipstream.chat_template import ChatTemplate
 
         tokenizer = Tokenizer(folder)

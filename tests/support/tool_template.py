@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from support.fake_verify import EOS_ID, FakeVerify
 
 TEMPLATE = """{{ bos_token }}

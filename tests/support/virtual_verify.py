@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.replica import Owner, Replica
-from gateway.request import VerifyInfo
-from gateway.resumable_stream import ResumableStream
+from gateway.core.request import VerifyInfo
+from gateway.replicas.replica import Owner, Replica
+from gateway.replicas.resumable_stream import ResumableStream
 from slipstream.v1 import sampling_pb2, verify_pb2
 
 INFO = VerifyInfo("tiny", "f" * 64, 512, 4096, 64, 320, frozenset((2,)), (), "")

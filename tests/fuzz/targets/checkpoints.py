@@ -16,7 +16,7 @@ from draft_service.heads.mlp_speculator_loading import load_mlp_speculator
 from fuzz.json_values import changed, leaf
 from fuzz.raw_bytes import NUMBERS, joined, mutated, parted
 from fuzz.target import BrokenError, Target
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from slipstream.rpc.errors import SlipstreamError
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint

@@ -13,11 +13,11 @@ from tokenizers import decoders, models
 
 from fuzz.raw_bytes import joined, parted
 from fuzz.target import BrokenError, Target
-from gateway.detokenizer import Detokenizer, WindowDetokenizer
-from gateway.request import ChoiceRequest, Sampling, StepOutput
-from gateway.stop_strings import StopStrings
-from gateway.stream import ChoiceStream
-from gateway.tokenizer import Tokenizer
+from gateway.core.request import ChoiceRequest, Sampling, StepOutput
+from gateway.tokens.detokenizer import Detokenizer, WindowDetokenizer
+from gateway.tokens.stop_strings import StopStrings
+from gateway.tokens.stream import ChoiceStream
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError

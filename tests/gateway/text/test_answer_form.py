@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway import codec
-from gateway.openai_answer_parts import message
+from gateway.openai.answer_parts import message
 from gateway.output_parsers.parts import CallBegin
 from gateway.text.jobs import Jobs
 from gateway.text.prepared import Job, Prepared

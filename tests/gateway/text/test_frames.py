@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.request import Sampling
+from gateway.core.request import Sampling
 from gateway.text.frames import ANSWER, read_answer, read_request, request_head, write_answer
 from gateway.text.prepared import Job, Prepared, token_array
 from slipstream.generation_types import SpeculationOptions

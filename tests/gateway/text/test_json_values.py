@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai_schema import ChatCompletionRequest, CompletionRequest
+from gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from gateway.text.body import read_body
 from gateway.text.json_values import MalformedBodyError, bounded, check_texts
 from slipstream.rpc.errors import InvalidArgumentError

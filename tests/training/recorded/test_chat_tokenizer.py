@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate
 from training.prompts.records import Prompt, Turn
 from training.recorded import chat_tokenizer

@@ -1,0 +1,1 @@
+"""One client request under way."""

@@ -1,0 +1,1 @@
+"""The OpenAI API's bodies: what is taken, and how answers are written."""
