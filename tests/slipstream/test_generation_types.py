@@ -45,7 +45,7 @@ def test_every_side_has_the_very_same_types() -> None:
         for module in (gateway.core.request, request):
             assert getattr(module, name, shared) is shared
     assert slipstream.SpeculationOptions is SpeculationOptions
-    assert gateway.request.FinishReason is request.FinishReason is generation_types.FinishReason
+    assert gateway.core.request.FinishReason is request.FinishReason is generation_types.FinishReason
 
 
 def test_users_see_plain_frozen_values() -> None:
