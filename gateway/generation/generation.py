@@ -91,7 +91,8 @@ class FieldNames:
             return type(error)(error.message, field=self.prompt)
         if error.field.partition(".")[0] == "grammar":
             field = self.grammar or self.sampling_prefix + error.field
-            message = f"{field}{error.message.removeprefix(error.field)}" if self.grammar else error.message
+            named = error.message.startswith(f"{error.field} ")
+            message = f"{field}{error.message.removeprefix(error.field)}" if named else error.message
             return type(error)(message, field=field)
         if error.field in _SAMPLING_FIELDS:
             return type(error)(error.message, field=self.sampling_prefix + error.field)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 from gateway.openai.schema import ChatCompletionRequest
@@ -21,7 +22,7 @@ from gateway.output_parsers.registry import (
 )
 from gateway.output_parsers.response_template import names_of_template
 from gateway.text.body import UnsupportedFieldError
-from gateway.text.grammars import checked, wanted_grammar
+from gateway.text.grammars import Check, checked, wanted_grammar
 from gateway.text.json_values import Values
 from gateway.text.tool_grammar import either, tool_grammar
 from gateway.tokens.tokenizer import Tokenizer
@@ -65,12 +66,13 @@ def _chosen(setting: str, found: str | None) -> str | None:
 class Plan:
     """How an answer is to be read, None: all of it is content; and what it has to match, None: nothing.
 
-    `field` is the one that asks for the grammar.
+    `field` is the one that asks for the grammar, and `checks` say whether it can be enforced.
     """
 
     form: AnswerForm | None
     grammar: Grammar | None = None
     field: str = ""
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,7 @@ class AnsweringModel:
 def answer_plan(body: ChatCompletionRequest, values: Values, prompt: str, model: AnsweringModel) -> Plan:
     """What becomes of the answer to a prompt that the model's template has written.
 
-    InvalidArgumentError, naming the field, for a grammar that cannot be enforced, and for tools whose calls could not
-    be told from text.
+    InvalidArgumentError, naming the field, for tools whose calls could not be told from text.
     """
     policy, names = body.tool_policy, model.names
     tools = body.tools or []
@@ -101,10 +102,12 @@ def answer_plan(body: ChatCompletionRequest, values: Values, prompt: str, model:
     wanted = wanted_grammar(body, values)
     held = tool_grammar(tools, policy, values, replace(names, tools=parser))
     grammar, parser = held.grammar, held.parser
+    checks = [] if held.check is None else [held.check]
     if wanted is not None and not policy.required:
         if policy.allowed:
             wanted = either(wanted, tools, policy, values, replace(names, tools=parser))
-        grammar = checked(wanted, None if policy.allowed else model.tokens)
+        grammar = wanted.grammar
+        checks.append(partial(checked, wanted, None if policy.allowed else model.tokens))
     inside = reasoning_state(names, prompt)
     field = "" if grammar is None else "tools" if wanted is None or policy.required else wanted.field
     if grammar is not None:
@@ -115,7 +118,7 @@ def answer_plan(body: ChatCompletionRequest, values: Values, prompt: str, model:
         begins = _Reasoning.of(names, inside, model.template)
         grammar = replace(grammar, starts_after=_ends_of_reasoning(names, model.tokenizer, begins, field))
     if parser is None and names.reasoning is None:
-        return Plan(None, grammar, field)
+        return Plan(None, grammar, field, tuple(checks))
     allowed = [tools[index] for index in policy.allowed]
     form = AnswerForm(
         names=replace(names, tools=parser),
@@ -125,7 +128,7 @@ def answer_plan(body: ChatCompletionRequest, values: Values, prompt: str, model:
         include_reasoning=body.include_reasoning is not False,
         mistral_ids=names.tools == MISTRAL,
     )
-    return Plan(form, grammar, field)
+    return Plan(form, grammar, field, tuple(checks))
 
 
 class _Reasoning(Enum):

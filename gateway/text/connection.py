@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from gateway.text.frames import ANSWER, read_answer, request_head
+from gateway.text.frames import ANSWER, Kind, read_answer, request_head
 from gateway.text.prepared import Job
 
 _LAST_LOOK_SECONDS: Final = 0.05
+CHECK_SECONDS: Final = 0.5
+"""The longest that a worker checks a grammar. The verify service does that, too: it decides on what takes longer."""
 
 
 class WorkerEndedError(Exception):
@@ -43,6 +45,7 @@ class WorkerConnection(asyncio.Protocol):
         self._received = bytearray()
         self._facts = b""
         self._answer: asyncio.Future[Any] | None = None
+        self._unchecked: Any = None  # the answer, where its check is under way
         self._deadline = 0.0  # of the job, by the loop's clock
         self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline of this job or of an earlier one
 
@@ -53,8 +56,9 @@ class WorkerConnection(asyncio.Protocol):
     def ask(self, job: Job, facts: bytes, payload: bytes | bytearray) -> asyncio.Future[Any]:
         """Start a job for the model of these pickled facts, which cross where they are other than the last job's.
 
-        The result is the answer, the SlipstreamError that it raised, or WorkerEndedError. The job goes on to its end
-        when nobody waits for it any more.
+        The result is the answer, the SlipstreamError that it raised, or WorkerEndedError. An answer whose check ends
+        the worker, or takes too long, is the result unchecked. The job goes on to its end when nobody waits for it any
+        more.
         """
         assert self._transport is not None
         assert self._answer is None
@@ -72,23 +76,41 @@ class WorkerConnection(asyncio.Protocol):
         """See asyncio."""
         received = self._received
         received += data
-        if len(received) < ANSWER.size:
+        while len(received) >= ANSWER.size:
+            kind, size = ANSWER.unpack_from(received)
+            end = ANSWER.size + size
+            if len(received) < end:
+                return
+            with memoryview(received) as view, view[ANSWER.size : end] as body:
+                answer = read_answer(body)
+            del received[:end]
+            self._take(Kind(kind), answer)
+
+    def _take(self, kind: Kind, answer: Any) -> None:
+        if kind is Kind.UNCHECKED:
+            self._unchecked = answer
+            self._shorten(CHECK_SECONDS)
             return
-        failed, size = ANSWER.unpack_from(received)
-        if len(received) < ANSWER.size + size:
-            return
-        with memoryview(received) as view, view[ANSWER.size :] as body:
-            answer = read_answer(body)
-        self._received = bytearray()
         self.began = True
-        self._settle(failed=bool(failed), answer=answer)
+        found = self._unchecked if kind is Kind.RESULT and self._unchecked is not None else answer
+        self._settle(failed=kind is Kind.ERROR, answer=found)
         if not self.late:  # else it is about to be killed
             self._on_free(self)
+
+    def _shorten(self, seconds: float) -> None:
+        """Leave the job under way so much time from now on, at most."""
+        loop = asyncio.get_running_loop()
+        self._deadline = min(self._deadline, loop.time() + seconds)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(self._deadline, self._look)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._unchecked is not None:
+            self._settle(failed=False, answer=self._unchecked)
         self._settle(failed=True, answer=WorkerEndedError())
         self._on_end(self)
 
@@ -118,7 +140,7 @@ class WorkerConnection(asyncio.Protocol):
             self._look()
 
     def _settle(self, *, failed: bool, answer: Any) -> None:
-        waiting, self._answer = self._answer, None
+        waiting, self._answer, self._unchecked = self._answer, None, None
         if waiting is None or waiting.done():
             return
         if failed:

@@ -13,7 +13,6 @@ its parent. Signals of a terminal or a supervisor are the gateway's business, an
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -32,12 +31,11 @@ from typing import Final, NoReturn
 
 from gateway.text import worker
 from gateway.text.jobs import Jobs
-from gateway.text.memory import limit_memory
 from slipstream.grammar.deep_stack import STACK_BYTES
+from slipstream.process_limits import end_with, limit_memory
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.logs import LogFormat, set_up_logging
 
-_PR_SET_PDEATHSIG: Final = 1
 COMMAND: Final = struct.Struct("<cI")
 """FORK, with a socket beside it and the worker's number; or KILL and the number."""
 FORK: Final = b"F"
@@ -68,7 +66,7 @@ def main() -> None:
     options = Options(**json.loads(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _end_with(options.parent)
+    end_with(options.parent)
     set_up_logging("gateway", options.log_level, options.log_format)
     jobs = _load(control, options)
     gc.collect()
@@ -101,14 +99,6 @@ def _load(control: socket.socket, options: Options) -> Jobs:
 def _refuse(control: socket.socket, reason: str) -> NoReturn:
     control.sendall(f"refused {' '.join(reason.split())}\n".encode())
     sys.exit(1)
-
-
-def _end_with(parent: int) -> None:
-    """Have this process killed when its parent is gone, however that died."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(1)
 
 
 def _on_deep_stack(work: Callable[[], None]) -> None:
@@ -179,7 +169,7 @@ class _ForkServer:
             connection.close()
             return
         try:
-            _end_with(server)
+            end_with(server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._woken, self._waker):

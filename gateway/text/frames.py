@@ -1,8 +1,9 @@
 """What crosses between the gateway and a text worker, over a socket pair: frames of a head, a header and a payload.
 
 Requests: the job, the model's facts (pickled, where they are other than the last), the caller's bytes as they came.
-Answers: whether it is an error, and the result or the error, pickled. Worker and gateway are the same program, and
-what callers send is never unpickled.
+Answers: which kind it is, and the result or the error, pickled. An answer that is to be checked yet comes first, where
+there is one; behind it None says that the check found nothing. Worker and gateway are the same program, and what
+callers send is never unpickled.
 """
 
 from __future__ import annotations
@@ -10,16 +11,25 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from gateway.text.prepared import Job
 
 _REQUEST: Final = struct.Struct("<BII")
 ANSWER: Final = struct.Struct("<BI")
-"""Whether it is an error, and the number of bytes that follow."""
+"""The kind, and the number of bytes that follow."""
 
 _ONE_READ: Final = 64 * 1024
 """Bytes. Most requests are whole in their first read."""
+
+
+class Kind(IntEnum):
+    """What an answer is."""
+
+    RESULT = 0
+    ERROR = 1
+    UNCHECKED = 2
 
 
 class Request(NamedTuple):
@@ -49,10 +59,10 @@ def read_request(connection: socket.socket) -> Request | None:
     return Request(Job(job), facts, data)
 
 
-def write_answer(connection: socket.socket, answer: object, *, failed: bool = False) -> None:
+def write_answer(connection: socket.socket, answer: object, kind: Kind = Kind.RESULT) -> None:
     """Send an answer, or what a job raised."""
     body = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-    connection.sendall(ANSWER.pack(failed, len(body)) + body)
+    connection.sendall(ANSWER.pack(kind, len(body)) + body)
 
 
 def read_answer(body: bytes | bytearray | memoryview) -> Any:

@@ -19,6 +19,9 @@ from slipstream.rpc.errors import InvalidArgumentError
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 ANY_OBJECT: Final = '{"type": "object"}'
 
+Check = Callable[[], object]
+"""Checks a grammar that has been read. InvalidArgumentError naming its field and what cannot be enforced."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -34,7 +34,7 @@ from gateway.output_parsers.registry import AnswerForm
 from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parser_names
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
-from gateway.text.grammars import Wanted, checked, wanted_grammar
+from gateway.text.grammars import Check, Wanted, checked, wanted_grammar
 from gateway.text.json_values import Values, check_texts
 from gateway.text.prepared import Job, Prepared, token_array
 from gateway.text.wire_fields import check_fields
@@ -55,6 +55,9 @@ _MOST_ANSWERED: Final = 16 * 1024 * 1024
 
 _MOST_LEFT_OUT: Final = 4
 """Messages may have so many times the text that can fit the context."""
+
+Unchecked = tuple[Prepared, tuple[Check, ...]]
+"""A request that is read, and what is left to check of its grammar."""
 
 Stages = Callable[[str], None]
 """Told what is about to be read."""
@@ -93,15 +96,24 @@ class Jobs:
         said = read_object(config).get("response_template") if config.is_file() else None
         self._parsers = parser_names(self._template.source, tool_call_parser, reasoning_parser, said)
 
-    def run(self, job: Job, data: bytearray, info: VerifyInfo) -> Prepared | array[int] | bytes:
-        """Do one job for the model of `info`."""
+    def run(
+        self,
+        job: Job,
+        data: bytearray,
+        info: VerifyInfo,
+        unchecked: Callable[[Prepared], None] = lambda prepared: None,
+    ) -> Prepared | array[int] | bytes:
+        """Do one job for the model of `info`.
+
+        `unchecked` is handed a request that is read but for the check of its grammar, which may take long.
+        """
         match job:
             case Job.CHAT:
-                return self._chat(data, info)
+                return _checked(*self._chat(data, info), unchecked)
             case Job.COMPLETION:
-                return self._complete(data, info)
+                return _checked(*self._complete(data, info), unchecked)
             case Job.GENERATE:
-                return self._generate(data, info)
+                return _checked(*self._generate(data, info), unchecked)
             case Job.TOKENIZE:
                 request = self._read(gateway_pb2.TokenizeRequest, data)
                 check_model(request.model, info)
@@ -111,7 +123,7 @@ class Jobs:
             case Job.DETOKENIZE_HTTP:
                 return _answer(self._detokenize(data, info), "tokens")
 
-    def _chat(self, data: bytearray, info: VerifyInfo) -> Prepared:
+    def _chat(self, data: bytearray, info: VerifyInfo) -> Unchecked:
         body, values = read_body(data, ChatCompletionRequest)
         check_model(body.model, info)
         check_choices(body.choices_per_prompt, self._max_choices)
@@ -122,9 +134,9 @@ class Jobs:
         plan = answer_plan(body, values, written, model)
         prompt = self._tokenise(written, info, field="messages", add_special_tokens=False)
         wanted = None if plan.grammar is None else Wanted(plan.grammar, plan.field)
-        return _prepared(body, (prompt,), wanted=wanted, answer=plan.form)
+        return _prepared(body, (prompt,), wanted=wanted, answer=plan.form), plan.checks
 
-    def _complete(self, data: bytearray, info: VerifyInfo) -> Prepared:
+    def _complete(self, data: bytearray, info: VerifyInfo) -> Unchecked:
         body, values = read_body(data, CompletionRequest)
         check_model(body.model, info)
         prompts = body.prompts
@@ -142,20 +154,20 @@ class Jobs:
                 for prompt, ids in zip(prompts, encoded, strict=True)
             )
         wanted = wanted_grammar(body, values)
-        if wanted is not None:
-            checked(wanted, partial(self._grammar_tokens, info))
-        return _prepared(body, encoded, echoes, wanted=wanted)
+        checks = () if wanted is None else (partial(checked, wanted, partial(self._grammar_tokens, info)),)
+        return _prepared(body, encoded, echoes, wanted=wanted), checks
 
-    def _generate(self, data: bytearray, info: VerifyInfo) -> Prepared:
+    def _generate(self, data: bytearray, info: VerifyInfo) -> Unchecked:
         request = self._read(gateway_pb2.GenerateRequest, data)
         check_model(request.model, info)
         prompt, field = self._prompt(request, info)
         sampling = codec.read_sampling(request.sampling)
+        checks: tuple[Check, ...] = ()
         if sampling.grammar is not None:
             kind = sampling.grammar.kind
             wanted = Wanted(sampling.grammar, f"sampling.grammar.{kind}" if kind else "sampling.grammar")
-            checked(wanted, partial(self._grammar_tokens, info))
-        return Prepared(
+            checks = (partial(checked, wanted, partial(self._grammar_tokens, info)),)
+        prepared = Prepared(
             prompts=(prompt,),
             wires=(codec.write_prompt(prompt),),
             prompt_field=field,
@@ -167,6 +179,7 @@ class Jobs:
             choice_index=request.choice_index,
             grammar_wire=codec.write_grammar(sampling.grammar),
         )
+        return prepared, checks
 
     def _tokenize(self, data: bytearray, info: VerifyInfo) -> Tokens:
         body, values = read_body(data, TokenizeRequest)
@@ -296,6 +309,14 @@ class Jobs:
             raise InvalidArgumentError(f"{field}: {error.message}", field=field) from error
         check_token_ids(field, ids, info)
         return ids
+
+
+def _checked(prepared: Prepared, checks: tuple[Check, ...], unchecked: Callable[[Prepared], None]) -> Prepared:
+    if checks:
+        unchecked(prepared)
+    for check in checks:
+        check()
+    return prepared
 
 
 def _prepared(

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.openai.tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
 from gateway.output_parsers.registry import FORCED, Names, Tags
 from gateway.text.body import UnsupportedFieldError
-from gateway.text.grammars import ANY_OBJECT, Wanted, checked
+from gateway.text.grammars import ANY_OBJECT, Check, Wanted, checked
 from gateway.text.json_values import Values
 from slipstream.grammar.check import MAX_BYTES
 from slipstream.grammar.grammar import DEFAULT_WHITESPACE, Grammar, StructuralTag, TagRule
@@ -23,10 +23,14 @@ _LIMITS_OF_STRINGS: Final = ("pattern", "format", "minLength", "maxLength")
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammar:
-    """A grammar, and the parser that reads what it lets through. No grammar: calls are left to the model."""
+    """A grammar, and the parser that reads what it lets through. No grammar: calls are left to the model.
+
+    `check` says whether the grammar can be enforced, and names the tool where it cannot.
+    """
 
     grammar: Grammar | None
     parser: str | None
+    check: Check | None = None
 
 
 def tool_grammar(
@@ -35,8 +39,7 @@ def tool_grammar(
     """What holds the calls of an answer to what the request says of them.
 
     `names.tools` is the parser of the model's own form. Models whose form no grammar can write are forced into bare
-    JSON; where calls stand in free text UnsupportedFieldError names the field. InvalidArgumentError naming a tool's
-    schema.
+    JSON; where calls stand in free text UnsupportedFieldError names the field.
     """
     parser = names.tools
     allowed = [(index, tools[index]) for index in policy.allowed]
@@ -55,15 +58,21 @@ def tool_grammar(
         no_free_text=policy.required,
         stop_after_first=not policy.parallel,
     )
-    try:
-        return ToolGrammar(checked(Wanted(Grammar(structural_tag=tags), "tools")), used)
-    except InvalidArgumentError:
-        for index, tool in allowed:
-            field = (
-                f"tools[{index}].function.parameters" if isinstance(tool, FunctionTool) else f"tools[{index}].custom"
-            )
-            checked(Wanted(Grammar(json_schema=schemas[index]), field))
-        raise
+    grammar = Grammar(structural_tag=tags)
+
+    def check() -> None:
+        try:
+            checked(Wanted(grammar, "tools"))
+        except InvalidArgumentError:
+            for index, tool in allowed:
+                checked(Wanted(Grammar(json_schema=schemas[index]), _schema_field(index, tool)))
+            raise
+
+    return ToolGrammar(grammar, used, check)
+
+
+def _schema_field(index: int, tool: FunctionTool | CustomTool) -> str:
+    return f"tools[{index}].function.parameters" if isinstance(tool, FunctionTool) else f"tools[{index}].custom"
 
 
 def either(

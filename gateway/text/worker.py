@@ -6,12 +6,12 @@ import logging
 import pickle
 import socket
 
-from gateway.core.panics import is_panic
 from gateway.core.request import VerifyInfo
-from gateway.text.frames import read_request, write_answer
+from gateway.text.frames import Kind, read_request, write_answer
 from gateway.text.jobs import Jobs
-from gateway.text.memory import limit_memory
-from gateway.text.prepared import FIELDS
+from gateway.text.prepared import FIELDS, Prepared
+from slipstream.panics import is_panic
+from slipstream.process_limits import limit_memory
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError
 
 _log = logging.getLogger(__name__)
@@ -26,14 +26,29 @@ def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
         if request.facts:
             info = _info(request.facts)
         assert info is not None
+        unchecked = _Unchecked(connection)
         try:
-            answer: object = jobs.run(request.job, request.payload, info)
-            failed = False
+            answer: object = jobs.run(request.job, request.payload, info, unchecked)
+            kind = Kind.RESULT
+            if unchecked.told:
+                answer = None
         except BaseException as error:  # noqa: BLE001  # the edge of the process: every request gets an answer
-            answer, failed = _domain_error(error, FIELDS[request.job], memory_bytes), True
+            answer, kind = _domain_error(error, FIELDS[request.job], memory_bytes), Kind.ERROR
         del request
-        write_answer(connection, answer, failed=failed)
+        write_answer(connection, answer, kind)
         del answer
+
+
+class _Unchecked:
+    """Tells the gateway of a request whose grammar is about to be checked."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.told = False
+
+    def __call__(self, prepared: Prepared) -> None:
+        write_answer(self._connection, prepared, Kind.UNCHECKED)
+        self.told = True
 
 
 def _info(facts: bytes) -> VerifyInfo:

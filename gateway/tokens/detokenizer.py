@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from gateway.core.panics import is_panic
+from slipstream.panics import is_panic
 from slipstream.rpc.errors import InternalError
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.core.panics import is_panic
 from gateway.tokens.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, decode
 from gateway.tokens.tokenizer_file import read_tokenizer
+from slipstream.panics import is_panic
 from slipstream.rpc.errors import InvalidArgumentError
 
 

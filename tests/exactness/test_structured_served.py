@@ -18,6 +18,7 @@ from slipstream import Client, Grammar
 from slipstream.rpc.errors import InvalidArgumentError
 from support.cluster import Cluster
 from support.gateway_process import GatewayProcess
+from support.schemas import ENDLESS
 from support.tool_template import TEMPLATE
 
 ASK: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -200,4 +201,52 @@ def test_others_are_served_while_hostile_schemas_are_refused(client: openai.Open
     assert set(codes) <= {200, 400}
     assert codes[1:3] == [200, 400]
     alone = client.completions.create(model="tiny-target", prompt="Say", seed=1, max_tokens=32).choices[0].text
+    assert texts == [alone] * 4
+
+
+def test_a_schema_that_never_ends_compiling_is_refused_by_name_and_stopped(
+    tiny_cluster: Cluster, client: openai.OpenAI
+) -> None:
+    """By every way in, while others are served and others' schemas are compiled."""
+    text = json.dumps(ENDLESS)
+    alone = client.completions.create(model="tiny-target", prompt="Say", seed=1, max_tokens=64).choices[0].text
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENDLESS, "strict": True}}
+    asking = openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0)
+
+    def by_grpc() -> str:
+        with Client(tiny_cluster.gateway_grpc) as grpc, pytest.raises(InvalidArgumentError) as caught:
+            grpc.generate("Say", grammar=Grammar(json_schema=text, whitespace_pattern=""))
+        return f"{caught.value.field}: {caught.value.message}"
+
+    async def refused(**fields: Any) -> str:
+        create = asking.chat.completions.create if "messages" in fields else asking.completions.create
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(model="tiny-target", max_tokens=4, **fields)
+        return f"{caught.value.param}: {caught.value.body['message']}"  # type: ignore[index]
+
+    async def served(number: int) -> str:
+        options = {"structured_outputs": {"choice": [f"fresh {number}"]}}
+        plain = await asking.completions.create(model="tiny-target", prompt="Say", seed=1, max_tokens=64)
+        held = await asking.completions.create(model="tiny-target", prompt="Say", max_tokens=40, extra_body=options)
+        assert held.choices[0].text == f"fresh {number}"
+        return plain.choices[0].text
+
+    async def run() -> tuple[list[str], list[str]]:
+        refusals = asyncio.gather(
+            refused(messages=ASK, response_format=form),
+            refused(prompt="Say", extra_body={"structured_outputs": {"json": text}}),
+            asyncio.to_thread(by_grpc),
+        )
+        texts = await asyncio.gather(*(served(number) for number in range(4)))
+        found = list(await refusals)
+        await asking.close()
+        return found, list(texts)
+
+    found, texts = asyncio.run(run())
+    for field, refusal in zip(
+        ("response_format.json_schema.schema", "structured_outputs.json", "sampling.grammar.json_schema"),
+        found,
+        strict=True,
+    ):
+        assert refusal == f"{field}: {field} takes longer to compile than the limit of 2 s"
     assert texts == [alone] * 4

@@ -93,3 +93,6 @@ SCHEMAS: list[dict[str, Any]] = [
         "examples": [{"x": 1, "y": 2}],
     },
 ]
+
+ENDLESS: dict[str, Any] = {"allOf": [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(1, 60)]}
+"""Takes minutes to compile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
 import threading
 from dataclasses import replace
@@ -19,6 +20,7 @@ from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.host_model import HostModel
+from support.panics import WORDS, PanickingMatcher
 from support.plain_grammar import PlainGrammar
 from support.plain_reference import plain_generate
 from support.request_mix import drafter
@@ -27,8 +29,8 @@ from support.verify_loop import Answer, RandomTrees, ScriptedTrees, Target, runn
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.loop_stats import LoopState
-from verify_service.grammar.compiler import GrammarCompiler
-from verify_service.grammar.matcher import GrammarFailure
+from verify_service.grammar.compiler import GrammarCompiler, Result
+from verify_service.grammar.matcher import CompiledGrammar, GrammarFailure
 from verify_service.grammar.request_grammar import DEAD_END, AllowedTokens, RequestGrammar
 
 TOKENS = 40
@@ -283,6 +285,29 @@ def test_a_request_may_end_while_its_grammar_is_compiled(tokenizer: GrammarToken
         runner.wait_for(lambda: runner.finished(again.key))
         assert runner.answers[again.key].last.error is None
         assert tokenizer.tokens.decode_str(list(runner.answers[again.key].token_ids[:-1])) == "ab"
+
+
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "compute_ff_bytes"])
+def test_a_panic_costs_its_own_request_at_most(model: CausalLM, tokenizer: GrammarTokenizer, method: str) -> None:
+    """Of the grammar that panics the first request fails by name, or goes on with another matcher."""
+    held, free = requests_of(GREEDY, [Grammar(regex="[a-f]{20}"), as_grammar(SCHEMAS[23])])
+    expected = [plain(model, tokenizer, one) for one in (held, free)]
+    for renewable in (True, False):
+        grammars = GrammarCompiler(lambda: tokenizer)
+        told = queue.Queue[Result]()
+        assert grammars.compile(held.sampling.grammar or Grammar(), told.put) is None
+        compiled = told.get(timeout=30)
+        assert isinstance(compiled, CompiledGrammar)
+        panicking = PanickingMatcher(compiled.start, lambda name, followed: name == method and followed >= 4)
+        compiled.start, compiled.renewable = panicking, renewable  # type: ignore[assignment]
+        answers, _ = run(model, grammars, [held, free])
+        assert (answers[1].token_ids, answers[1].finish_reason) == expected[1]
+        error = answers[0].last.error
+        if renewable or method == "compute_ff_bytes":
+            assert (answers[0].token_ids, answers[0].finish_reason) == expected[0]
+        else:
+            assert isinstance(error, InvalidArgumentError) and error.field == "grammar" and WORDS in error.message
+            assert answers[0].token_ids == expected[0][0][: len(answers[0].token_ids)]
 
 
 def chain_of_rules(length: int) -> Grammar:

@@ -95,7 +95,7 @@ def _begun(state: RequestState, result: Result) -> RequestGrammar | SlipstreamEr
         return _followed(state, result)
     except SlipstreamError as error:
         return error
-    except Exception:  # noqa: BLE001 - every request gets an answer
+    except BaseException:  # noqa: BLE001 - every request gets an answer, after a panic too
         _log.exception("a request's grammar was not begun")
         return InternalError("the grammar of this request was not begun")
 

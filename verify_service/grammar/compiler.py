@@ -1,4 +1,4 @@
-"""Compiles grammars off the loop's thread, within a time limit, and keeps those that were used lately."""
+"""Compiles grammars off the loop's thread, once they were tried out, and keeps those that were used lately."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from slipstream.grammar.check import check, refusal
+from slipstream.grammar.check import check
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import GrammarTokenizer
+from slipstream.grammar.trial import check_start
+from slipstream.panics import is_panic
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, SlipstreamError
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import CompiledGrammar
+from verify_service.grammar.trials import GrammarTrials
 
 _log = logging.getLogger(__name__)
 
-COMPILE_SECONDS = 2.0
-"""The longest that a grammar may take to compile, on a machine that has time for it."""
 THREAD_NAME = "grammar-compiler"
 MAX_KEPT = 256
-MAX_COMPILING = 2
-"""Grammars that are compiled at the same time; others wait their turn."""
-MAX_OVERDUE = 4
-"""Threads that may still be at work on grammars whose time was up; while there are so many, no other is begun."""
+MAX_COMPILING = 8
+"""Grammars that are tried out or compiled at the same time; others wait their turn."""
+_RETRY_SECONDS = 1.0
 
 Result = CompiledGrammar | SlipstreamError
 Listener = Callable[[Result], None]
@@ -39,22 +39,22 @@ class _Job:
     listeners: list[Listener] = field(default_factory=list)
     at_length: list[Listener] = field(default_factory=list)
     known: CompiledGrammar | None = None
-    over: bool = False
 
 
 class GrammarCompiler:
     """Thread-safe. A grammar's result is kept by its content: the same text again costs nothing.
 
-    Each compilation has a thread of its own, which holds the interpreter's lock only for moments. One that takes too
-    long cannot be stopped: its request is refused at the limit, and llguidance's own limits end it later.
+    Each compilation has a thread of its own, which holds the interpreter's lock only for moments and cannot be stopped.
+    So a grammar is compiled in a process that can be before: what takes longer than it may there never begins here.
     """
 
-    def __init__(
-        self, load_tokenizer: Callable[[], GrammarTokenizer], *, compile_seconds: float = COMPILE_SECONDS
-    ) -> None:
-        """`load_tokenizer` is called once, by the first compilation, and its time is nobody's limit."""
+    def __init__(self, load_tokenizer: Callable[[], GrammarTokenizer], trials: GrammarTrials | None = None) -> None:
+        """`load_tokenizer` is called once, by the first compilation.
+
+        Without `trials` nothing bounds how long a grammar takes: for grammars that are no stranger's.
+        """
         self._load_tokenizer = load_tokenizer
-        self._seconds = compile_seconds
+        self._trials = trials
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._tokenizer: tuple[GrammarTokenizer, ForcedTexts] | None = None
@@ -62,11 +62,10 @@ class GrammarCompiler:
         self._jobs: dict[Grammar, _Job] = {}
         self._queue: deque[_Job] = deque()
         self._compiling = 0
-        self._overdue = 0
         self.compiled = 0
         """Grammars compiled so far."""
         self.ended = 0
-        """Pieces of work that came to an end, those given up included."""
+        """Pieces of work that came to an end."""
 
     def compile(self, grammar: Grammar, listener: Listener, *, at_length: bool = False) -> Result | None:
         """Return what is known of a grammar; else None, and `listener` is told, once.
@@ -84,8 +83,6 @@ class GrammarCompiler:
                 self._queue.append(_Job(key, [listener], known=result))
             elif result is not None:
                 return result
-            elif key not in self._jobs and self._overdue >= MAX_OVERDUE:
-                return self._no_room()
             else:
                 if key not in self._jobs:
                     self._jobs[key] = _Job(key)
@@ -96,22 +93,10 @@ class GrammarCompiler:
         _refuse(unstarted)
         return None
 
-    def _no_room(self) -> ResourceExhaustedError:
-        return ResourceExhaustedError(
-            f"{self._overdue} grammars take longer than {self._seconds:g} s to compile; "
-            "no other is begun before one of them is done",
-            retry_after=self._seconds,
-        )
-
-    def _may_begin(self, job: _Job) -> bool:
-        if job.known is not None:
-            return self._compiling < MAX_COMPILING
-        return self._compiling < min(MAX_COMPILING, MAX_OVERDUE - self._overdue)
-
     def _begin_next(self) -> list[_Job]:
         """Return the jobs for which there was no thread to be had, which are over."""
         unstarted = []
-        while self._queue and self._may_begin(self._queue[0]):
+        while self._queue and self._compiling < MAX_COMPILING:
             job = self._queue.popleft()
             try:
                 threading.Thread(target=self._run, args=(job,), name=THREAD_NAME, daemon=True).start()
@@ -123,25 +108,27 @@ class GrammarCompiler:
         return unstarted
 
     def _run(self, job: _Job) -> None:
-        if job.known is not None:
-            _tell(job, job.known)
-            self._finish(job, job.known)
-            return
-        timer: threading.Timer | None = None
+        result: Result
         try:
-            tokenizer = self._settled_tokenizer()
-            timer = threading.Timer(self._seconds, self._give_up, (job,))
-            timer.daemon = True
-            timer.start()
-            result: Result = _compiled(job.grammar, *tokenizer)
+            result = job.known or self._tried_and_compiled(job.grammar)
         except SlipstreamError as error:
             result = error
-        except Exception:  # noqa: BLE001 - every request gets an answer
+        except BaseException as error:  # noqa: BLE001 - every request gets an answer
             _log.exception("a grammar was not compiled")
-            result = InternalError("the grammar of this request was not compiled")
-        if timer is not None:
-            timer.cancel()
+            if is_panic(error):
+                name = f"grammar.{job.grammar.kind}"
+                result = InvalidArgumentError(f"{name} cannot be compiled: {str(error)[:200]}", field=name)
+            else:
+                result = InternalError("the grammar of this request was not compiled")
         self._finish(job, result)
+
+    def _tried_and_compiled(self, grammar: Grammar) -> CompiledGrammar:
+        if self._trials is not None:
+            self._trials.start()
+        tokenizer = self._settled_tokenizer()
+        if self._trials is not None:
+            self._trials.run(grammar)
+        return _compiled(grammar, *tokenizer)
 
     def _settled_tokenizer(self) -> tuple[GrammarTokenizer, ForcedTexts]:
         with self._loading:
@@ -150,52 +137,26 @@ class GrammarCompiler:
                 self._tokenizer = tokenizer, ForcedTexts(tokenizer)
             return self._tokenizer
 
-    def _give_up(self, job: _Job) -> None:
-        """Its time is up: the request is told, another takes the place."""
-        error = InvalidArgumentError(
-            f"grammar takes longer to compile than the limit of {self._seconds:g} s", field="grammar"
-        )
-        with self._lock:
-            if job.over:
-                return
-            self._overdue += 1
-            waiting = [each for each in self._queue if each.known is None] if self._overdue >= MAX_OVERDUE else []
-            for each in waiting:
-                self._queue.remove(each)
-                self._forget(each)
-            no_room = self._no_room()
-            unstarted = self._let_go(job)
-        _tell(job, error)
-        _refuse(unstarted)
-        for each in waiting:
-            _tell(each, no_room)
-
     def _finish(self, job: _Job, result: Result) -> None:
+        if job.known is not None:
+            _tell(job, result)  # which is the work
         with self._lock:
-            late = job.over
-            if late:
-                self._overdue -= 1
-            # What compiles longer than it may is not kept; that a text is refused is true however long that took.
-            if job.known is None and isinstance(result, InvalidArgumentError if late else _LASTING):
+            if job.known is None and isinstance(result, _LASTING):
                 self._kept[job.grammar] = result
                 while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
-            if isinstance(result, CompiledGrammar) and job.known is None and not late:
+            if isinstance(result, CompiledGrammar) and job.known is None:
                 self.compiled += 1
                 self._queue.extend(_Job(job.grammar, [listener], known=result) for listener in job.at_length)
                 job.at_length = []
-            unstarted = self._begin_next() if late else self._let_go(job)
-        if not late and job.known is None:
+            self._forget(job)
+            self._compiling -= 1
+            unstarted = self._begin_next()
+        if job.known is None:
             _tell(job, result)
         _refuse(unstarted)
 
-    def _let_go(self, job: _Job) -> list[_Job]:
-        self._forget(job)
-        self._compiling -= 1
-        return self._begin_next()
-
     def _forget(self, job: _Job) -> None:
-        job.over = True
         self.ended += 1
         if job.known is None:
             del self._jobs[job.grammar]
@@ -211,20 +172,11 @@ def _tell(job: _Job, result: Result) -> None:
 
 def _refuse(jobs: list[_Job]) -> None:
     for job in jobs:
-        _tell(job, ResourceExhaustedError("there is no thread to be had for a grammar", retry_after=COMPILE_SECONDS))
+        _tell(job, ResourceExhaustedError("there is no thread to be had for a grammar", retry_after=_RETRY_SECONDS))
 
 
 def _compiled(grammar: Grammar, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> CompiledGrammar:
     """Compile, and compute the first mask once, so that a grammar that trips a limit at once is refused."""
-    text = check(grammar, tokenizer)
-    compiled = CompiledGrammar.compile(text, tokenizer, forced_texts)
-    field_name = f"grammar.{grammar.kind}"
-    if compiled.start.is_error():
-        raise refusal(field_name, compiled.start.get_error().strip().partition("\n")[0])
-    probe = compiled.start.deep_copy()
-    first = probe.compute_bitmask()
-    if probe.is_error():
-        raise refusal(field_name, probe.get_error().strip().partition("\n")[0])
-    if not any(first):
-        raise refusal(field_name, "it allows no output at all")
+    compiled = CompiledGrammar.compile(check(grammar, tokenizer), tokenizer, forced_texts)
+    check_start(grammar, compiled.start)
     return compiled

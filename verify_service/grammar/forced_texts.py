@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from slipstream.grammar.tokenizer import GrammarTokenizer
+from slipstream.panics import is_panic
 from slipstream_kernels.token_tree import TokenTree
 
 GRAMMAR = "grammar"
@@ -49,7 +50,12 @@ class ForcedTexts:
         return TokenTree(tuple(ids), tuple(parents), sources=(GRAMMAR,) * len(ids)) if ids else None
 
     def _split(self, text: bytes) -> list[int]:
-        tokens, _ = self._tokens.tokenize_partial(text)
+        try:
+            tokens, _ = self._tokens.tokenize_partial(text)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            return []  # no token changes where less is drafted
         return tokens if all(token in self._lengths for token in tokens) else []
 
     def _siblings(self, tokens: list[int], text: bytes, max_depth: int) -> list[tuple[int, int]]:

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from slipstream.grammar.check import parser_limits
 from slipstream.grammar.deep_stack import run_deep
 from slipstream.grammar.tokenizer import GrammarTokenizer
+from slipstream.grammar.trial import compile_text
+from slipstream.panics import is_panic
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.processor_time import ProcessorTime
 
@@ -27,6 +28,7 @@ OUTPUT_EACH, OUTPUT_EXCESS = 1e-3, 10.0
 """Processor seconds of questions about a request's output: for each token, and beyond that for all; then it fails."""
 DRAFT_EACH, DRAFT_EXCESS = 1e-4, 0.1
 """The same for questions about drafted tokens; then nothing is drafted for the request, or pruned, any more."""
+_LONGEST_FAILURE = 200
 _MASK = 5
 """Tokens that a mask may take the time of."""
 Words = NDArray[np.uint32]
@@ -60,7 +62,11 @@ class CompiledGrammar:
         return cls(text, tokenizer, forced_texts, start, may_draft=quick, renewable=quick)
 
     def renew(self) -> None:
-        self.start, _ = _compiled(self.text, self.tokenizer)
+        """Begin with nothing built; as it was where that cannot be done."""
+        try:
+            self.start, _ = _compiled(self.text, self.tokenizer)
+        except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
+            _words_of_panic(error)
 
 
 def _compiled(text: str, tokenizer: GrammarTokenizer) -> tuple[LLMatcher, float]:
@@ -68,7 +74,7 @@ def _compiled(text: str, tokenizer: GrammarTokenizer) -> tuple[LLMatcher, float]
 
     def compile_timed() -> tuple[LLMatcher, float]:
         begun = time.thread_time()
-        start = LLMatcher(tokenizer.tokens, text, log_level=0, limits=parser_limits())
+        start = compile_text(text, tokenizer)
         return start, time.thread_time() - begun
 
     return run_deep(compile_timed)
@@ -81,7 +87,7 @@ class TokenMatcher:
     other requests too. So what trips a limit is tried again by a matcher that was asked about nothing but the tokens
     followed: its verdict is final, and is asked for however often others have tripped one. Only a grammar that takes
     long to compile is not tried again. While `drafting`, questions are about tokens that may never be output: what
-    these trip is not tried again, and ends drafting for the grammar.
+    these trip is not tried again, and ends drafting for the grammar. A panic of llguidance is what trips a limit.
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -92,6 +98,8 @@ class TokenMatcher:
         self._followed: list[int] = []
         self._for_output = ProcessorTime(each=OUTPUT_EACH, excess=OUTPUT_EXCESS)
         self._for_drafts = ProcessorTime(each=DRAFT_EACH, excess=DRAFT_EXCESS)
+        self._broken = ""
+        """Why the matcher is not where the tokens followed led; what a panic said that kept it from there."""
         self.drafting = False
 
     def __len__(self) -> int:
@@ -123,7 +131,11 @@ class TokenMatcher:
         if count <= 0:
             return
         del self._followed[-count:]
-        if not self._matcher.rollback(count) or self._matcher.is_error():
+        try:
+            gone = self._matcher.rollback(count) and not self._matcher.is_error()
+        except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
+            gone = not _words_of_panic(error)
+        if not gone or self._broken:
             self._start_again()
 
     def allows(self, token: int) -> bool:
@@ -147,29 +159,36 @@ class TokenMatcher:
         return text
 
     def _ask(self, question: Callable[[LLMatcher], T], tokens: int = 1) -> T:
-        answer = self._asked_in_time(question, tokens)
-        if not self._matcher.is_error():
-            return answer
+        answer, failure = self._asked_in_time(question, tokens)
+        if not failure:
+            return cast(T, answer)
         if self.drafting:
             self._compiled.may_draft = False
             self._renew()
             raise GrammarFailure("drafting has tripped a limit")
         for _ in range(2 if self._compiled.renewable else 0):
             alone = self._renew()
-            answer = self._asked_in_time(question, tokens)
-            if not self._matcher.is_error():
-                return answer
+            answer, failure = self._asked_in_time(question, tokens)
+            if not failure:
+                return cast(T, answer)
             if alone:
                 break
-        message = self._matcher.get_error().strip().partition("\n")[0]
         self._start_again()
-        raise GrammarFailure(message[:200])
+        raise GrammarFailure(failure)
 
-    def _asked_in_time(self, question: Callable[[LLMatcher], T], tokens: int) -> T:
+    def _asked_in_time(self, question: Callable[[LLMatcher], T], tokens: int) -> tuple[T | None, str]:
+        """Return the answer, and why there is none."""
         budget = self._for_drafts if self.drafting else self._for_output
         if budget.is_spent:
             raise GrammarFailure("it takes more processor time than a request has for its grammar")
-        return budget.ask(lambda: question(self._matcher), tokens)
+        if self._broken:
+            return None, self._broken
+        try:
+            answer = budget.ask(lambda: question(self._matcher), tokens)
+            failed = self._matcher.is_error()
+            return answer, self._matcher.get_error().strip().partition("\n")[0][:_LONGEST_FAILURE] if failed else ""
+        except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
+            return None, _words_of_panic(error)
 
     def _renew(self) -> bool:
         """Go on by a matcher of a newer source; return whether that is a new one, of which there is no other copy."""
@@ -180,7 +199,19 @@ class TokenMatcher:
         return alone
 
     def _start_again(self) -> None:
+        """Follow what was followed by another matcher."""
         self._source = self._compiled.start
-        self._matcher = self._source.deep_copy()
-        if self._followed:
-            self._matcher.consume_tokens(self._followed)
+        try:
+            self._matcher = self._source.deep_copy()
+            if self._followed:
+                self._matcher.consume_tokens(self._followed)
+            self._broken = ""
+        except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
+            self._broken = _words_of_panic(error)
+
+
+def _words_of_panic(error: BaseException) -> str:
+    """Return what a panic of llguidance says, which pyo3 raises as no Exception; raise anything else again."""
+    if not is_panic(error):
+        raise error
+    return f"panic: {error}"[:_LONGEST_FAILURE]

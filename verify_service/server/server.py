@@ -35,6 +35,7 @@ from verify_service.engine.loop_stats import LoopState
 from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import THREAD_NAME, VerifyLoop
 from verify_service.grammar.compiler import GrammarCompiler
+from verify_service.grammar.trials import GrammarTrials
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
@@ -164,7 +165,10 @@ def _grammar_compiler(settings: VerifySettings, loaded: Loaded) -> GrammarCompil
     """What compiles grammars of requests; the tokenizer is read when the first one comes."""
     config = loaded.model.config
     vocab, ends = config.vocab_size, config.eos_token_ids
-    return GrammarCompiler(partial(load_tokenizer, settings.model, vocab_size=vocab, eos_token_ids=ends))
+    return GrammarCompiler(
+        partial(load_tokenizer, settings.model, vocab_size=vocab, eos_token_ids=ends),
+        GrammarTrials(settings.model, vocab_size=vocab, eos_token_ids=ends),
+    )
 
 
 def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool | None:

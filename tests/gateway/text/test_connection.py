@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gateway.text import connection
 from gateway.text.connection import WorkerConnection, WorkerEndedError
-from gateway.text.frames import read_request, write_answer
+from gateway.text.frames import Kind, read_request, write_answer
 from gateway.text.prepared import Job
+from slipstream.rpc.errors import InvalidArgumentError
 
 On = Callable[[WorkerConnection], None]
 
@@ -99,6 +101,42 @@ def test_a_worker_that_is_closed_ends_its_job() -> None:
             answer = worker.ask(Job.CHAT, b"facts", b"")
             worker.close()
             with pytest.raises(WorkerEndedError):
+                await answer
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["found nothing", "killed", "late"])
+def test_an_answer_whose_check_does_not_end_is_the_result(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.01 if ending == "late" else 60.0)
+
+    async def scenario() -> tuple[object, object]:
+        free: list[WorkerConnection] = []
+        async with connected(on_free=free.append, on_late=WorkerConnection.close) as (worker, theirs):
+            answer = worker.ask(Job.CHAT, b"facts", b"")
+            write_answer(theirs, "unchecked", Kind.UNCHECKED)
+            if ending == "found nothing":
+                write_answer(theirs, None)
+            elif ending == "killed":
+                theirs.close()
+            first = await answer
+            if ending != "found nothing":
+                assert not free
+                return first, "next"
+            answer = worker.ask(Job.CHAT, b"facts", b"")
+            write_answer(theirs, "next")
+            return first, await answer
+
+    assert asyncio.run(scenario()) == ("unchecked", "next")
+
+
+def test_what_a_check_finds_is_raised() -> None:
+    async def scenario() -> None:
+        async with connected() as (worker, theirs):
+            answer = worker.ask(Job.CHAT, b"facts", b"")
+            write_answer(theirs, "unchecked", Kind.UNCHECKED)
+            write_answer(theirs, InvalidArgumentError("no"), Kind.ERROR)
+            with pytest.raises(InvalidArgumentError):
                 await answer
 
     asyncio.run(scenario())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
 from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
+from support.panics import WORDS, panic
 from verify_service.grammar import compiler as module
-from verify_service.grammar.compiler import MAX_COMPILING, MAX_KEPT, MAX_OVERDUE, GrammarCompiler, Result
+from verify_service.grammar.compiler import MAX_COMPILING, MAX_KEPT, GrammarCompiler, Result
 from verify_service.grammar.matcher import CompiledGrammar
 
 
@@ -66,65 +66,34 @@ def test_what_was_not_used_for_long_is_forgotten(tokenizer: GrammarTokenizer) ->
     assert asker.compiler.compiled == MAX_KEPT + 2
 
 
-def test_one_that_takes_too_long_is_refused_and_holds_up_no_other(
+def test_no_more_are_compiled_at_a_time_than_may_be(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release, compiled = threading.Event(), module._compiled
+    release, begun, compiled = threading.Event(), queue.Queue[None](), module._compiled
 
     def slow(grammar: Grammar, *of: Any) -> CompiledGrammar:
-        if grammar.regex and grammar.regex.startswith("slow"):
-            assert release.wait(30)
+        begun.put(None)
+        assert release.wait(30)
         return compiled(grammar, *of)
 
     monkeypatch.setattr(module, "_compiled", slow)
-    asker = Asker(GrammarCompiler(lambda: tokenizer, compile_seconds=0.05))
-    for number in range(MAX_OVERDUE):
-        late = asker.ask(Grammar(regex=f"slow{number}"))
-        assert isinstance(late, InvalidArgumentError) and "0.05 s" in late.message
-        if number < MAX_OVERDUE - 1:
-            patient = replace(Grammar(), choice=(f"b{number}",))
-            assert isinstance(asker.ask(patient), CompiledGrammar | InvalidArgumentError)
-    full = asker.ask(Grammar(regex="other"))
-    assert isinstance(full, ResourceExhaustedError) and full.retry_after is not None
+    asker = Asker(GrammarCompiler(lambda: tokenizer))
+    for number in range(MAX_COMPILING + 3):
+        assert asker.compiler.compile(Grammar(regex=f"a{number}"), asker.told.put) is None
+    for _ in range(MAX_COMPILING):
+        begun.get(timeout=30)
+    assert begun.empty() and asker.told.empty()
     release.set()
-    assert MAX_COMPILING < MAX_OVERDUE
-    deadline = threading.Event()
-    for _ in range(500):
-        if isinstance(asker.ask(Grammar(regex="slow0")), CompiledGrammar):
-            break
-        deadline.wait(0.01)
-    else:
-        pytest.fail("what was late is never there")
+    for _ in range(MAX_COMPILING + 3):
+        assert isinstance(asker.told.get(timeout=30), CompiledGrammar)
+    assert asker.compiler.compiled == asker.compiler.ended == MAX_COMPILING + 3
 
 
-def test_no_more_are_overdue_than_may_be_and_those_that_wait_are_told(
-    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release, at_work, most, lock = threading.Event(), [0], [0], threading.Lock()
-
-    def slow(grammar: Grammar, *of: Any) -> CompiledGrammar:
-        with lock:
-            at_work[0] += 1
-            most[0] = max(most[0], at_work[0])
-        assert release.wait(30)
-        with lock:
-            at_work[0] -= 1
-        return CompiledGrammar("", tokenizer, of[1], None)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "_compiled", slow)
-    compiler, told = GrammarCompiler(lambda: tokenizer, compile_seconds=0.02), queue.Queue[Result]()
-    for number in range(12):
-        assert compiler.compile(Grammar(regex=f"slow{number}"), told.put) is None
-    errors = [told.get(timeout=30) for _ in range(12)]
-    assert sum(isinstance(error, InvalidArgumentError) for error in errors) == MAX_OVERDUE
-    assert sum(isinstance(error, ResourceExhaustedError) for error in errors) == 12 - MAX_OVERDUE
-    assert most[0] == MAX_OVERDUE and compiler.ended == 12
-    release.set()
-    for _ in range(500):
-        if not compiler._overdue:
-            break
-        threading.Event().wait(0.01)
-    assert not compiler._kept and compiler.compiled == 0, "what came too late is kept"
+def test_a_panic_refuses_its_grammar_by_name(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_start", lambda grammar, start: panic())
+    refused = Asker(GrammarCompiler(lambda: tokenizer)).ask(Grammar(regex="a+"))
+    assert isinstance(refused, InvalidArgumentError) and refused.field == "grammar.regex"
+    assert "cannot be compiled" in refused.message and WORDS in refused.message
 
 
 def test_work_on_a_grammar_is_done_by_another_thread_though_it_is_known(tokenizer: GrammarTokenizer) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
+from slipstream.grammar import trial
 from slipstream.grammar.check import check
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
+from support.panics import WORDS, PanickingMatcher, failing_tokens
 from support.schemas import SCHEMAS
 from verify_service.grammar import matcher as matcher_module
 from verify_service.grammar.compiler import _compiled
+from verify_service.grammar.drafting import forced_tree
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import CompiledGrammar, GrammarFailure, TokenMatcher, Words
 from verify_service.grammar.request_grammar import RequestGrammar
@@ -122,7 +127,7 @@ def test_a_limit_that_other_questions_tripped_is_tried_again_with_nothing_built(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = LLParserLimits(max_lexer_states=200, verbose_errors=False)
-    monkeypatch.setattr(matcher_module, "parser_limits", lambda: limits)
+    monkeypatch.setattr(trial, "parser_limits", lambda: limits)
     text = check(Grammar(regex="(.*a.{7}b)|(.*c.{6}d)"), tokenizer)
     compiled, untouched = (CompiledGrammar.compile(text, tokenizer, ForcedTexts(tokenizer)) for _ in range(2))
     start, asked, alone = compiled.start, TokenMatcher(compiled), TokenMatcher(untouched)
@@ -210,3 +215,72 @@ def test_a_request_has_so_much_processor_time(tokenizer: GrammarTokenizer, monke
         grammar.allows(a)
     other.follow_output([a])
     assert other.allows(a)
+
+
+def panicking(tokenizer: GrammarTokenizer, when: Callable[[str, int], bool], *, renewable: bool) -> CompiledGrammar:
+    compiled = compiled_of(Grammar(regex="(ab){1,9}c"), tokenizer)
+    compiled.start = PanickingMatcher(compiled.start, when)  # type: ignore[assignment]
+    compiled.renewable = renewable
+    return compiled
+
+
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "is_accepting"])
+def test_a_panic_is_tried_again_by_a_matcher_that_has_seen_nothing_else(
+    tokenizer: GrammarTokenizer, method: str
+) -> None:
+    compiled = panicking(tokenizer, lambda name, followed: (name, followed) == (method, 1), renewable=True)
+    panicked, sound = RequestGrammar(compiled), RequestGrammar(compiled_of(Grammar(regex="(ab){1,9}c"), tokenizer))
+    for token in [of(tokenizer, letter)[0] for letter in "ababc"]:
+        assert panicked.allows(token) and not panicked.allows(of(tokenizer, "x")[0])
+        assert ids(panicked.allowed().words) == ids(sound.allowed().words)
+        for grammar in (panicked, sound):
+            grammar.step(token)
+    assert panicked.allows(EOS)
+
+
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "is_accepting"])
+def test_a_panic_that_comes_again_fails_its_request_by_name(tokenizer: GrammarTokenizer, method: str) -> None:
+    compiled = panicking(tokenizer, lambda name, followed: (name, followed) == (method, 1), renewable=False)
+    grammar = RequestGrammar(compiled)
+    a, b = (of(tokenizer, letter)[0] for letter in "ab")
+    assert ids(grammar.allowed().words)
+    grammar.step(a)
+    failures = []
+    for question in (lambda: grammar.allows(b), grammar.allowed, lambda: grammar.step(b)):
+        try:
+            question()
+        except GrammarFailure as failure:
+            failures.append(str(failure))
+    assert len(failures) == 1 and failures[0].startswith("panic: ") and WORDS in failures[0]
+    grammar.go_back(0)
+    assert grammar.allows(a)
+
+
+@pytest.mark.parametrize("also", ["deep_copy", "validate_tokens"])
+def test_where_a_panic_keeps_it_from_going_back_it_fails(tokenizer: GrammarTokenizer, also: str) -> None:
+    armed: list[int] = []
+    compiled = panicking(tokenizer, lambda name, _: bool(armed) and name in ("rollback", also), renewable=False)
+    grammar = RequestGrammar(compiled)
+    a, b = (of(tokenizer, letter)[0] for letter in "ab")
+    grammar.step(a)
+    armed.append(1)
+    grammar.go_back(0)
+    with pytest.raises(GrammarFailure, match="panic"):
+        grammar.allows(a)
+    armed.clear()
+    grammar.go_back(0)
+    if also == "validate_tokens":
+        assert grammar.allows(a) and not grammar.allows(b)
+
+
+def test_drafts_that_panic_end_drafting_for_the_grammar_and_nothing_else(tokenizer: GrammarTokenizer) -> None:
+    compiled = panicking(tokenizer, lambda name, _: name == "compute_ff_bytes", renewable=False)
+    grammar = RequestGrammar(compiled)
+    assert forced_tree(grammar, 8, 8) is None and not compiled.may_draft
+    assert grammar.allows(of(tokenizer, "a")[0])
+
+
+def test_of_a_text_that_cannot_be_split_its_first_tokens_are_drafted(tokenizer: GrammarTokenizer) -> None:
+    panicking_tokens = replace(tokenizer, tokens=failing_tokens(), vocab_size=257, eos_token_ids=(0,))
+    tree = ForcedTexts(panicking_tokens).tree(b"abc", 8, 8)
+    assert tree is not None and tree.token_ids == (1 + ord("a"),)
