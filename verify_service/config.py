@@ -119,6 +119,11 @@ class VerifySettings(TransportSettings):
         description="Ways to exchange records with draft services, best first: cuda_ipc (as shm, but hidden states "
         "stay on the GPU), shm (on this host), grpc",
     )
+    device_queue: bool = Field(
+        default=False,
+        description="Draft services on the model's GPU, which share it by NVIDIA MPS and take states there (cuda_ipc), "
+        "may draft behind passes: each side waits for the other on the device, and no host is in between",
+    )
     max_boundaries: int = Field(
         default=8,
         ge=0,
@@ -296,4 +301,5 @@ class VerifySettings(TransportSettings):
             transports=self.transports,
             feature_boundaries=self.feature_boundaries,
             spin=SPIN_SECONDS if self.on_cpu else GPU_SPIN_SECONDS,
+            device_queue=self.device_queue,
         )

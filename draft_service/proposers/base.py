@@ -216,6 +216,8 @@ class Proposer(ABC):
     Otherwise clients that trace their requests are not told which tokens it drafted in vain: they may be another
     request's.
     """
+    follows: bool = False
+    """Whether `follow` queues rounds."""
     drafts_ahead: bool = True
     """Whether `fork` may be called. It never is where hidden states are wanted: tokens yet undecided have none."""
 

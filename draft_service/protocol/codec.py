@@ -17,8 +17,11 @@ from draft_service.protocol.records import Close, Open, Record
 from slipstream.request_context import is_request_id
 from slipstream.rpc.errors import FailedPreconditionError, UnavailableError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.follow import Follow
+from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest
 from slipstream_kernels.draft_protocol.records import (
     Commit,
+    DeviceQueueAddress,
     DeviceRingAddress,
     DeviceRows,
     Extend,
@@ -72,6 +75,7 @@ class Attachment:
     """Why `transport` is not a better one that both ends list."""
     deadline: float = inf
     """Seconds that a verify step waits for trees at most."""
+    device_queue: DeviceQueueAddress | None = None
 
     @property
     def replies_per_message(self) -> int:
@@ -155,6 +159,7 @@ def encode_attach(
         device=identity.placement.device,
         gpu_uuid=identity.placement.gpu_uuid,
         unfit=[draft_pb2.UnfitProposer(name=name, reason=reason[:MAX_MISFIT]) for name, reason in unfit.items()],
+        mps=identity.placement.mps,
     )
 
 
@@ -173,7 +178,13 @@ def decode_attachment(
     ahead = 0 if drafting.mode == "lockstep" else min(message.max_ahead, drafting.fan_out)
     waits = not ahead or drafting.mode != "ahead"
     deadline, reason = message.deadline_us / 1e6 or inf, message.transport_reason
-    return Attachment(message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline)
+    queue = None
+    if message.HasField("device_queue"):
+        given = message.device_queue
+        queue = DeviceQueueAddress(given.handle, given.size, given.gpu_uuid, given.rows)
+    return Attachment(
+        message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline, queue
+    )
 
 
 def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemoryAddress:
@@ -194,6 +205,26 @@ def decode_command_bytes(data: bytes) -> list[Record]:
         return decode_commands(draft_pb2.ExchangeResponse.FromString(data))
     except DecodeError as error:
         raise UnavailableError(f"not an ExchangeResponse: {error}") from error
+
+
+def decode_commands_and_follow(data: bytes) -> tuple[list[Record], Follow | None]:
+    """The same, and the last pass that the message tells of."""
+    try:
+        message = draft_pb2.ExchangeResponse.FromString(data)
+    except DecodeError as error:
+        raise UnavailableError(f"not an ExchangeResponse: {error}") from error
+    follows = [command.follow for command in message.commands if command.HasField("follow")]
+    return decode_commands(message), _decode_follow(follows[-1]) if follows else None
+
+
+def _decode_follow(message: draft_pb2.Follow) -> Follow:
+    values = [
+        EnqueueRequest(
+            _decode_stamp(state.stamp), row, state.tokens, state.offset // 2, state.max_nodes, state.max_depth
+        )
+        for row, state in enumerate(message.states)
+    ]
+    return Follow(message.number, values)
 
 
 def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
@@ -241,6 +272,7 @@ def encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         needs_states=proposer.needs_states,
         device=proposer.device,
         own_text_only=proposer.own_text_only,
+        follows=proposer.follows,
     )
 
 

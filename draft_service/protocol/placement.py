@@ -7,15 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.ipc.cuda_driver import gpu_uuids
+from slipstream_kernels.ipc.cuda_driver import gpu_uuids, is_mps_client
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device as torch names it, `cpu` or `cuda:N`, and the UUID of that GPU."""
+    """A device as torch names it, `cpu` or `cuda:N`, the UUID of that GPU, and whether it is shared by MPS."""
 
     device: str = "cpu"
     gpu_uuid: str = ""
+    mps: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -42,13 +43,13 @@ def settle(wanted: str) -> Placement:
         return CPU
     uuids = gpu_uuids()
     if wanted == "auto":
-        return Placement("cuda:0", uuids[0]) if uuids and _torch_has_cuda() else CPU
+        return Placement("cuda:0", uuids[0], is_mps_client(0)) if uuids and _torch_has_cuda() else CPU
     index = int(wanted.partition(":")[2] or 0)
     if not _torch_has_cuda():
         raise FailedPreconditionError(f"--device {wanted} is not available: there is no PyTorch with CUDA")
     if index >= len(uuids):
         raise FailedPreconditionError(f"--device {wanted} is not available: there are {len(uuids)} GPUs")
-    return Placement(f"cuda:{index}", uuids[index])
+    return Placement(f"cuda:{index}", uuids[index], is_mps_client(index))
 
 
 def _torch_has_cuda() -> bool:

@@ -51,6 +51,11 @@ class HiddenStateRing:
         return cls(block, device, block.read_nonce(NONCE_BYTES))
 
     @property
+    def numbers(self) -> torch.Tensor:
+        """All that the ring holds, bfloat16 [any], where it is."""
+        return self._numbers
+
+    @property
     def released(self) -> int:
         """How many messages were taken in whose states have been copied, and those of all before them.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from draft_service.protocol import codec
 from draft_service.protocol.codec import Attachment
@@ -19,6 +20,9 @@ from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.ipc.byte_ring import RingError, RingReader, RingWriter, open_ring, reader, writer
 from slipstream_kernels.ipc.device_memory import DeviceMemoryError
 from slipstream_kernels.ipc.segment import SegmentError
+
+if TYPE_CHECKING:
+    from draft_service.verify_link.device_queue import DeviceQueue
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +37,18 @@ MESSAGES_PER_LOOK = 256
 class ShmExchange:
     """Both rings of one attachment. Belongs to the worker's thread, except for `wake`."""
 
-    __slots__ = ("_ends", "_fail", "_most", "_outbox", "_spin", "_spins_until", "_states", "_unreleased", "_unsent")
+    __slots__ = (
+        "_ends",
+        "_fail",
+        "_most",
+        "_outbox",
+        "_spin",
+        "_spins_until",
+        "_states",
+        "_unreleased",
+        "_unsent",
+        "queue",
+    )
 
     def __init__(
         self,
@@ -42,11 +57,13 @@ class ShmExchange:
         open_states: Callable[[], HiddenStateRing] | None = None,
         *,
         spin: float = 0.0,
+        open_queue: Callable[[HiddenStateRing], DeviceQueue | None] | None = None,
     ) -> None:
         """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
 
         For `spin` seconds after a record the next one is looked for without sleeping.
-        With `open_states` also the device's, before anything is written; its nonce follows the other's.
+        With `open_states` also the device's, before anything is written; its nonce follows the other's, and behind it
+        that of the queue which `open_queue` opens, if it does.
         FailedPreconditionError if the rings cannot be opened from here.
         """
         memory = attachment.shared_memory
@@ -56,10 +73,14 @@ class ShmExchange:
             incoming = reader(open_ring(*memory.to_draft, memory.nonce))
             outgoing = writer(open_ring(*memory.to_verify, memory.nonce))
             states = None if open_states is None else open_states()
-            outgoing.write(memory.nonce + (b"" if states is None else states.nonce))
+            queue = None if states is None or open_queue is None else open_queue(states)
+            nonces = [each.nonce for each in (states, queue) if each is not None]
+            outgoing.write(memory.nonce + b"".join(nonces))
         except (SegmentError, RingError, DeviceMemoryError) as error:
             raise FailedPreconditionError(str(error)) from error
         self._states = states
+        self.queue = queue
+        """Through which rounds are queued behind verify's passes; None where they are not."""
         self._ends: tuple[RingReader, RingWriter] | None = (incoming, outgoing)
         self._fail = fail
         self._outbox = ReplyQueue(MAX_UNSENT)
@@ -77,7 +98,9 @@ class ShmExchange:
                 message = None if self._ends is None else self._ends[0].read(self._ends[0].limit)
                 if message is None:
                     break
-                arrived = codec.decode_command_bytes(message)
+                arrived, follow = codec.decode_commands_and_follow(message)
+                if follow is not None and self.queue is not None:
+                    self.queue.told(follow)
                 records.extend(arrived if self._states is None else self._states.resolve(arrived))
                 self._unreleased += 1
             if self._unreleased >= MOST_UNRELEASED:
@@ -112,6 +135,9 @@ class ShmExchange:
     def close(self) -> None:
         """Let the memory go; nothing is received or sent any more."""
         states, self._ends, self._states = self._states, None, None
+        queue, self.queue = self.queue, None
+        if queue is not None:
+            queue.close()
         if states is not None:
             states.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
@@ -30,6 +30,9 @@ from slipstream.rpc.tls import Tls
 from slipstream.v1 import draft_pb2_grpc
 from slipstream_kernels.draft_protocol.records import Reply, TrafficWeight
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
+
+if TYPE_CHECKING:
+    from draft_service.verify_link.device_queue import DeviceQueue
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +253,7 @@ class VerifyLink:
         if shared is None:
             self._worker.attach(attachment, proposers, send, feed)
         else:
-            self._worker.attach(attachment, proposers, shared.send, shared)
+            self._worker.attach(attachment, proposers, shared.send, shared, shared.queue)
         reader = loop.create_task(self._read(exchange.call, self._worker.put if feed is None else feed.put))
         writer = loop.create_task(_write(exchange.call, outbox, attachment.replies_per_message, feed))
         try:
@@ -296,7 +299,9 @@ class VerifyLink:
             else:
                 try:
                     open_states = partial(self._open_states, attachment) if transport == CUDA_IPC else None
-                    return transport, ShmExchange(attachment, fail, open_states, spin=self._spin), reasons
+                    open_queue = partial(self._open_queue, attachment)
+                    exchange = ShmExchange(attachment, fail, open_states, spin=self._spin, open_queue=open_queue)
+                    return transport, exchange, reasons
                 except FailedPreconditionError as error:
                     reasons[transport] = error.message
         raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
@@ -306,6 +311,19 @@ class VerifyLink:
         if attachment.device_ring is None:
             raise DeviceMemoryError("verify named no memory of a GPU")
         return HiddenStateRing.open(attachment.device_ring, self._memory(), self._identity.placement.device)
+
+    def _open_queue(self, attachment: Attachment, states: HiddenStateRing) -> DeviceQueue | None:
+        """The queue on verify's GPU, where that is the proposers' own and it can be had; what fails costs no more."""
+        address = attachment.device_queue
+        if address is None or address.gpu_uuid != self._identity.placement.gpu_uuid:
+            return None
+        from draft_service.verify_link.device_queue import DeviceQueue  # with Triton, which others do without
+
+        try:
+            return DeviceQueue.open(address, self._memory(), states)
+        except Exception:  # noqa: BLE001 - without it rounds begin after passes, as ever
+            _log.exception("the device's queue cannot be used")
+            return None
 
     def _failed(self, error: SlipstreamError) -> float:
         """Log the reason where that is due; returns the seconds to the next attempt.

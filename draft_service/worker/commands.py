@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from draft_service.proposers.base import Proposer, Target
 from draft_service.protocol.codec import Attachment
 from draft_service.protocol.records import Record
+from draft_service.worker.pass_queue import PassQueue
 from draft_service.worker.record_source import RecordSource
 from slipstream_kernels.draft_protocol.records import Reply
 
@@ -22,6 +23,7 @@ class Attach:
     proposers: Sequence[Proposer]
     send: Send
     source: RecordSource | None
+    queue: PassQueue | None = None
 
 
 @dataclass(frozen=True, slots=True)

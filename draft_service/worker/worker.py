@@ -25,6 +25,7 @@ from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach
 from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.draft_ahead import AheadDrafter
 from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
+from draft_service.worker.pass_queue import PassQueue
 from draft_service.worker.record_source import RecordSource
 from draft_service.worker.session_table import MOST_TOKENS, SessionSlot, SessionTable
 from draft_service.worker.target_binding import Fitting
@@ -75,6 +76,7 @@ class Worker:
     _table: SessionTable | None = None
     _send: Send | None = None
     _source: RecordSource | None = None
+    _queue: PassQueue | None = None
     _arrived: list[Command] = field(default_factory=list)
     _looked_at: float = 0.0
     """When the source was read last."""
@@ -106,14 +108,19 @@ class Worker:
         return done
 
     def attach(
-        self, attachment: Attachment, proposers: Sequence[Proposer], send: Send, source: RecordSource | None = None
+        self,
+        attachment: Attachment,
+        proposers: Sequence[Proposer],
+        send: Send,
+        source: RecordSource | None = None,
+        queue: PassQueue | None = None,
     ) -> None:
         """Begin an attachment; sessions of an earlier one are closed. `proposers` are those offered, in order.
 
-        Records are handed over by `put`, or picked up from `source`.
+        Records are handed over by `put`, or picked up from `source`. Behind the passes of `queue` rounds are queued.
         """
         self._newest = {}
-        self._post(Attach(attachment, proposers, send, source))
+        self._post(Attach(attachment, proposers, send, source, queue))
 
     def detach(self, epoch: int) -> None:
         """End an attachment; its sessions are closed."""
@@ -156,18 +163,7 @@ class Worker:
             if self._batch is not None or self._table is None or not self._commands.empty():
                 return EnqueuedRound()
             self._look()
-            if self._arrived:
-                return EnqueuedRound()
-            read: list[torch.cuda.Event] = []
-            trees: dict[int, DeviceTree] = {}
-            for proposer, requests in self._table.followed(values).items():
-                try:
-                    enqueued = proposer.follow(requests, outcome)
-                    read += enqueued.read
-                    trees |= enqueued.trees
-                except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
-                    _log.exception("proposer %s failed to draft behind a pass", proposer.name)
-            return EnqueuedRound(read, trees)
+            return EnqueuedRound() if self._arrived else _followed(self._table, values, outcome)
         finally:
             self._pass_lock.release()
 
@@ -202,6 +198,7 @@ class Worker:
                     replies.extend(self._handle(item))
                 self._batch = self._ask(replies)
                 self._reply(self._answers())
+                self._draft_behind()
                 if self._table is not None:
                     self.stats.partial += self._table.partial
                     self._table.partial = 0
@@ -210,6 +207,18 @@ class Worker:
                 more_work = background.advance()
             if not (items or more_work):
                 self._rest()
+
+    def _draft_behind(self) -> None:
+        """Queue a round behind the newest pass, of the sessions that are where it begins."""
+        queue, table = self._queue, self._table
+        record = None if queue is None else queue.newest()
+        if queue is None or table is None or record is None:
+            return
+        try:
+            queue.publish(record, _followed(table, record.values, queue.outcome(record)))
+        except Exception:  # noqa: BLE001 (verify waits for no more than its deadline)
+            _log.exception("no trees are handed over behind a pass")
+            end_if_device_lost()
 
     def _rest(self) -> None:
         """Wait until something has arrived, `TURN_SECONDS` at most with a source."""
@@ -254,7 +263,7 @@ class Worker:
 
     def _handle(self, item: Command) -> list[Reply]:
         match item:
-            case Attach(attachment, proposers, send, source):
+            case Attach(attachment, proposers, send, source, queue):
                 self._leave()
                 self._table = SessionTable(
                     attachment.epoch,
@@ -267,7 +276,7 @@ class Worker:
                     deadline=attachment.deadline,
                     vocab_size=self._vocab_size or MOST_TOKENS,
                 )
-                self._send, self._source = send, source
+                self._send, self._source, self._queue = send, source, queue
             case Detach(epoch):
                 if self._table is not None and self._table.epoch == epoch:
                     self._leave()
@@ -362,7 +371,7 @@ class Worker:
             self._table.close_all()
         if self._source is not None:
             self._source.close()
-        self._table = self._send = self._source = None
+        self._table = self._send = self._source = self._queue = None
         self.stats.sessions = 0
         end_if_device_lost()  # verify's end may be that of a GPU shared with it
 
@@ -373,3 +382,17 @@ class Worker:
                 proposer.shut_down()
             except Exception:  # noqa: BLE001 (the others are shut down all the same)
                 _log.exception("proposer %s failed to shut down", proposer.name)
+
+
+def _followed(table: SessionTable, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
+    """What the proposers queue behind a pass."""
+    read: list[torch.cuda.Event] = []
+    trees: dict[int, DeviceTree] = {}
+    for proposer, requests in table.followed(values).items():
+        try:
+            enqueued = proposer.follow(requests, outcome)
+            read += enqueued.read
+            trees |= enqueued.trees
+        except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
+            _log.exception("proposer %s failed to draft behind a pass", proposer.name)
+    return EnqueuedRound(read, trees)

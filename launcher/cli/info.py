@@ -52,6 +52,8 @@ class ProposerFacts:
     gpu_uuid: str = ""
     transport_reason: str = ""
     """Why its records do not travel in the best way; empty if they do."""
+    overlap: str = ""
+    """How drafting and verification overlap, and why not better; empty where that is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
             device = f", on {_place(proposer.device, proposer.gpu_uuid)}" if proposer.device else ""
             why = f" ({proposer.transport_reason})" if proposer.transport_reason else ""
             place = f"attached, epoch {proposer.epoch}, {proposer.transport}{why}{device}, pid {proposer.process_id}"
+            place += f", {proposer.overlap}" if proposer.overlap else ""
             place += default
         else:
             place = f"not attached{default}; its requests are decoded plainly until it is"
@@ -291,6 +294,7 @@ def _proposer(status: verify_pb2.ProposerStatus, default: str) -> ProposerFacts:
         device=status.device,
         gpu_uuid=status.gpu_uuid,
         transport_reason=status.transport_reason,
+        overlap=status.overlap,
     )
 
 

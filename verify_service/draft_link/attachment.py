@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import (
     FailedPreconditionError,
@@ -21,9 +22,12 @@ from verify_service.draft_link.rate_limiter import ReplyRateLimiter
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Mode, Offer
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.slots.draft_stats import DraftStats
-from verify_service.draft_link.slots.slot import SlotTable
+from verify_service.draft_link.slots.slot import Slot, SlotTable
 from verify_service.draft_link.transports.base import Transport
 from verify_service.hidden_states.device_ring import DeviceRing
+
+if TYPE_CHECKING:
+    from verify_service.draft_link.device_queue import DeviceQueue
 
 MIN_VERSION = 1
 MAX_VERSION = 1
@@ -56,6 +60,10 @@ class Attachment:
     """Through which it takes states from the device; None where they are sent to it."""
     follow: Callable[[Sequence[EnqueueRequest], DevicePassResult], EnqueuedRound] | None = None
     """Has its proposers draft behind a step under way; None where they cannot."""
+    queue: DeviceQueue | None = None
+    """Through which its proposers, in another process, draft behind a step under way; None where they cannot."""
+    overlap: str = ""
+    """How drafting and verification overlap, and why not better, for operators."""
     unread: bool = False
     """Whether trees may be handed over whose nodes only the device knows."""
     circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -88,6 +96,19 @@ class Attachment:
     def mode_of(self, offer: Offer) -> Mode:
         """How it drafts with a proposer that it offers."""
         return self.request.mode if self.ahead and not offer.lockstep else Mode.LOCKSTEP
+
+    @property
+    def drafts_behind(self) -> bool:
+        """Whether any of its proposers may draft behind a step under way."""
+        return self.follow is not None or self.queue is not None
+
+    def may_follow(self, slot: Slot) -> bool:
+        """Whether the proposer of a slot's request does."""
+        if self.queue is None:
+            return self.follow is not None
+        return any(
+            offer.follows and stats is slot.stats for offer, stats in zip(self.request.offers, self.stats, strict=True)
+        )
 
     @property
     def live(self) -> bool:

@@ -106,9 +106,15 @@ class AttachmentRegistry:
             raise NotFoundError(f"no attachment has epoch {epoch}")
         if attachment.transport is not None:
             raise FailedPreconditionError(f"the exchange of epoch {epoch} is open already")
-        attachment.transport = self._negotiated[epoch].open(attachment, transport, wake)
-        attachment.transport_reason = reason or attachment.transport_reason
+        negotiated = self._negotiated[epoch]
+        attachment.transport = negotiated.open(attachment, transport, wake)
+        attachment.queue, attachment.overlap = negotiated.queue, negotiated.overlap
+        attachment.transport_reason = why = reason or attachment.transport_reason
         del self._negotiated[epoch]
+        name, level = attachment.transport.name, logging.WARNING if why else logging.INFO
+        _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
+        if attachment.overlap:
+            _log.info("epoch %d %s", epoch, attachment.overlap)
         return attachment
 
     def end(self, attachment: Attachment, reason: SlipstreamError) -> NegotiatedTransports | None:
@@ -126,6 +132,8 @@ class AttachmentRegistry:
         if negotiated is not None:
             negotiated.close()
         attachment.ring = None
+        if attachment.queue is not None:
+            attachment.queue.close()
         self._router.forget(attachment)
         if attachment.transport is not None:
             attachment.transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -12,6 +13,7 @@ from slipstream.generation_codec import FINISH_NUMBERS
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tensor_pb2, tree_pb2
+from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.records import (
     Commit,
     Extend,
@@ -104,6 +106,7 @@ def decode_attach(data: bytes) -> AttachRequest:
         device=message.device,
         gpu_uuid=message.gpu_uuid,
         unfit=tuple(Unfit(each.name, each.reason) for each in message.unfit),
+        mps=message.mps,
     )
 
 
@@ -127,6 +130,7 @@ def _offer(message: draft_pb2.ProposerOffer) -> Offer:
         message.needs_states,
         message.device,
         message.own_text_only,
+        message.follows,
     )
 
 
@@ -152,6 +156,7 @@ def encode_attached(reply: AttachReply) -> bytes:
             to_verify=_ring(reply.shared_memory.to_verify),
             nonce=reply.shared_memory.nonce,
         ),
+        device_queue=None if reply.device_queue is None else draft_pb2.DeviceQueue(**asdict(reply.device_queue)),
     ).SerializeToString()
 
 
@@ -250,6 +255,16 @@ def _fill_command(message: draft_pb2.DraftCommand, record: Command) -> None:
         case Gap():
             _fill_stamp(message.gap.stamp, record.stamp)
             message.gap.dropped = record.dropped
+        case Follow():
+            _fill_follow(message.follow, record)
+
+
+def _fill_follow(message: draft_pb2.Follow, record: Follow) -> None:
+    message.number = record.number
+    for stamp, _, rows, place, max_nodes, max_depth in record.values:
+        state = message.states.add()
+        _fill_stamp(state.stamp, stamp)
+        state.tokens, state.offset, state.max_nodes, state.max_depth = rows, 2 * place, max_nodes, max_depth
 
 
 def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:

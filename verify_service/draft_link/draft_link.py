@@ -32,6 +32,7 @@ from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, P
 from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts
 from verify_service.draft_link.refusals import Refusal, Refusals
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline
+from verify_service.draft_link.routing.handed_trees import MALFORMED, account
 from verify_service.draft_link.routing.link_pause import LinkPause
 from verify_service.draft_link.routing.on_device_drafts import follow
 from verify_service.draft_link.routing.reply_handler import ReplyHandler
@@ -140,9 +141,10 @@ class DraftLink:
         if self._pause.active:
             return [None] * len(wanted)
         with self._changed:
-            refs = [self._router.current_slot(key) for key in wanted]
-            self._pick_up(refs)
             begun = now = self._clock()
+            refs, misses, malformed = account([self._router.current_slot(key) for key in wanted], now)
+            _unused = [self._end(attachment, MALFORMED) for attachment in malformed]
+            self._pick_up(refs)
             longest = max_waits(refs, self._deadline, now, self._router.haste)
             awaited = [ref for ref in refs if ref and ref.attachment.epoch in longest and ref.slot.awaited]
             if waited := awaited:
@@ -152,9 +154,10 @@ class DraftLink:
                     now = self._clock()
                     awaited = [ref for ref in awaited if ref.slot.awaited]
                 self._count_wait(waited, now - begun)
-                self._misses += len(awaited)
+                misses += len(awaited)
                 for ref in awaited:
                     ref.slot.stats.misses += 1
+            self._misses += misses
             record_waits(refs, set(longest), now, now - begun)
             trees = [ref.slot.put_in_flight() if ref else None for ref in refs]
             self._deadline.step_begins(now, plain=not any(trees))
@@ -187,9 +190,11 @@ class DraftLink:
             return [refs[key].slot.take_outcome_trees() if key in refs else () for key in keys]
 
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
-        """Have proposers of this process draft behind a step under way."""
+        """Have proposers draft behind a step under way, those of other processes where a step may wait for them."""
         with self._changed:
-            return follow(rows, self._drafted(row.key for row in rows), outcome)
+            refs = self._drafted(row.key for row in rows)
+            waits = max_waits(refs, self._deadline, now := self._clock(), self._router.haste)
+            return follow(rows, refs, outcome, waits, now)
 
     def allow_device_trees(self, allowed: bool) -> None:
         """Whether proposers of this process may hand trees over whose nodes only the device knows."""
@@ -205,9 +210,9 @@ class DraftLink:
                 self._deadline.step_begins(self._clock(), plain=False)
 
     def drafts_on_device(self) -> bool:
-        """Whether a proposer of this process drafts behind steps under way."""
+        """Whether a proposer drafts behind steps under way."""
         with self._changed:
-            return any(attachment.follow is not None for attachment in self._router.live)
+            return any(attachment.drafts_behind for attachment in self._router.live)
 
     def paused(self) -> bool:
         """Whether every attached drafter is unresponsive, so that commits are dropped."""
@@ -268,12 +273,8 @@ class DraftLink:
         """
         with self._changed:
             attachment = self._registry.open(epoch, wake, transport, reason)
-            assert attachment.transport is not None
-            name, why = attachment.transport.name, attachment.transport_reason
             attachment.circuit_breaker.on_message(self._clock())
             self._router.rebalance()
-        level = logging.WARNING if why else logging.INFO
-        _log.log(level, "epoch %d exchanges by %s%s", epoch, name, why and f": {why!r}")
         return attachment
 
     def take(self, attachment: Attachment) -> tuple[Command, ...]:
@@ -328,8 +329,7 @@ class DraftLink:
     def state(self) -> LinkState:
         """Counters of the moment."""
         with self._changed:
-            live, behind = self._router.live, self._router.catching_up
-            drafters = drafter_states(live, behind, self._deadline)
+            drafters = drafter_states(live := self._router.live, self._router.catching_up, self._deadline)
             return LinkState(
                 len(live), self._waits, self._misses, self._reply_handler.stale, self._registry.malformed,
                 self._router.gaps, self._deadline.seconds, drafters,

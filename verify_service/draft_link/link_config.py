@@ -25,7 +25,7 @@ class LinkConfig:
 
     `configured` names proposers that requests may ask for before any is attached. `default` is a name, `AUTO`, or
     None for no speculation. `transports` are those offered, best first. States at `feature_boundaries` are captured
-    whether a drafter wants them or not.
+    whether a drafter wants them or not. `device_queue`: drafters of other processes may draft behind passes.
     """
 
     configured: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class LinkConfig:
     transports: tuple[str, ...] = TRANSPORTS
     feature_boundaries: tuple[int, ...] = ()
     spin: float = 30e-6
+    device_queue: bool = True
 
 
 @dataclass(frozen=True, slots=True)

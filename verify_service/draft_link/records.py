@@ -7,8 +7,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.records import (
     Commit,
+    DeviceQueueAddress,
     DeviceRingAddress,
     Extend,
     Gap,
@@ -56,7 +58,7 @@ class Close:
     reason: FinishReason | None
 
 
-Command = Open | Extend[Bits] | Commit[Bits] | Close | Gap
+Command = Open | Extend[Bits] | Commit[Bits] | Close | Gap | Follow
 """Verify to draft."""
 
 
@@ -76,6 +78,8 @@ class Offer:
     """Where it computes, if not where the draft service as a whole does."""
     own_text_only: bool = False
     """Its trees follow from the request's own tokens and from weights alone."""
+    follows: bool = False
+    """It drafts behind a pass under way, through a queue on the device."""
 
 
 class Unfit(NamedTuple):
@@ -105,6 +109,8 @@ class AttachRequest:
     gpu_uuid: str = ""
     unfit: tuple[Unfit, ...] = ()
     """Beside the offers; they are none."""
+    mps: bool = False
+    """Whether it is a client of NVIDIA MPS on that GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ class AttachReply:
     device_ring: DeviceRingAddress | None = None
     transport_reason: str = ""
     """Why `transport` is not a better one that both list."""
+    device_queue: DeviceQueueAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,9 +100,9 @@ class DeviceRing:
         self._reservations: deque[tuple[RingReservation, weakref.ref[RingSlice]]] = deque()
 
     @property
-    def has_no_writers(self) -> bool:
-        """Whether no step may still write here."""
-        return all(ring_slice() is None for _, ring_slice in self._reservations)
+    def idle(self) -> bool:
+        """Whether its attachment is over, and no step may still write here."""
+        return self.closed and all(ring_slice() is None for _, ring_slice in self._reservations)
 
     @property
     def released(self) -> int:

@@ -153,6 +153,7 @@ def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
         message.epoch = status.attachment.epoch
         message.transport = status.attachment.transport.name if status.attachment.transport else ""
         message.transport_reason = status.attachment.transport_reason
+        message.overlap = status.attachment.overlap
         message.device, message.gpu_uuid = status.attachment.place_of(status.name)
     return message
 

@@ -21,6 +21,7 @@ from slipstream.rpc.server import GrpcServer
 from slipstream.rpc.vllm_metrics import VERIFY_NAMES, with_vllm_names
 from slipstream.tracing.opening import open_tracer
 from slipstream_kernels.draft_protocol.proposer_host import ProposerHost
+from slipstream_kernels.ipc.cuda_driver import is_mps_client
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemoryError
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
@@ -175,12 +176,14 @@ def _device_rings(settings: VerifySettings, hidden_size: int) -> DeviceRingPool 
     """Rings of the model's GPU; None where there is none, nobody wants them, or its memory cannot be shared."""
     if settings.on_cpu or CUDA_IPC not in settings.transports or not settings.max_boundaries:
         return None
+    index = int(settings.numbered_device.partition(":")[2])
     try:
-        memory = CudaMemory(int(settings.numbered_device.partition(":")[2]))
+        memory = CudaMemory(index)
     except DeviceMemoryError as error:
         _log.warning("transport %s is not to be had: %s", CUDA_IPC, error)
         return None
-    return DeviceRingPool(memory, max_step_rows=settings.max_step_rows, hidden_size=hidden_size)
+    mps = is_mps_client(index)
+    return DeviceRingPool(memory, max_step_rows=settings.max_step_rows, hidden_size=hidden_size, mps=mps)
 
 
 def _progress(state: LoopState, grammars: GrammarCompiler) -> tuple[int, int, int, int]:

@@ -52,7 +52,7 @@ _CHUNK = 512
 class GpuEagleProposer(EagleBase):
     """Drafts with an EAGLE head on one device; on `cpu` with the kernels' twins, slowly."""
 
-    shares_thread = True
+    shares_thread = follows = True
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class GpuEagleProposer(EagleBase):
             return EnqueuedRound()
         filtered = any(is_filtered(session.sampling) for session in laid)
         handle = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
-        self._followed = OnDeviceRound(handle, laid)
+        self._followed = OnDeviceRound(handle, laid, outcome.came)
         read = () if handle.states_read is None else (handle.states_read,)
         places = enumerate(zip(asked, laid.values(), strict=True))
         trees = {row: DeviceTree(handle, place, each.nodes, each.depth) for place, ((row, _), each) in places}

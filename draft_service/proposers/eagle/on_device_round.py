@@ -29,9 +29,13 @@ class Laid(NamedTuple):
 class OnDeviceRound:
     """Trees for the states that the pass leads to, one a session, in their order."""
 
-    __slots__ = ("_handle", "_laid", "_places")
+    __slots__ = ("_came", "_handle", "_laid", "_places")
 
-    def __init__(self, handle: DraftHandle, laid: Mapping[PagedSession, Laid]) -> None:
+    def __init__(
+        self, handle: DraftHandle, laid: Mapping[PagedSession, Laid], came: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`came`: whether it has read what a pass decided; asked once the pass is known to be over."""
+        self._came = came
         self._handle = handle
         self._laid = laid
         self._places = {session: place for place, session in enumerate(laid)}
@@ -45,6 +49,7 @@ class OnDeviceRound:
             and session.length == laid.length
             and session.is_complete
             and 0 < session.pending <= laid.rows
+            and self._came()
         )
 
     def wait(self, seconds: float) -> bool:

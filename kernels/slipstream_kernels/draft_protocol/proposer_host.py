@@ -29,16 +29,22 @@ BOUNDARY_CHECK_MIB = 32_768
 """Weights of the largest target that is read to check boundaries, where the operator does not say."""
 
 
+def _came() -> bool:
+    return True
+
+
 class DevicePassResult(NamedTuple):
     """What a pass under way leaves on its device, once `ready` comes; None where all is there.
 
     results: int32 [items, 130], as `tree_walk` writes them. states: bfloat16 [any], the block that came with the
-    attachment.
+    attachment. came: whether what `ready` was for had come by then, for which it waits; else results are zeros, and
+    whatever was computed with them is void.
     """
 
     results: torch.Tensor
     states: torch.Tensor
     ready: torch.cuda.Event | None
+    came: Callable[[], bool] = _came
 
 
 class EnqueueRequest(NamedTuple):

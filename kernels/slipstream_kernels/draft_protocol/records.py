@@ -150,3 +150,13 @@ class DeviceRingAddress:
     handle: bytes
     size: int
     gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceQueueAddress:
+    """The device queue of one attachment, named as a ring is, and how many requests a pass has at most."""
+
+    handle: bytes
+    size: int
+    gpu_uuid: str
+    rows: int

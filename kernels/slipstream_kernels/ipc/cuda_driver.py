@@ -7,6 +7,8 @@ from uuid import UUID
 
 DRIVER = "libcuda.so.1"
 _UUID_BYTES = 16
+_MPS_ENABLED = 133
+"""CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which older drivers do not know."""
 
 
 def gpu_uuids(driver: str = DRIVER) -> tuple[str, ...]:
@@ -28,3 +30,17 @@ def gpu_uuids(driver: str = DRIVER) -> tuple[str, ...]:
             return ()
         uuids.append(f"GPU-{UUID(bytes=bytes(uuid))}")
     return tuple(uuids)
+
+
+def is_mps_client(index: int, driver: str = DRIVER) -> bool:
+    """Whether this process is a client of NVIDIA MPS on the visible GPU of a number."""
+    try:
+        cuda = ctypes.CDLL(driver)
+        initialise, get_device, get_attribute = (
+            cuda[name] for name in ("cuInit", "cuDeviceGet", "cuDeviceGetAttribute")
+        )
+    except (OSError, AttributeError):
+        return False
+    device, enabled = ctypes.c_int(), ctypes.c_int()
+    failed = initialise(0) or get_device(ctypes.byref(device), index)
+    return not failed and not get_attribute(ctypes.byref(enabled), _MPS_ENABLED, device) and enabled.value == 1

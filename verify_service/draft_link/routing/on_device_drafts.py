@@ -1,13 +1,15 @@
-"""Proposers of this process that draft behind a step under way, before the host knows what that decides."""
+"""Proposers that draft behind a step under way, before the host knows what that decides."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from slipstream_kernels.device_tree import DeviceTree
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueueRequest
+from slipstream_kernels.draft_protocol.follow import Follow
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
 from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest
 from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
@@ -21,14 +23,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: DeviceStepResult) -> EnqueuedDrafts:
-    """Ask those among the drafters that can, each for the trees of its requests."""
+def follow(
+    rows: Sequence[EnqueuedRequest],
+    refs: Iterable[SlotRef],
+    outcome: DeviceStepResult,
+    waits: Mapping[int, float] = MappingProxyType({}),
+    now: float = 0.0,
+) -> EnqueuedDrafts:
+    """Ask those among the drafters that can, each for the trees of its requests.
+
+    waits: for how many seconds a step may wait for those of other processes, by epoch; without, they are not asked.
+    now: time.monotonic(), in seconds.
+    """
     by_key = {row.key: row for row in rows}
     asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
     for ref in refs:
         attachment, slot = ref.attachment, ref.slot
         row = None if slot.key is None else by_key.get(slot.key)
-        if attachment.follow is None or row is None or slot.max_nodes <= 1:
+        if row is None or slot.max_nodes <= 1 or not attachment.may_follow(slot):
+            continue
+        if (queue := attachment.queue) is not None and (
+            attachment.epoch not in waits or slot.passed_over or not queue.allows(now)
+        ):
             continue
         ring_slice = next(
             (each for each in row.spans if each.serves(slot.feed) and each.first == slot.feed.sent_until), None
@@ -40,9 +56,9 @@ def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: De
     read: list[torch.cuda.Event] = []
     trees: dict[RequestKey, DeviceTree] = {}
     for attachment, (states, values) in asked.items():
-        assert attachment.follow is not None
+        result = DevicePassResult(outcome.results, states, outcome.ready)
         try:
-            enqueued = attachment.follow(values, DevicePassResult(outcome.results, states, outcome.ready))
+            enqueued = _enqueue(attachment, values, result, waits.get(attachment.epoch, 0.0))
         except Exception:  # noqa: BLE001 - the others' events must be waited for all the same
             _log.exception("the proposers of epoch %d did not draft behind a step", attachment.epoch)
             continue
@@ -52,3 +68,18 @@ def follow(rows: Sequence[EnqueuedRequest], refs: Iterable[SlotRef], outcome: De
             if tree.most_nodes < limits[place].max_nodes and tree.most_depth <= limits[place].max_depth:
                 trees[keys[place]] = tree
     return EnqueuedDrafts(read, trees)
+
+
+def _enqueue(
+    attachment: Attachment, values: Sequence[EnqueueRequest], outcome: DevicePassResult, seconds: float
+) -> EnqueuedRound:
+    if attachment.queue is None:
+        assert attachment.follow is not None
+        return attachment.follow(values, outcome)
+
+    def tell(record: Follow) -> bool:
+        return attachment.outbox.put((record,))
+
+    enqueued = attachment.queue.follow(values, outcome, seconds, tell)
+    attachment.send(0)
+    return enqueued

@@ -71,6 +71,8 @@ class ReplyHandler:
         slot.session.caught_up = True
         slot.answer(reply, self._clock())
         ahead = reply.parent is not None
+        if not ahead and reply.stamp.base_length <= slot.handed_length:
+            return  # the step had it from the device
         keep = slot.may_cache(reply)
         length = min(reply.stamp.base_length, slot.stamp.base_length)
         if keep or reply.stamp.base_length == length:

@@ -102,6 +102,10 @@ class Slot:
     """Of a tree that came after its step had begun without it."""
     waits: bool = True
     """Whether steps wait for its trees."""
+    handed_length: int = 0
+    """Base length of the latest state whose tree a step took from the device, before any reply."""
+    passed_over: bool = False
+    """Whether the drafter made none behind the latest pass; until a reply brings one it is not asked for any there."""
     stats: DraftStats = field(default_factory=DraftStats)
     """Statistics of the proposer that drafts for the request."""
     session: DrafterSession = field(default_factory=DrafterSession)
@@ -155,6 +159,7 @@ class Slot:
         self.feed = StateFeed(boundaries, needs_states)
         self.cache.capacity = max_ahead
         self.waits = waits
+        self.handed_length, self.passed_over = 0, False
 
     def advance_to(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
         """Move to a new state; the budget is cut to what the proposer offers.
@@ -243,6 +248,13 @@ class Slot:
             self.cache.kept_up = True
             tree = self._cut(tree)
         self.tree = tree
+        self.passed_over &= not tree
+
+    def take_handed(self, tree: TokenTree) -> None:
+        """Take a checked tree for the present state that the step under way has from the device."""
+        self.tree, self.tree_id, self.from_cache = tree, 0, False
+        self.handed_length = self.session.acked_length = self.stamp.base_length
+        self.session.caught_up = True
 
     def put_in_flight(self) -> TokenTree | None:
         """Return the tree that the step beginning now verifies, None for a plain row."""

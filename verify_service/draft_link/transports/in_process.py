@@ -88,6 +88,7 @@ def attach_host(link: DraftLink, host: ProposerHost, *, device: str = CPU, max_s
         transport = InProcessTransport(link, attachment, host, ring)
         attachment.ring = ring
         attachment.follow = host.follow if ring is not None and device == host.state_device else None
+        attachment.overlap = "drafts behind the pass, on the device" if attachment.follow else ""
         host.attach(encode_attached(reply), transport.take, None if ring is None else ring.block)
         return transport
 

@@ -6,13 +6,14 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slipstream.rpc.errors import FailedPreconditionError, ResourceExhaustedError, SlipstreamError
-from slipstream_kernels.draft_protocol.records import DeviceRingAddress, SharedMemoryAddress
+from slipstream_kernels.draft_protocol.records import DeviceQueueAddress, DeviceRingAddress, SharedMemoryAddress
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
-from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
+from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment, ahead_limit
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, LinkFacts
 from verify_service.draft_link.routing.hidden_state_feed import MESSAGE_BYTES
@@ -20,6 +21,9 @@ from verify_service.draft_link.transports.base import StreamTransport, Transport
 from verify_service.draft_link.transports.shm import SharedRings, ShmTransport
 from verify_service.hidden_states.device_ring import DeviceRing
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
+
+if TYPE_CHECKING:
+    from verify_service.draft_link.device_queue import DeviceQueue
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +48,9 @@ class NegotiatedTransports:
     reason: str = ""
     spin: float = 0.0
     alarm: HybridEvent | None = None
+    queue: DeviceQueue | None = None
+    overlap: str = ""
+    """How drafting and verification overlap, and why not better."""
 
     @property
     def shared_memory(self) -> SharedMemoryAddress | None:
@@ -58,6 +65,14 @@ class NegotiatedTransports:
         block = self.ring.block
         return DeviceRingAddress(block.handle, block.size, block.gpu_uuid)
 
+    @property
+    def device_queue(self) -> DeviceQueueAddress | None:
+        """Where it finds the memory in which passes and rounds wait for one another."""
+        if self.queue is None:
+            return None
+        block = self.queue.memory.block
+        return DeviceQueueAddress(block.handle, block.size, block.gpu_uuid, self.queue.memory.rows)
+
     def attach_response(self, version: int, attachment: Attachment, deadline: float) -> AttachReply:
         """Return the response to Attach; steps wait at most `deadline` seconds for the drafter's trees."""
         return AttachReply(
@@ -70,6 +85,7 @@ class NegotiatedTransports:
             attachment.slots.max_ahead,
             self.device_ring,
             self.reason,
+            self.device_queue,
         )
 
     def open(self, attachment: Attachment, name: str, wake: Wake) -> Transport:
@@ -86,8 +102,13 @@ class NegotiatedTransports:
             assert self.rings is not None
             assert self.trees is not None
             ring = self.ring if chosen == CUDA_IPC else None
-            transport = ShmTransport(self.rings, attachment.slots.size, wake, self.trees, ring, spin=self.spin)
+            nonce = self.queue.memory.nonce if ring and self.queue else b""
+            transport = ShmTransport(
+                self.rings, attachment.slots.size, wake, self.trees, ring, spin=self.spin, queue_nonce=nonce
+            )
             attachment.ring = ring
+            if not transport.queue_mapped:
+                self._close_queue("the drafter has not opened the device's queue")
         if attachment.ring is None:
             self.close()
         return transport
@@ -96,6 +117,17 @@ class NegotiatedTransports:
         """Nothing will be opened any more."""
         if self.ring is not None:
             self.ring.closed = True
+        self._close_queue("states do not stay on the device")
+
+    def _close_queue(self, reason: str) -> None:
+        if self.queue is not None:
+            self.queue.close()
+            self.queue, self.overlap = None, after_the_pass(reason)
+
+
+def after_the_pass(reason: str) -> str:
+    """What operators are told where the host is between a pass and the draft behind it."""
+    return f"drafts after the pass: {reason}"
 
 
 class TransportNegotiator:
@@ -131,6 +163,8 @@ class TransportNegotiator:
                 negotiated.ring = self._ring(request, boundaries)
             except SlipstreamError as error:
                 reasons[CUDA_IPC] = error.message
+        if negotiated.ring is not None:
+            negotiated.queue, negotiated.overlap = self._queue(request)
         negotiated.transports = tuple(name for name in names if name not in reasons)
         if not negotiated.transports:
             raise ResourceExhaustedError("; ".join(f"{name}: {reasons[name]}" for name in names))
@@ -146,3 +180,35 @@ class TransportNegotiator:
         if not request.gpu_uuid:
             raise FailedPreconditionError("the draft service names no GPU")
         return self._rings.take(request.process_id, boundaries)
+
+    def _queue(self, request: AttachRequest) -> tuple[DeviceQueue | None, str]:
+        """A queue on the device, where both processes' kernels run side by side, and what operators are told."""
+        assert self._rings is not None
+        reason = self._no_queue(request, self._rings.mps)
+        if reason:
+            return None, after_the_pass(reason)
+        from verify_service.draft_link.device_queue import DeviceQueue  # with Triton, which a CPU need not load
+
+        try:
+            memory = self._rings.take_queue(request.process_id, self._config.num_slots)
+            if memory.block.gpu_uuid != request.gpu_uuid:
+                memory.closed = True
+                return None, after_the_pass("it computes on another GPU")
+            return DeviceQueue(memory, self._facts.vocab_size), "drafts behind the pass, on the device"
+        except SlipstreamError as error:
+            return None, after_the_pass(error.message)
+        except Exception as error:  # noqa: BLE001 - a compiler that fails costs speed and nothing else
+            _log.exception("the device's queue cannot be used")
+            return None, after_the_pass(f"the device's queue cannot be used: {error!r:.200}")
+
+    def _no_queue(self, request: AttachRequest, mps: bool) -> str:
+        """Why there cannot be any, as far as that is known before memory is taken."""
+        if not any(offer.follows for offer in request.offers):
+            return "none of its proposers can draft behind a pass"
+        if not self._config.device_queue:
+            return "the device's queue is turned off"
+        if ahead_limit(request):
+            return "it drafts ahead"
+        if not (mps and request.mps):
+            return "the processes take turns on the GPU; they would share it under NVIDIA MPS"
+        return ""

@@ -86,6 +86,7 @@ class ShmTransport:
         "_waited",
         "_wake",
         "name",
+        "queue_mapped",
     )
 
     polled = True
@@ -99,10 +100,12 @@ class ShmTransport:
         ring: DeviceRing | None = None,
         *,
         spin: float = 0.0,
+        queue_nonce: bytes = b"",
     ) -> None:
         """`trees` is the link's, whose lock guards it. `spin` is how many seconds a wait looks before it sleeps.
 
-        FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's.
+        FailedPreconditionError unless the drafter's first message echoes the nonce, and behind it the ring's; behind
+        that may be the queue's.
         """
         rings.hide()
         self.name = SHM if ring is None else CUDA_IPC
@@ -122,12 +125,14 @@ class ShmTransport:
         self._fault: RingError | ResourceExhaustedError | None = None
         expected = rings.nonce if ring is None else rings.nonce + ring.nonce
         try:
-            echo = incoming.read(len(expected))
+            echo = incoming.read(len(expected) + len(queue_nonce))
         except RingError as error:
             raise FailedPreconditionError(f"the rings were written to by mistake: {error}") from error
         if echo is None or echo[:NONCE_BYTES] != rings.nonce:
             raise FailedPreconditionError("the nonce did not come through shared memory")
-        if echo != expected:
+        self.queue_mapped = bool(queue_nonce) and echo == expected + queue_nonce
+        """Whether the drafter has opened the device queue, too."""
+        if echo != expected and not self.queue_mapped:
             raise FailedPreconditionError("the nonce did not come through the device's memory")
 
     def send(self, outbox: SendQueue) -> None:

@@ -55,7 +55,7 @@ class DraftHandle:
             if self._trees is None:
                 if self._done is not None:
                     self._done.synchronize()
-                self._trees = _trees(self._words)
+                self._trees = trees_of(self._words)
             return self._trees
 
     def queue(self) -> torch.Tensor:
@@ -70,7 +70,7 @@ class DraftHandle:
         return self.trees()[row]
 
 
-def _trees(words: npt.NDArray[np.int32]) -> list[TokenTree]:
+def trees_of(words: npt.NDArray[np.int32]) -> list[TokenTree]:
     """The trees of lines of `DraftTrees.result`; only columns that the largest of them fills are looked at."""
     counts = words[:, COUNT].tolist()
     most = max(counts, default=0)

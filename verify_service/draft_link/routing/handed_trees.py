@@ -1,0 +1,79 @@
+"""Trees that a step has taken from the device's queue, accounted for once the host has read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from slipstream.rpc.errors import InvalidArgumentError
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.routing.router import SlotRef
+from verify_service.draft_link.slots.slot import Slot
+
+if TYPE_CHECKING:
+    from verify_service.draft_link.device_queue import QueuedRound
+
+
+class Accounted(NamedTuple):
+    """What became of a step's trees.
+
+    refs: slots whose tree the step under way does not lack; the others are None. misses: how many were not there in
+    time. malformed: attachments that wrote what no drafter may.
+    """
+
+    refs: list[SlotRef | None]
+    misses: int
+    malformed: list[Attachment]
+
+
+MALFORMED = InvalidArgumentError("malformed tree in the device's queue", field="tree")
+
+
+def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
+    """Give slots the trees that the step under way has from the device.
+
+    A drafter that has not written its word by the deadline has timed out.
+    """
+    rounds: dict[int, QueuedRound | None] = {}
+    for ref in refs:
+        if ref is not None and ref.attachment.queue is not None and ref.attachment.epoch not in rounds:
+            rounds[ref.attachment.epoch] = ref.attachment.queue.verified()
+    left: list[SlotRef | None] = []
+    late: dict[int, Attachment] = {}
+    malformed: dict[int, Attachment] = {}
+    misses = 0
+    for ref in refs:
+        queued = None if ref is None else rounds.get(ref.attachment.epoch)
+        row = None if ref is None or queued is None else _row_of(ref.slot, queued)
+        if ref is None or queued is None or row is None:
+            left.append(ref)
+            continue
+        epoch, slot = ref.attachment.epoch, ref.slot
+        if queued.taken(row):
+            slot.take_handed(queued.read(row))
+            left.append(ref)
+            continue
+        left.append(None)
+        if queued.malformed(row):
+            malformed[epoch] = ref.attachment
+        elif queued.came(row):
+            slot.passed_over = True
+        else:
+            misses += 1
+            slot.stats.misses += 1
+            late[epoch] = ref.attachment
+    for epoch, queued in rounds.items():
+        if queued is not None:
+            queued.observe(now, in_time=epoch not in late)
+            if epoch in late:
+                late[epoch].circuit_breaker.on_timeout(now, queued.seconds)
+    return Accounted(left, misses, list(malformed.values()))
+
+
+def _row_of(slot: Slot, queued: QueuedRound) -> int | None:
+    """The row of a slot's tree for its present state, if there is one."""
+    for row, value in enumerate(queued.values):
+        stamp = value.stamp
+        if (stamp.slot, stamp.generation) == (slot.index, slot.stamp.generation):
+            return row if stamp.base_length < slot.stamp.base_length else None
+    return None
