@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import cast
 
-from draft_service.layer_check.capture_layer_check import check_boundaries
+from draft_service.layer_check.capture_layer_check import begun_checks
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.proposers.hidden_states import bfloat16_copy, bfloat16_view
 from draft_service.proposers.registry import ProposerSpec, load_proposers
@@ -52,10 +52,17 @@ AWAKE_CPUS = 4
 class InProcessHost:
     """The worker that owns the proposers, fed by another thread of this process. Implements `ProposerHost`."""
 
-    def __init__(self, proposers: Sequence[Proposer], spin: float = 0.0, placement: Placement = ON_CPU) -> None:
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        spin: float = 0.0,
+        placement: Placement = ON_CPU,
+        checks: Sequence[Callable[[], None]] = (),
+    ) -> None:
         """For `spin` seconds after a record the worker looks for the next one without sleeping.
 
         `placement` is where proposers compute that do not say it themselves.
+        `checks` call them on a thread of its own before the worker does; `offer` waits for that.
         Where all proposers allow it, the thread that puts records drafts.
         """
         self.spin = spin
@@ -65,7 +72,8 @@ class InProcessHost:
         self._epoch = 0
         self._shares = all(proposer.shares_thread for proposer in proposers)
         self._feed: QueueFeed | SharedFeed = self._new_feed()
-        self._worker.start()
+        self._starting = Thread(target=self._start_after, args=(checks,), name="draft-check", daemon=True)
+        self._starting.start()
 
     def offer(self, link_info: bytes) -> bytes:
         target = codec.decode_target(draft_pb2.DraftLinkServiceGetInfoResponse.FromString(link_info))
@@ -125,7 +133,16 @@ class InProcessHost:
         self._worker.detach(self._epoch)
 
     def stop(self, seconds: float) -> None:
-        self._worker.stop(seconds)
+        until = perf_counter() + seconds
+        self._starting.join(seconds)
+        self._worker.stop(max(0.0, until - perf_counter()))
+
+    def _start_after(self, checks: Sequence[Callable[[], None]]) -> None:
+        try:
+            for check in checks:
+                check()
+        finally:
+            self._worker.start()
 
     def _new_feed(self, states: HiddenStateRing | None = None) -> QueueFeed | SharedFeed:
         return SharedFeed(states) if self._shares else QueueFeed(self.spin)
@@ -268,11 +285,13 @@ def create(specs: Sequence[str], limits: HostLimits) -> InProcessHost:
         top_k=limits.top_k,
         device=limits.device,
     )
+    checks: list[Callable[[], None]] = []
     if limits.boundary_check_mib:
         target = Path(limits.target) if limits.target else None
-        check_boundaries(proposers, limits.boundary_check_mib << 20, target)
+        # The target is loaded while they read its weights.
+        checks = begun_checks(proposers, limits.boundary_check_mib << 20, target)
     stays_awake = limits.device != CPU and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
-    return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0, placed(limits.device))
+    return InProcessHost(proposers, AWAKE_SECONDS if stays_awake else 0.0, placed(limits.device), checks)
 
 
 def _records(commands: Commands) -> list[Record]:

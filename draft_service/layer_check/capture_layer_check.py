@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from math import sqrt
 from pathlib import Path
@@ -52,36 +53,55 @@ def check_boundaries(proposers: Iterable[Proposer], max_bytes: int, target: Path
     out, and so are targets with more than `max_bytes` of weights. To be called before a worker owns the proposers.
     Takes the time to read the target's weights once, and the memory of one of its layers.
     """
+    for check in begun_checks(proposers, max_bytes, target):
+        check()
+
+
+def begun_checks(proposers: Iterable[Proposer], max_bytes: int, target: Path | None = None) -> list[Callable[[], None]]:
+    """Bind the proposers to their targets; what is left of `check_boundaries` is to call each of these, on any thread.
+
+    What proposers take of a device's memory they have then.
+    """
     known: dict[Path, list[Proposer]] = {}
     for proposer in proposers:
         folder = proposer.target_folder or (target if proposer.trained_on_states else None)
         if folder is not None:
             known.setdefault(folder, []).append(proposer)
     numbers = count(FIRST_SESSION)
+    checks: list[Callable[[], None]] = []
     for folder, own in known.items():
-        with _passed_over(", ".join(proposer.name for proposer in own)):
-            _check(folder, own, numbers, max_bytes)
+        names = ", ".join(proposer.name for proposer in own)
+        with _passed_over(names):
+            if readers := _bound(folder, own):
+                checks.append(partial(_check, folder, readers, numbers, max_bytes, names))
+    return checks
 
 
-def _check(folder: Path, proposers: Iterable[Proposer], numbers: count[int], max_bytes: int) -> None:
-    from draft_service.layer_check.reference_states import facts_of, read_texts  # brings torch
+def _bound(folder: Path, proposers: Iterable[Proposer]) -> list[Proposer]:
+    """Those that read states of the target in a folder, once they know of it."""
+    from draft_service.layer_check.reference_states import facts_of  # brings torch
 
     facts, readers = facts_of(folder), []
     for proposer in proposers:
         with _passed_over(proposer.name):
             proposer.bind(facts)
             readers += [proposer] if proposer.feature_boundaries else []
-    if not readers:
-        return
+    return readers
+
+
+def _check(folder: Path, readers: Sequence[Proposer], numbers: Iterator[int], max_bytes: int, names: str) -> None:
+    from draft_service.layer_check.reference_states import read_texts
+
     until = time.monotonic() + SECONDS
 
     def going_on() -> bool:
         return time.monotonic() < until
 
-    text = read_texts(folder, max_bytes, SECONDS)
-    for proposer in readers:
-        with _passed_over(proposer.name):
-            _report(proposer, first_guesses(proposer, text, numbers, going_on))
+    with _passed_over(names):
+        text = read_texts(folder, max_bytes, SECONDS)
+        for proposer in readers:
+            with _passed_over(proposer.name):
+                _report(proposer, first_guesses(proposer, text, numbers, going_on))
 
 
 @contextmanager
@@ -96,7 +116,7 @@ def _passed_over(names: str) -> Iterator[None]:
 
 
 def first_guesses(
-    proposer: Proposer, text: TargetText, numbers: count[int], going_on: Callable[[], bool]
+    proposer: Proposer, text: TargetText, numbers: Iterator[int], going_on: Callable[[], bool]
 ) -> dict[int, Right]:
     """For each shift of the boundaries that the target has: which first guesses after a token of a text were right.
 

@@ -16,19 +16,51 @@ SPECIAL_TOKENS: Final = (PAD, BEGIN, END_OF_TEXT, END_OF_TURN, *(f"<|{role}|>" f
 
 CHAT_TEMPLATE: Final = """\
 {{- bos_token }}
+{%- if tools %}
+    {{- '<|system|>' }}
+    {%- if messages and messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] | trim ~ '\\n\\n' }}
+    {%- endif %}
+    {{- 'You can call these functions:\\n' }}
+    {%- for tool in tools %}
+        {{- tool['function'] | tojson ~ '\\n' }}
+    {%- endfor %}
+    {{- 'To call one, answer:\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call><|end|>' }}
+{%- endif %}
 {%- for message in messages %}
-    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+    {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}
         {{- raise_exception('unknown role: ' ~ message['role']) }}
     {%- endif %}
     {%- if message['role'] == 'system' and not loop.first %}
         {{- raise_exception('a system message must come first') }}
     {%- endif %}
-    {{- '<|' ~ message['role'] ~ '|>' ~ message['content'] | trim ~ '<|end|>' }}
+    {%- if message['role'] == 'tool' %}
+        {%- if loop.first or loop.previtem['role'] != 'tool' %}
+            {{- '<|user|>' }}
+        {%- endif %}
+        {{- '<tool_response>\\n' ~ (message['content'] or '') | trim ~ '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem['role'] != 'tool' %}
+            {{- '<|end|>' }}
+        {%- endif %}
+    {%- elif message['role'] != 'system' or not tools %}
+        {{- '<|' ~ message['role'] ~ '|>' ~ (message['content'] or '') | trim }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '<tool_call>\\n{"name": ' ~ call['function']['name'] | tojson ~ ', "arguments": ' }}
+            {%- if call['function']['arguments'] is string %}
+                {{- call['function']['arguments'] }}
+            {%- else %}
+                {{- call['function']['arguments'] | tojson }}
+            {%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end|>' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}
 {%- endif %}
 """
+"""Tools stand in the system turn, results of calls in the user's, so that no other token is needed than for chats."""
 
 # Words with the space before them, single digits, runs of punctuation, line breaks, runs of spaces.
 WORDS: Final = (

@@ -49,13 +49,37 @@ def test_training_documents_equal_the_template(directory: Path, tokenizer: Token
 
 @pytest.mark.parametrize(
     "messages",
-    [[{"role": "tool", "content": "x"}], [CONVERSATION[1], {"role": "system", "content": "late"}]],
+    [[{"role": "narrator", "content": "x"}], [CONVERSATION[1], {"role": "system", "content": "late"}]],
 )
 def test_template_refuses_unknown_roles_and_late_system(directory: Path, messages: list[dict[str, str]]) -> None:
     from transformers import AutoTokenizer
 
     with pytest.raises(jinja2.TemplateError):
         AutoTokenizer.from_pretrained(directory).apply_chat_template(messages)
+
+
+def test_template_writes_tools_calls_and_results(directory: Path) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(directory)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "\u00e4"}}}
+    messages = [
+        *CONVERSATION[:2],
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]
+    text = loaded.apply_chat_template(messages, tools=[tool], add_generation_prompt=True, tokenize=False)
+    called = '<tool_call>\n{"name": "f", "arguments": {"a": "\u00e4"}}\n</tool_call>'
+    results = "".join(f"<tool_response>\n{number}\n</tool_response>" for number in (1, 2))
+    function = '{"name": "f", "parameters": {"type": "object"}}'
+    form = '<tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>'
+    told = f"You can call these functions:\n{function}\nTo call one, answer:\n{form}"
+    assert text == (
+        f"<|begin|><|system|>a road\n\n{told}<|end|><|user|>the rider 12<|end|>"
+        f"<|assistant|>{called}{called}<|end|><|user|>{results}<|end|><|assistant|>"
+    )
 
 
 def test_round_trip_of_any_text(tokenizer: Tokenizer) -> None:

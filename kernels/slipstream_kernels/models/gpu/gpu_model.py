@@ -112,6 +112,7 @@ class GpuModel:
         self._readers: list[torch.cuda.Event] = []
         self._boundaries: tuple[int, ...] = ()
         self._kept_boundaries: tuple[int, ...] = ()  # those that graphs and memory are there for
+        self._pass_costs: list[tuple[int, int, float]] = []
 
     @classmethod
     def load(
@@ -328,8 +329,9 @@ class GpuModel:
         self.logprobs(ticket, np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
 
     def pass_costs(self) -> list[tuple[int, int, float]]:
-        """See `measure_pass_costs`; overwrites the first pages' KV. To be called before any request runs."""
-        return measure_pass_costs(self)
+        """See `measure_pass_costs`; the first time overwrites the first pages' KV, and is to be before any request."""
+        self._pass_costs = self._pass_costs or measure_pass_costs(self)
+        return self._pass_costs
 
     def wait(self) -> None:
         """Until everything queued is done."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.progress import ProgressBar
 
 _log = logging.getLogger(__name__)
@@ -83,12 +84,15 @@ class GraphRunner(Generic[B]):
         self._used_once.clear()
 
     def capture(self, buckets: Sequence[B], prepare: Callable[[B], None], *, progress: bool) -> None:
-        """Run each bucket once, which compiles its kernels, then capture it; not on the default stream.
+        """Compile all kernels, run each bucket once, then capture it; not on the default stream.
 
         `prepare` puts a plan of nothing but padding on the device. Graphs share one pool of memory: the largest bucket
         comes first.
         """
         self._pool = torch.cuda.graph_pool_handle()
+        with compiling_ahead():
+            for bucket in buckets:
+                self._run(bucket)
         gc.collect()
         title = "capturing CUDA graphs"
         with _no_collection(), ProgressBar(buckets, desc=title, unit="graph", disable=not progress) as bar:

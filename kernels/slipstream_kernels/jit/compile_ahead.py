@@ -1,0 +1,64 @@
+"""Triton kernels compiled side by side, before any of them runs.
+
+A kernel's first launch compiles it, and waits for that. A start meets some fifty kernels one after the other, though
+LLVM and `ptxas`, which take most of the time, would work on as many at a time as there are cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+from triton.runtime import jit
+
+_log = logging.getLogger(__name__)
+
+MOST_THREADS = 16
+"""Beyond so many the interpreter's lock, under which kernels' sources are read, is what they wait for."""
+_ONE_AT_A_TIME = threading.Lock()
+_TOLD_SECONDS = 1.0
+"""What takes longer is told."""
+
+
+@contextmanager
+def compiling_ahead(threads: int | None = None) -> Iterator[None]:
+    """Within, the calling thread's launches of kernels run nothing: each is compiled on one of `threads` threads, or
+    read from the disk. All of them are there at the end, which raises what the first failure raised.
+
+    threads: by default one for each core that the process may use, `MOST_THREADS` at most. Other threads' launches are
+    as ever; one that would do the same waits.
+    """
+    with _ONE_AT_A_TIME:
+        yield from _compiling(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
+
+
+def _compiling(threads: int) -> Iterator[None]:
+    begun, owner, launch = time.perf_counter(), threading.get_ident(), jit.JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if threading.get_ident() != owner:
+            return launch(self, *args, grid=grid, warmup=warmup, **options)
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        future = getattr(kernel, "future", None)
+        if future is not None and future.done():
+            kernel.result()  # from now on Triton finds it without asking what it is made of
+        return kernel
+
+    with ThreadPoolExecutor(threads, "compile") as pool:
+        mode = triton.AsyncCompileMode(pool)
+        with mode:
+            jit.JITFunction.run = compiled
+            try:
+                yield
+            finally:
+                jit.JITFunction.run = launch
+            kernels = len(mode.raw_futures)
+    if (seconds := time.perf_counter() - begun) > _TOLD_SECONDS:
+        _log.info("%d kernels compiled or read in %.1f s", kernels, seconds)
