@@ -113,6 +113,7 @@ def _wait_attached(server: Server, draft: Sequence[str], seconds: float) -> dict
             return {
                 "transport": ", ".join(each.transport for each in attached),
                 "transport_reason": ", ".join(filter(None, (each.transport_reason for each in attached))),
+                "overlap": ", ".join(filter(None, (each.overlap for each in attached))),
                 "draft_device": ", ".join(each.device for each in attached),
             }
         reasons = [f"{each.proposer}: {each.reason}" for each in info.refusals] if info else []

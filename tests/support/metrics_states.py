@@ -30,5 +30,5 @@ LOOP = LoopState(
     step_seconds=SECONDS,
 )
 SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
-TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, sources=SOURCES)
+TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, handed=12, unmade=13, sources=SOURCES)
 DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)

@@ -30,6 +30,7 @@ from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 _log = logging.getLogger(__name__)
 
+_OF_QUEUE = ("handed", "unmade", "misses")
 MOST_REMEMBERING = 256
 """Names of proposers that may draft tokens of other requests; beyond them all are taken for such."""
 
@@ -134,6 +135,8 @@ class AttachmentRegistry:
         attachment.ring = None
         if attachment.queue is not None:
             attachment.queue.close()
+            told = attachment.epoch, *(sum(getattr(each, name) for each in attachment.stats) for name in _OF_QUEUE)
+            _log.info("epoch %d drafted behind passes: %d trees handed over, %d not made, %d too late", *told)
         self._router.forget(attachment)
         if attachment.transport is not None:
             attachment.transport.close()

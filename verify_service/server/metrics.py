@@ -193,6 +193,8 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         ("ahead_misses", "Steps of requests that are drafted ahead which found none."),
         ("ahead_late", "Trees ahead that came when their step had begun."),
         ("ahead_stale", "Trees ahead that no step under way could lead to, or that were more than are kept."),
+        ("handed", "Trees that steps took on the device, before any host knew them."),
+        ("unmade", "Trees that steps were launched for and the drafter did not make."),
         ("partial_sessions", "Requests taken up without older hidden states that the proposer wanted."),
     ):
         family = CounterMetricFamily(f"slipstream_drafter_{field}", text, labels=names)

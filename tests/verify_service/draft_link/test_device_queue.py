@@ -29,7 +29,7 @@ from slipstream_kernels.device_queue import HEADER_WORDS, PARITIES
 from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
-from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from slipstream_kernels.token_tree import MAX_ROWS
 from support.answering_drafter import NOBODYS, ROWS, VOCAB, Drafter
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.host_device_memory import GPU_UUID, HostMemory
@@ -44,7 +44,6 @@ from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
-from verify_service.draft_link.slots.slot import Slot
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 
 TOKENS, HIDDEN, DEADLINE = 24, 128, 1.0
@@ -151,25 +150,19 @@ def texts_of(work: Work) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("at_once", [1, 0], ids=["alone", "together"])
 def test_passes_verify_trees_that_came_behind_the_one_before(
-    twins: Target, head: Path, tiny_model: Path, work: Work, at_once: int, monkeypatch: pytest.MonkeyPatch
+    twins: Target, head: Path, tiny_model: Path, work: Work, at_once: int
 ) -> None:
-    drafter, handed, take_handed = Drafter(head, tiny_model), 0, Slot.take_handed
-
-    def count(slot: Slot, tree: TokenTree) -> None:
-        nonlocal handed
-        handed += 1
-        take_handed(slot, tree)
-
-    monkeypatch.setattr(Slot, "take_handed", count)
+    drafter = Drafter(head, tiny_model)
     drafter.answers = texts_of(work)
     with served(twins, drafter) as (runner, link, _, attachment):
         assert attachment.queue is not None
         assert attachment.overlap == "drafts behind the pass, on the device"
         assert_equal(runner.run(work[0], at_once), work[1])
         assert runner.loop.state().accepted_tokens > 20
-        assert link.state().misses == link.state().malformed == 0
+        state = link.state()
+        assert state.misses == state.malformed == 0
     assert drafter.taken > 10
-    assert handed > 0.6 * drafter.taken
+    assert state.drafters[0].stats.handed > 0.6 * drafter.taken
 
 
 def rows_written(queue: DrafterQueue, record: Follow) -> torch.Tensor:
@@ -273,6 +266,7 @@ def test_whatever_a_drafter_writes_tokens_are_those_of_plain_decoding(
         assert state.misses > 0
     if attack is word_without_data:
         assert (state.misses, state.malformed) == (0, 0)
+        assert state.drafters[0].stats.unmade > 0
 
 
 @SEEDED

@@ -81,12 +81,14 @@ def test_steps_and_ends_are_counted() -> None:
         "late_total",
         "drafted_total",
         "accepted_total",
+        "handed_total",
+        "unmade_total",
         "partial_sessions_total",
         "answer_seconds",
         "deadline_seconds",
     )
     values = [registry.get_sample_value(f"slipstream_drafter_{name}", labels) for name in names]
-    assert values == [9, 0.5, 8, 1, 6, 2, 3, 40, 30, 10, 0.06, 0.09]
+    assert values == [9, 0.5, 8, 1, 6, 2, 3, 40, 30, 12, 13, 10, 0.06, 0.09]
     whole = {name: labels[name] for name in ("epoch", "drafter", "transport")}
     assert registry.get_sample_value("slipstream_drafter_stale_records_total", whole) == 7
     shared = {

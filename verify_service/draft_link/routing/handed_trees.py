@@ -51,6 +51,7 @@ def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
         epoch, slot = ref.attachment.epoch, ref.slot
         if queued.taken(row):
             slot.take_handed(queued.read(row))
+            slot.stats.handed += 1
             left.append(ref)
             continue
         left.append(None)
@@ -58,6 +59,7 @@ def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
             malformed[epoch] = ref.attachment
         elif queued.came(row):
             slot.passed_over = True
+            slot.stats.unmade += 1
         else:
             misses += 1
             slot.stats.misses += 1

@@ -31,6 +31,9 @@ class DraftStats:
     `sources` shares out `drafted` and `accepted` of trees that several proposers made, by the proposer's name; there is
     at most one entry for each offer of the attachment.
 
+    `handed` counts trees that steps took on the device, before any host knew them, and `unmade` those that steps were
+    launched for and the drafter did not make.
+
     `partial_sessions` counts requests that the drafter was opened for without the hidden states of all older tokens,
     where its proposer wants states.
     """
@@ -47,6 +50,8 @@ class DraftStats:
     waits: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
     partial_sessions: int = 0
+    handed: int = 0
+    unmade: int = 0
     answers: AnswerTimes = field(default_factory=AnswerTimes, compare=False)
     _observed_trees: float = field(default=0.0, compare=False)
     _accepted_levels: float = field(default=0.0, compare=False)
