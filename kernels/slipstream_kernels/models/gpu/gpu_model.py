@@ -106,7 +106,7 @@ class GpuModel:
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
-        self._graphs = GraphRunner[Bucket](self._run)
+        self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=2))
         self._outcome_selector = OutcomeSelector(self._forward, self._layout, self._plan)
         self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
@@ -366,8 +366,8 @@ class GpuModel:
             )
         return layout
 
-    def _run(self, bucket: Bucket) -> None:
-        self._forward.run(bucket, self._layout(bucket).views(self._plan))
+    def _run(self, bucket: Bucket, layers: int | None = None) -> None:
+        self._forward.run(bucket, self._layout(bucket).views(self._plan), layers)
 
     def _prepare(self, bucket: Bucket) -> None:
         """Put a plan of nothing but padding on the device."""

@@ -88,8 +88,11 @@ class GpuForward:
         self._group = group
         self._plain = plain
 
-    def run(self, bucket: Bucket, plan: Plan) -> None:
-        """All of a pass: update the tables, compute the rows, decide, and compact what was accepted."""
+    def run(self, bucket: Bucket, plan: Plan, layers: int | None = None) -> None:
+        """All of a pass: update the tables, compute the rows, decide, and compact what was accepted.
+
+        `layers`: so many of the first alone, where no more is wanted than that each kernel is met.
+        """
         ops, b = self._ops, self._pool.of(bucket)
         tables = self._tables
         ops.write_words(tables.words, plan.updates)
@@ -101,7 +104,7 @@ class GpuForward:
                 ops.tree_leaves(plan.parents, plan.root_rows, b.leaves, segment_rows=segment_rows)
         elif self._plain is not None:
             self._plain.of(bucket.without_states).gather()
-        for index, layer in enumerate(self._weights.layers):
+        for index, layer in enumerate(self._weights.layers[:layers]):
             self._keep(bucket, b, index)
             self._layer(bucket, plan, b, index, layer)
         self._keep_last(bucket, b)

@@ -37,9 +37,13 @@ class GraphRunner(Generic[B]):
     when they are used for the second time.
     """
 
-    def __init__(self, run: Callable[[B], None]) -> None:
-        """`run` queues all of a pass on the current stream. What it reads and writes stays where it is."""
+    def __init__(self, run: Callable[[B], None], meet: Callable[[B], None] | None = None) -> None:
+        """`run` queues all of a pass on the current stream. What it reads and writes stays where it is.
+
+        `meet` launches each kernel of a pass at least once, by default as `run` does.
+        """
         self._run = run
+        self._meet = meet or run
         self._graphs: dict[B, torch.cuda.CUDAGraph] = {}
         self._used_once: set[B] = set()
         self._late: list[B] = []
@@ -92,7 +96,7 @@ class GraphRunner(Generic[B]):
         self._pool = torch.cuda.graph_pool_handle()
         with compiling_ahead():
             for bucket in buckets:
-                self._run(bucket)
+                self._meet(bucket)
         gc.collect()
         title = "capturing CUDA graphs"
         with _no_collection(), ProgressBar(buckets, desc=title, unit="graph", disable=not progress) as bar:
