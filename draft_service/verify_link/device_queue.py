@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 PASS_NS = 1_000_000_000
 """Longest wait of a round for the pass in front of it: longer than any pass that others wait for."""
+_TAKES = (ops.await_word_reference, ops.take_outcomes_reference), (ops.await_word, ops.take_outcomes)
+"""The twins, and the ops."""
 _GENERATION = 0x7FFFFFFF
 """What of a generation a header has."""
 
@@ -54,7 +56,8 @@ class DeviceQueue:
         self._results = torch.zeros(rows, RESULT_WIDTH, dtype=torch.int32, device=device)
         self._came = torch.zeros(rows, dtype=torch.int32, device=device)
         self._host_came = torch.zeros(PARITIES, rows, dtype=torch.int32, pin_memory=numbers.is_cuda)
-        self._counter, self._scratch_word = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
+        zeros = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
+        self._counter, self._scratch_word, self._there = zeros
         self._no_trees = torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=device)
         self._published: list[torch.cuda.Event | None] = [None] * PARITIES
         self._newest: Follow | None = None
@@ -81,9 +84,10 @@ class DeviceQueue:
         rows, parity = len(record.values), record.number % PARITIES
         results, came, host = self._results[:rows], self._came[:rows], self._host_came[parity][:rows]
         side = self.sides[parity]
-        op = ops.take_outcomes if results.is_cuda else ops.take_outcomes_reference
+        wait, op = _TAKES[results.is_cuda]
         with self._on_stream():
-            op(side.outcomes, side.decided, record.number, PASS_NS, results, came)
+            wait(side.decided, record.number, PASS_NS, self._there)
+            op(side.outcomes, side.decided, record.number, self._there, results, came)
             ready = self._event()
             host.copy_(came, non_blocking=True)
             copied = self._event()
@@ -158,7 +162,8 @@ class DeviceQueue:
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(stream.device))  # which clears the tables
         with self._on_stream():
-            ops.take_outcomes(self._results, self._scratch_word, 0, 0, self._results[:1], self._came[:1])
+            ops.await_word(self._scratch_word, 0, 0, self._there)
+            ops.take_outcomes(self._results, self._scratch_word, 0, self._there, self._results[:1], self._came[:1])
             ops.publish_trees(self._no_trees, table, rows, self._counter, self._scratch_word, 0)
         self._streams[0].synchronize()
 

@@ -30,6 +30,8 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.draft_link.circuit_breaker import FIRST_BACKOFF, LAST_BACKOFF
 from verify_service.hidden_states.device_ring_pool import QueueMemory
 
+_TAKES = (ops.await_word_reference, ops.take_trees_reference), (ops.await_word, ops.take_trees)
+"""The twins, and the ops."""
 _GENERATION = 0x7FFFFFFF
 """What of a generation a header has."""
 
@@ -48,7 +50,7 @@ class DeviceQueue:
         pinned, shape = numbers.is_cuda, (PARITIES, rows, ops.TABLE)
         self._host_tables = torch.zeros(shape, dtype=torch.int32, pin_memory=pinned)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._counter = torch.zeros(1, dtype=torch.int32, device=device)
+        self._counter, self._there = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
         self.trees = torch.zeros(rows, TREE_WIDTH, dtype=torch.int32, device=device)
         self.host_trees = torch.zeros(PARITIES, rows, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self._number = 0
@@ -115,9 +117,10 @@ class DeviceQueue:
     def take(self, number: int, table: torch.Tensor, seconds: float) -> None:
         """Queue on the current stream the wait for trees, and their check, into `trees`."""
         side: QueueSide = self._sides[number % PARITIES]
-        op = ops.take_trees if table.is_cuda else ops.take_trees_reference
         limit = max(0, min(round(seconds * 1e9), 2**31 - 1))
-        op(side.trees, side.drafted, number, limit, table, self._vocab_size, self.trees[: len(table)])
+        wait, op = _TAKES[table.is_cuda]
+        wait(side.drafted, number, limit, self._there)
+        op(side.trees, self._there, table, self._vocab_size, self.trees[: len(table)])
 
     def copy_to_host(self, number: int, rows: int) -> torch.cuda.Event | None:
         """Queue the copy of `trees` to the host, behind the current stream; the event comes once it is made."""

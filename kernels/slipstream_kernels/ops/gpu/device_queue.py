@@ -1,8 +1,9 @@
 """Rows handed from one process to another on a device: data first, then a sequence word, waited for with a bound.
 
 Who publishes writes its rows, and with the last of its programs a word. Who takes waits for the word by the device's
-clock, copies the rows, and uses that copy alone. Of trees the copy is checked, by the rules of `TokenTree.validate`:
-the writer may be anybody, and may write while it is read.
+clock, in one program of one warp, as others want the multiprocessors meanwhile; then it copies the rows, and uses that
+copy alone. Of trees the copy is checked, by the rules of `TokenTree.validate`: the writer may be anybody, and may write
+while it is read.
 
 Each row is described by a line of `table`, int32 [rows, TABLE]; the columns are named below.
 """
@@ -45,9 +46,10 @@ def _clock() -> tl.tensor:
     return tl.max(now, axis=0)
 
 
-@triton.jit
-def _await(word: tl.tensor, number: tl.tensor, limit: tl.tensor, LOOK: tl.constexpr) -> tl.tensor:
-    """Whether the word has the number within `limit` nanoseconds; what was written before it is visible then."""
+@triton.jit(do_not_specialize=_NUMBERS)
+def _await(word: tl.tensor, number: int, limit: int, there: tl.tensor, LOOK: tl.constexpr) -> None:
+    """One program: whether the word has the number within `limit` nanoseconds; then what came before it is visible."""
+    wait_for_previous()
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     passed = tl.zeros((1,), tl.int64).sum(axis=0)
     if _TICK:
@@ -59,7 +61,7 @@ def _await(word: tl.tensor, number: tl.tensor, limit: tl.tensor, LOOK: tl.conste
         while (seen != number) & (passed < limit):
             seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
             passed = _clock() - begun
-    return seen == number
+    tl.store(there, (seen == number).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=["source"])
@@ -106,17 +108,16 @@ def _take_outcomes(
     outcomes: tl.tensor,
     word: tl.tensor,
     number: int,
-    limit: int,
+    awaited: tl.tensor,
     results: tl.tensor,
     came: tl.tensor,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
-    LOOK: tl.constexpr,
 ) -> None:
     """One row a program."""
     wait_for_previous()
     row = tl.program_id(0)
-    there = _await(word, number, limit, LOOK)
+    there = tl.load(awaited) != 0
     index = tl.arange(0, WIDTH)
     inside = index < WORDS
     values = tl.load(outcomes + row * WORDS + index, mask=inside & there, other=0, volatile=True)
@@ -130,9 +131,7 @@ def _take_outcomes(
 @triton.jit(do_not_specialize=_NUMBERS)
 def _take_trees(
     rows: tl.tensor,
-    word: tl.tensor,
-    number: int,
-    limit: int,
+    awaited: tl.tensor,
     table: tl.tensor,
     vocab: int,
     trees: tl.tensor,
@@ -149,12 +148,11 @@ def _take_trees(
     PARENTS: tl.constexpr,
     LOG_PROBS: tl.constexpr,
     STATE: tl.constexpr,
-    LOOK: tl.constexpr,
 ) -> None:
     """One tree a program. Every word is loaded once, and what is checked is what was loaded."""
     wait_for_previous()
     row = tl.program_id(0)
-    there = _await(word, number, limit, LOOK)
+    there = tl.load(awaited) != 0
     line = table + row * TABLE
     source = rows + row * ROW
     head = tl.arange(0, 32)  # a word a thread: two threads that load the same one might see different ones
@@ -217,10 +215,20 @@ def publish_trees(
     _launch_publish(trees, table, rows, counter, word, number, TREE_WIDTH, TREE_WORDS, HEADER_WORDS)
 
 
+def await_word(word: torch.Tensor, number: int, limit: int, there: torch.Tensor) -> None:
+    """Wait up to `limit` nanoseconds, below 2^31, until the word has the number; there: int32 [1], whether it has."""
+    launch(_await, (1,), word, number, limit, there, warps=1, LOOK=_LOOK_NS)
+
+
 def take_outcomes(
-    outcomes: torch.Tensor, word: torch.Tensor, number: int, limit: int, results: torch.Tensor, came: torch.Tensor
+    outcomes: torch.Tensor,
+    word: torch.Tensor,
+    number: int,
+    there: torch.Tensor,
+    results: torch.Tensor,
+    came: torch.Tensor,
 ) -> None:
-    """Wait up to `limit` nanoseconds for the word, and copy the first rows of `outcomes`.
+    """Behind `await_word`: copy the first rows of `outcomes` where the word came.
 
     results: int32 [n, RESULT_WORDS] gets them, or zeros. came: int32 [n], whether a row was there and stayed.
     """
@@ -230,26 +238,17 @@ def take_outcomes(
         outcomes,
         word,
         number,
-        limit,
+        there,
         results,
         came,
         warps=1,
         WORDS=RESULT_WORDS,
         WIDTH=triton.next_power_of_2(RESULT_WORDS),
-        LOOK=_LOOK_NS,
     )
 
 
-def take_trees(
-    rows: torch.Tensor,
-    word: torch.Tensor,
-    number: int,
-    limit: int,
-    table: torch.Tensor,
-    vocab: int,
-    trees: torch.Tensor,
-) -> None:
-    """Wait up to `limit` nanoseconds for the word, then copy and check the trees, one for each line of `table`.
+def take_trees(rows: torch.Tensor, there: torch.Tensor, table: torch.Tensor, vocab: int, trees: torch.Tensor) -> None:
+    """Behind `await_word`: copy and check the trees, one for each line of `table`, where the word came.
 
     rows: int32 [any, TREE_WORDS], whose headers must be those of the table. trees: int32 [n, TREE_WIDTH], as
     `DraftTrees.result`, get the trees whose ids are below `vocab` and that keep to the table's limits; the others are
@@ -259,9 +258,7 @@ def take_trees(
         _take_trees,
         (len(trees),),
         rows,
-        word,
-        number,
-        limit,
+        there,
         table,
         vocab,
         trees,
@@ -279,7 +276,6 @@ def take_trees(
         PARENTS=PARENTS,
         LOG_PROBS=LOG_PROBS,
         STATE=STATE,
-        LOOK=_LOOK_NS,
     )
 
 
@@ -345,31 +341,36 @@ def publish_trees_reference(
     word.fill_(number)
 
 
+def await_word_reference(word: torch.Tensor, number: int, limit: int, there: torch.Tensor) -> None:
+    """The same in torch."""
+    until = time.perf_counter() + limit / 1e9
+    while int(word) != number and time.perf_counter() < until:
+        time.sleep(0)
+    there.fill_(int(word) == number)
+
+
 def take_outcomes_reference(
-    outcomes: torch.Tensor, word: torch.Tensor, number: int, limit: int, results: torch.Tensor, came: torch.Tensor
+    outcomes: torch.Tensor,
+    word: torch.Tensor,
+    number: int,
+    there: torch.Tensor,
+    results: torch.Tensor,
+    came: torch.Tensor,
 ) -> None:
     """The same in torch."""
-    there = _wait(word, number, limit)
     results.copy_(outcomes[: len(results)])
-    whole = there and int(word) == number
+    whole = bool(there) and int(word) == number
     results *= whole
     came.fill_(whole)
 
 
 def take_trees_reference(
-    rows: torch.Tensor,
-    word: torch.Tensor,
-    number: int,
-    limit: int,
-    table: torch.Tensor,
-    vocab: int,
-    trees: torch.Tensor,
+    rows: torch.Tensor, there: torch.Tensor, table: torch.Tensor, vocab: int, trees: torch.Tensor
 ) -> None:
     """The same in torch."""
-    there = _wait(word, number, limit)
     for line, source, tree in zip(table, rows[: len(table)].clone(), trees, strict=True):
         words, state = source[HEADER_WORDS : HEADER_WORDS + TREE_WIDTH], NO_WORD
-        if there:
+        if bool(there):
             fits = bool((source[:HEADED] == line[HEADER : HEADER + HEADED]).all())
             state = (TAKEN if _is_legal(words, line, vocab) else MALFORMED) if fits else NOT_MADE
         tree.copy_(words)
@@ -388,10 +389,3 @@ def _is_legal(words: torch.Tensor, line: torch.Tensor, vocab: int) -> bool:
     except InvalidTreeError:
         return False
     return bool(words[LOG_PROBS : LOG_PROBS + count].view(torch.float32).isfinite().all())
-
-
-def _wait(word: torch.Tensor, number: int, limit: int) -> bool:
-    until = time.perf_counter() + limit / 1e9
-    while int(word) != number and time.perf_counter() < until:
-        time.sleep(0)
-    return int(word) == number

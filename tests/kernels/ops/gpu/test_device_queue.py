@@ -41,8 +41,14 @@ def row(count: int, ids=(), parents=(), logs=(), head=HEAD) -> list[int]:
 def take(form: str, rows: list[list[int]], lines: list[list[int]], *, word: int = NUMBER) -> torch.Tensor:
     trees = tensor(np.full((len(lines), TREE_WIDTH), GARBAGE))
     op = getattr(ops, "take_trees" + form)
-    op(tensor(rows), tensor([word]), NUMBER, SHORT, tensor(lines), VOCAB, trees)
+    op(tensor(rows), awaited(form, tensor([word])), tensor(lines), VOCAB, trees)
     return trees.cpu()
+
+
+def awaited(form: str, word: torch.Tensor) -> torch.Tensor:
+    there = tensor([GARBAGE])
+    getattr(ops, "await_word" + form)(word, NUMBER, SHORT, there)
+    return there
 
 
 @FORMS
@@ -56,7 +62,7 @@ def test_rows_are_there_once_the_word_is(form: str, count: int) -> None:
     assert torch.equal(outcomes[:count], results[8 - count :].flip(0))
     assert bool((outcomes[count:] == GARBAGE).all())
     taken, came = tensor(np.full((5, RESULT_WORDS), GARBAGE)), tensor([GARBAGE] * 5)
-    getattr(ops, "take_outcomes" + form)(outcomes, word, NUMBER, SHORT, taken, came)
+    getattr(ops, "take_outcomes" + form)(outcomes, word, NUMBER, awaited(form, word), taken, came)
     assert torch.equal(taken, outcomes[:5])
     assert came.tolist() == [1] * 5
 
@@ -66,9 +72,11 @@ def test_rows_are_there_once_the_word_is(form: str, count: int) -> None:
 def test_outcomes_of_another_pass_are_not_taken(form: str, word: int) -> None:
     taken, came = tensor(np.full((2, RESULT_WORDS), GARBAGE)), tensor([GARBAGE] * 2)
     outcomes = tensor(np.full((2, RESULT_WORDS), 5))
-    getattr(ops, "take_outcomes" + form)(outcomes, tensor([word]), NUMBER, SHORT, taken, came)
-    assert not taken.any()
-    assert came.tolist() == [0, 0]
+    other = tensor([word])
+    for there in (awaited(form, other), tensor([1])):  # the second has come, and gone
+        getattr(ops, "take_outcomes" + form)(outcomes, other, NUMBER, there, taken, came)
+        assert not taken.any()
+        assert came.tolist() == [0, 0]
 
 
 @FORMS
