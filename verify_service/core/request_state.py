@@ -119,6 +119,12 @@ class RequestState:
     finished: bool = False
     seed_sent: bool = False
     grammar: RequestGrammar | None = None
+    key: RequestKey = field(init=False)
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.request.key
+        self.prompt_length = len(self.request.prompt_token_ids)
 
     @property
     def output_tokens(self) -> list[int]:
@@ -126,16 +132,8 @@ class RequestState:
         return self.tokens[self.prompt_length :]
 
     @property
-    def key(self) -> RequestKey:
-        return self.request.key
-
-    @property
     def namespace(self) -> Namespace:
         return self.request.tenant, self.request.adapter_id
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def length(self) -> int:

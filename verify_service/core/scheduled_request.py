@@ -19,7 +19,6 @@ class OutcomeCandidate(NamedTuple):
     tree: TokenTree
 
 
-@dataclass(slots=True, eq=False)
 class ScheduledRequest:
     """Rows of one request in a step: `count` tokens from `first` on, and the drafted nodes below the last of them.
 
@@ -32,26 +31,66 @@ class ScheduledRequest:
     outcome_trees: candidates for a step whose number of tokens is not decided; perhaps none.
     unresolved: the step before is not decided, so that the tree is not known. The engine takes the first that fits, or
         the root alone.
+    profitable_nodes: nodes of a device tree that were worth their rows; None for all of them.
     scored: positions whose logits tell logprobs of the prompt's next tokens, which the request wants.
+    depth: most nodes that may be accepted of `tree`.
+    num_rows: rows that decide a token, the root and the drafted nodes.
     """
 
-    state: RequestState
-    count: int
-    tree: TokenTree | None = None
-    outcome_trees: tuple[OutcomeCandidate, ...] | None = None
-    unresolved: bool = False
-    reserved: tuple[int, int] | None = None
-    """Nodes and levels reserved in a step that was launched with a tree only the device knew; else None."""
-    profitable_nodes: int | None = None
-    """Nodes of a device tree that were worth their rows; None for all of them."""
-    first: int = field(init=False)
-    decides: bool = field(init=False)
-    scored: range = field(init=False)
+    __slots__ = (
+        "_tree",
+        "count",
+        "decides",
+        "depth",
+        "first",
+        "num_rows",
+        "outcome_trees",
+        "profitable_nodes",
+        "reserved",
+        "scored",
+        "state",
+        "unresolved",
+    )
 
-    def __post_init__(self) -> None:
-        self.first = self.state.kv.num_computed_tokens
-        self.decides = self.first + self.count == self.state.length
-        self.scored = self.state.unscored(self.first, self.first + self.count)
+    def __init__(
+        self,
+        state: RequestState,
+        count: int,
+        tree: TokenTree | None = None,
+        outcome_trees: tuple[OutcomeCandidate, ...] | None = None,
+        *,
+        unresolved: bool = False,
+    ) -> None:
+        first = state.kv.num_computed_tokens
+        self.state = state
+        self.count = count
+        self.first = first
+        self.decides = first + count == state.length
+        self.scored: range = state.unscored(first, first + count)
+        self.outcome_trees = outcome_trees
+        self.unresolved = unresolved
+        self.profitable_nodes: int | None = None
+        self.reserved = False
+        self._tree: TokenTree | None = None
+        self.depth = 0
+        self.num_rows = 1
+        if tree is not None:
+            self.tree = tree
+
+    @property
+    def tree(self) -> TokenTree | None:
+        return self._tree
+
+    @tree.setter
+    def tree(self, tree: TokenTree | None) -> None:
+        self._tree = tree
+        nodes, self.depth = most_rows(tree)
+        self.num_rows = 1 + nodes
+
+    def know(self, tree: TokenTree | None) -> None:
+        """Take what the host has read of a tree that only the device knew; the step has room for what it could be."""
+        self._tree = tree
+        self.reserved = True
 
     @property
     def base(self) -> int:
@@ -59,14 +98,14 @@ class ScheduledRequest:
         return self.first + self.count
 
     @property
+    def drafted(self) -> bool:
+        """Whether any row is a tree's, or was kept for one."""
+        return self._tree is not None or self.reserved
+
+    @property
     def prompt_rows(self) -> int:
         """Tokens of the prompt among the rows."""
         return max(0, min(self.base, self.state.prompt_length) - self.first)
-
-    @property
-    def depth(self) -> int:
-        """Most nodes that may be accepted of `tree`."""
-        return self._most[1]
 
     @property
     def max_accepted(self) -> int:
@@ -74,20 +113,11 @@ class ScheduledRequest:
         return max((each.tree.depth for each in self.outcome_trees or ()), default=0) if self.unresolved else self.depth
 
     @property
-    def num_rows(self) -> int:
-        """Rows that decide a token: the root and the drafted nodes."""
-        return 1 + self._most[0]
-
-    @property
     def max_rows(self) -> int:
         """Rows that the pass reserves: the root and the largest of `outcome_trees`."""
         if self.outcome_trees is None:
             return self.num_rows
         return 1 + max((len(each.tree) for each in self.outcome_trees), default=0)
-
-    @property
-    def _most(self) -> tuple[int, int]:
-        return self.reserved or most_rows(self.tree)
 
     def resolve(self, before: AcceptedPath) -> None:
         """Take the tree of `outcome_trees` that fits the accepted path of the step before."""

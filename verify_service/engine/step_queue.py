@@ -33,7 +33,7 @@ class Step:
     @property
     def drafted(self) -> bool:
         """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
-        return any(item.tree is not None or item.reserved is not None for item in self.items)
+        return any(item.drafted for item in self.items)
 
 
 class StepQueue:

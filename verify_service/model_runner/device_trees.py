@@ -28,8 +28,7 @@ def copy_to_host(items: Sequence[ScheduledRequest]) -> None:
     for item in items:
         tree = item.tree
         assert isinstance(tree, DeviceTree)
-        item.reserved = tree.most_nodes, tree.most_depth
-        item.tree = read_tree(tree)
+        item.know(read_tree(tree))
 
 
 def read_tree(tree: DeviceTree) -> TokenTree | None:

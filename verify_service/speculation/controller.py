@@ -14,14 +14,15 @@ from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult, VerifyResult, mean_context
+from verify_service.grammar.drafting import is_forced
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observe_wait
-from verify_service.speculation.acceptance_model import proposed_tree
+from verify_service.speculation.acceptance_model import ProposedTree, proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
-from verify_service.speculation.grammar_trees import GrammarTrees, learns_from
+from verify_service.speculation.grammar_trees import GrammarTrees, proposed_forced
 from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.on_device_trees import OnDeviceTrees
 from verify_service.speculation.tree_fit import fit_outcome_trees, fit_tree
@@ -252,15 +253,20 @@ class SpeculationController:
         if chosen:
             arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)
             self._optimizer.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
-        for decision in decisions:
-            tree = decision.item.tree
-            state, right = decision.item.state, decision.path.nodes
-            if tree is not None and not learns_from(self._node_selector, state, tree, right):
-                self._node_selector.observe(proposed_tree(state, tree), right)
-                self._optimizer.observe_tree(state.draft.acceptance, tree.depth, len(right), state.draft.proposer)
-                if state.draft.adaptive:
-                    worth = len(tree) if decision.item.profitable_nodes is None else decision.item.profitable_nodes
-                    self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
+        verified: list[tuple[ProposedTree, Sequence[int]]] = []
+        for item, (right, _), *_ in decisions:
+            tree, state = item.tree, item.state
+            if tree is None:
+                continue
+            if is_forced(tree):
+                verified.append((proposed_forced(state, tree), right))
+                continue
+            verified.append((proposed_tree(state, tree), right))
+            self._optimizer.observe_tree(state.draft.acceptance, tree.depth, len(right), state.draft.proposer)
+            if state.draft.adaptive:
+                worth = len(tree) if item.profitable_nodes is None else item.profitable_nodes
+                self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
+        self._node_selector.observe(verified)
         if requests:
             self._optimizer.step_time.observe(requests, nodes, seconds, mean_context(decisions))
         self._optimizer.prepare()

@@ -9,7 +9,7 @@ from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.grammar.drafting import forced_tree, is_forced, legal_part
+from verify_service.grammar.drafting import forced_tree, legal_part
 from verify_service.grammar.forced_texts import GRAMMAR
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import RequestGrammar
@@ -74,14 +74,6 @@ class GrammarTrees:
 def proposed_forced(state: RequestState, tree: TokenTree) -> ProposedTree:
     """Return a tree of forced text with what its acceptance is estimated by, apart from that of drafters."""
     return ProposedTree((GRAMMAR, state.parameters.sampling.temperature > 0), 0, tree)
-
-
-def learns_from(selector: NodeSelector, state: RequestState, tree: TokenTree, right: Sequence[int]) -> bool:
-    """Take in what was right of a tree of forced text; return False for another tree."""
-    if not is_forced(tree):
-        return False
-    selector.observe(proposed_forced(state, tree), right)
-    return True
 
 
 def _catch_up(state: RequestState, grammar: RequestGrammar) -> bool:

@@ -78,9 +78,9 @@ class NodeSelector:
         chances = self._chances.path_probs([drafted])
         return min(1.0, float(sum(chances[node] for node in drafted.tree.children(-1))))
 
-    def observe(self, drafted: ProposedTree, matched: Sequence[int]) -> None:
-        """Take in a verified tree, of which the nodes `matched`, a path from the root's child down, were right."""
-        self._chances.observe(drafted, matched)
+    def observe(self, verified: Sequence[tuple[ProposedTree, Sequence[int]]]) -> None:
+        """Take in verified trees; of each the nodes, a path from the root's child down, that were right."""
+        self._chances.observe(verified)
 
     def prepare(self) -> None:
         """Do ahead of the next `choose` what need not wait for its trees."""

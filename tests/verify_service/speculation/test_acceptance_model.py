@@ -37,7 +37,7 @@ def test_siblings_without_probabilities_rank_by_their_order() -> None:
 def test_claims_that_prove_wrong_are_believed_no_more_and_modest_ones_that_prove_right_are() -> None:
     chances = AcceptanceModel()
     for _ in range(200):
-        chances.observe(pair((0.95, 0.03)), (1,))
+        chances.observe([(pair((0.95, 0.03)), (1,))])
     boast, modest = chances.path_probs([pair((0.95, 0.03))])
     assert boast < 0.1
     assert modest > 0.9
@@ -47,7 +47,7 @@ def test_what_one_proposer_did_says_nothing_of_another_nor_greedy_of_sampled_req
     chances = AcceptanceModel()
     before = chances.path_probs([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
     for _ in range(100):
-        chances.observe(pair((0.95, 0.03)), ())
+        chances.observe([(pair((0.95, 0.03)), ())])
     after = chances.path_probs([pair((0.95, 0.03), kind) for kind in (("suffix", False), ("ngram", True))])
     assert np.array_equal(before, after)
 
@@ -58,8 +58,8 @@ def test_only_nodes_whose_parents_were_right_are_judged() -> None:
     )
     once, twice = AcceptanceModel(), AcceptanceModel()
     for _ in range(50):
-        once.observe(chain, ())
-        twice.observe(chain, (0,))
+        once.observe([(chain, ())])
+        twice.observe([(chain, (0,))])
     # The second level failed beneath a first one that was right; beneath one that was wrong nothing is known of it.
     first, second, _ = twice.path_probs([chain])
     assert first > 0.8
@@ -71,8 +71,8 @@ def test_only_nodes_whose_parents_were_right_are_judged() -> None:
 def test_a_streak_of_right_tokens_tells() -> None:
     chances = AcceptanceModel()
     for _ in range(100):
-        chances.observe(pair((0.55, 0.45), streak=3), (0,))
-        chances.observe(pair((0.55, 0.45), streak=0), ())
+        chances.observe([(pair((0.55, 0.45), streak=3), (0,))])
+        chances.observe([(pair((0.55, 0.45), streak=0), ())])
     assert chances.path_probs([pair((0.55, 0.45), streak=3)])[0] > 0.8
     assert chances.path_probs([pair((0.55, 0.45), streak=0)])[0] < 0.3
 
@@ -80,7 +80,7 @@ def test_a_streak_of_right_tokens_tells() -> None:
 def test_experience_of_few_proposers_is_kept() -> None:
     chances = AcceptanceModel()
     for number in range(3 * MAX_TABLES):
-        chances.observe(pair(None, (f"name{number}", False)), ())
+        chances.observe([(pair(None, (f"name{number}", False)), ())])
     assert len(chances._tables) == MAX_TABLES
 
 
@@ -97,7 +97,7 @@ def test_a_child_is_never_likelier_than_its_parent_and_trees_do_not_mix(
     drafted: list[TokenTree], seen: TokenTree
 ) -> None:
     chances = AcceptanceModel()
-    chances.observe(ProposedTree(GREEDY, 1, seen), seen.path(len(seen) - 1))
+    chances.observe([(ProposedTree(GREEDY, 1, seen), seen.path(len(seen) - 1))])
     several = [ProposedTree(GREEDY, index, tree) for index, tree in enumerate(drafted)]
     together = chances.path_probs(several)
     assert np.array_equal(together, np.concatenate([chances.path_probs([each]) for each in several]))

@@ -71,7 +71,7 @@ def test_what_is_learned_moves_the_choice() -> None:
     choice = NodeSelector(StepTimeModel(STAIRS))
     tree = chain(*[0.35] * 6)
     for _ in range(100):
-        choice.observe(tree, range(6))
+        choice.observe([(tree, range(6))])
     (chosen,) = choice.choose([chain(*[0.35] * 12)], requests=1, rows=1, tokens=1, waited=0.0)
     assert chosen is not None
     assert len(chosen) == 7

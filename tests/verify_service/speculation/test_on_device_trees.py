@@ -87,7 +87,7 @@ def decoding(count: int = 1) -> ScheduledRequest:
 def requests(count: int) -> list[ScheduledRequest]:
     items = [decoding() for _ in range(count)]
     for number, item in enumerate(items):
-        object.__setattr__(item.state.request, "key", RequestKey(0, number))
+        item.state.key = RequestKey(0, number)
     return items
 
 
