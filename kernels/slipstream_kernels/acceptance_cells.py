@@ -146,4 +146,5 @@ def _bin(logs: Floats, first: int, node: int, above: int, has_logs: bool, rank: 
 
 @kernel
 def _estimate(hits: Floats, trials: Floats, cell: int, prior: float) -> float:
-    return (hits[cell] + WEIGHT * prior) / (trials[cell] + WEIGHT)
+    estimate: float = (hits[cell] + WEIGHT * prior) / (trials[cell] + WEIGHT)
+    return estimate

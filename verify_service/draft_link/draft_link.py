@@ -36,7 +36,8 @@ from verify_service.draft_link.routing.handed_trees import MALFORMED, account
 from verify_service.draft_link.routing.link_pause import LinkPause
 from verify_service.draft_link.routing.on_device_drafts import follow
 from verify_service.draft_link.routing.reply_handler import ReplyHandler
-from verify_service.draft_link.routing.router import DraftRouter, SlotRef
+from verify_service.draft_link.routing.routed_request import SlotRef
+from verify_service.draft_link.routing.router import DraftRouter
 from verify_service.draft_link.routing.wait_policy import all_unresponsive, max_waits, record_waits, wait_for_replies
 from verify_service.draft_link.transports.base import Transport, Wake
 from verify_service.draft_link.transports.negotiation import NegotiatedTransports

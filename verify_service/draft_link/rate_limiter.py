@@ -43,7 +43,8 @@ class ReplyRateLimiter:
 
     def refill_tokens(self) -> None:
         """Add the tokens that one step of one request allows."""
-        self._tokens_left = min(OPENED_AT_ONCE, self._tokens_left + OPENED_PER_STEP)
+        if self._tokens_left < OPENED_AT_ONCE:
+            self._tokens_left = min(OPENED_AT_ONCE, self._tokens_left + OPENED_PER_STEP)
 
     def try_reopen(self, tokens: int) -> bool:
         """Take the tokens of a request to be opened in the middle; False if it has to wait.

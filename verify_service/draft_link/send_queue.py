@@ -14,8 +14,11 @@ RECORD_COST = 16
 
 def cost_of(record: Command) -> int:
     """Size of a record, counted in token ids."""
+    if isinstance(record, Commit):
+        size, rows = RECORD_COST + len(record.token_ids), record.hidden_states
+        return size if rows is None else size + cost_of_states(rows.nbytes)
     cost = RECORD_COST + (0 if isinstance(record, Gap) else len(getattr(record, "token_ids", ())))
-    states = record.hidden_states if isinstance(record, Commit | Extend) else None
+    states = record.hidden_states if isinstance(record, Extend) else None
     return cost if states is None else cost + cost_of_states(states.nbytes)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verify_service.hidden_states.device_ring import RingReader, RingSlice
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PendingRows:
     """Some rows of a step's states, which may be in flight to the host until `load` returns all of them."""
 
@@ -88,15 +88,17 @@ class HiddenStateRows:
         return self.first + self._count
 
     def slice(self, first: int, end: int) -> HiddenStateRows:
-        """Return the rows of positions `first` to `end` - 1, without a copy."""
+        """Return the rows of positions `first` to `end` - 1, without a copy; these themselves where that is all."""
         assert self.first <= first <= end <= self.end
+        if end - first == self._count:
+            return self
         low, high = first - self.first, end - self.first
         rows = self._rows.slice(low, high) if isinstance(self._rows, PendingRows) else self._rows[low:high]
         return HiddenStateRows(self.boundaries, first, rows, self.ring_slices, self._copied)
 
     def has(self, boundaries: Sequence[int]) -> bool:
         """Whether all these boundaries were captured."""
-        return all(boundary in self.boundaries for boundary in boundaries)
+        return boundaries == self.boundaries or all(boundary in self.boundaries for boundary in boundaries)
 
     def select(self, boundaries: Sequence[int]) -> Bits:
         """Return a contiguous copy [positions, columns] of the states at these boundaries, in the order given."""

@@ -45,8 +45,7 @@ class DeviceRows(NamedTuple):
     reservation: Reservation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Commit(Generic[States]):
+class Commit(NamedTuple, Generic[States]):
     """Tokens that one verify step added; the stamp is the state after them."""
 
     stamp: Stamp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slipstream_kernels.draft_protocol.records import Commit, DeviceRows
 from slipstream_kernels.models.capture_layers import Bits
@@ -27,16 +27,18 @@ class CommitBatch:
         """Its tokens, and their states where the slot has all those before, and the message has room."""
         states: Bits | None = None
         rows: DeviceRows | None = None
-        features = slot.feed.continued_by(committed.features)
-        ring_slice = None if features is None else features.ring_slice_for(slot.feed)
-        if features is not None and ring_slice is not None:
-            self.ring_slices.append(ring_slice)
-            rows = ring_slice.rows(features.first, features.end)
-        elif features is not None and self.state_bytes + slot.feed.num_bytes(features) <= MESSAGE_BYTES:
-            states = features.select(slot.feed.boundaries)
-            self.state_bytes += states.nbytes
-        if features is not None and (states is not None or rows is not None):
-            slot.feed.sent_until += len(features)
+        feed = slot.feed
+        features = feed.continued_by(committed.features)
+        if features is not None:
+            ring_slice = features.ring_slice_for(feed)
+            if ring_slice is not None:
+                self.ring_slices.append(ring_slice)
+                rows = ring_slice.rows(features.first, features.end)
+                feed.sent_until = features.end
+            elif self.state_bytes + feed.num_bytes(features) <= MESSAGE_BYTES:
+                states = features.select(feed.boundaries)
+                self.state_bytes += states.nbytes
+                feed.sent_until = features.end
         self.records.append(
             Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows)
         )
@@ -48,7 +50,7 @@ class CommitBatch:
         if not fits and self.state_bytes:
             for slot, record in zip(self.slots, self.records, strict=True):
                 slot.feed.sent_until -= 0 if record.hidden_states is None else len(record.hidden_states)
-            fits = self.attachment.outbox.put([replace(record, hidden_states=None) for record in self.records])
+            fits = self.attachment.outbox.put([record._replace(hidden_states=None) for record in self.records])
         for ring_slice in self.ring_slices if fits else ():
             ring_slice.reservation.queued += 1
         return fits

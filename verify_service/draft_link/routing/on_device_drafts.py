@@ -14,7 +14,7 @@ from verify_service.core.draft_source import EnqueuedDrafts, EnqueuedRequest
 from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.routing.router import SlotRef
+from verify_service.draft_link.routing.routed_request import SlotRef
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.generation_types import FinishReason
@@ -12,44 +11,16 @@ from slipstream_kernels.draft_protocol.records import Gap
 from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
-from verify_service.draft_link.records import Close, Offer, Open
+from verify_service.draft_link.records import Close, Open
 from verify_service.draft_link.routing.commit_batch import CommitBatch
 from verify_service.draft_link.routing.hidden_state_feed import reachable, send_states, step_bytes
+from verify_service.draft_link.routing.routed_request import RoutedRequest, SlotRef
 from verify_service.draft_link.slots.slot import Slot
 from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.rows import HiddenStateRows
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlotRef:
-    """A request's slot of one attachment."""
-
-    attachment: Attachment
-    slot: Slot
-
-
-@dataclass(slots=True, eq=False)
-class RoutedRequest:
-    """A request between begin and end, with all that a drafter needs to be brought up to date."""
-
-    opening: Opening
-    tokens: list[int]
-    max_nodes: int = 1
-    max_depth: int = 0
-    routing_hash: float = 0.0
-    current_slot: SlotRef | None = None
-    next_slot: SlotRef | None = None
-    """Slot of another drafter that takes the request over once it has caught up; fed beside `current_slot`."""
-    nacked_epoch: int = 0
-    """Epoch of an attachment that has nacked the request instead of taking it over."""
-
-    @property
-    def slots(self) -> list[SlotRef]:
-        """All slots that are fed."""
-        return [ref for ref in (self.current_slot, self.next_slot) if ref is not None]
 
 
 class DraftRouter:
@@ -103,6 +74,8 @@ class DraftRouter:
 
     def cache_taken(self, commits: Sequence[Committed]) -> list[SlotRef]:
         """Slots whose speculation cache was taken for a step in flight."""
+        if not any(attachment.ahead for attachment in self.attachments.values()):
+            return []
         return [ref for ref in self.current_slots(each.key for each in commits) if ref.slot.cache.taken]
 
     def begin(self, opening: Opening) -> None:
@@ -121,14 +94,19 @@ class DraftRouter:
     ) -> list[tuple[RingSlice, ...]]:
         """Room for states of each of `wanted`, in the rings of the drafters that take them from the device."""
         routes: list[tuple[RingSlice, ...]] = []
+        fits: dict[tuple[int, ...], bool] = {(): False}
         for key, first, count in wanted:
+            spans: list[RingSlice] = []
             running = self.running.get(key)
-            spans = [
-                ref.attachment.ring.reserve(ref.slot.feed, first, count, hidden_size)
-                for ref in ([] if running is None else running.slots)
-                if ref.attachment.ring and ref.slot.feed.boundaries and set(ref.slot.feed.boundaries) <= set(captured)
-            ]
-            routes.append(tuple(span for span in spans if span is not None))
+            for ref in () if running is None else running.slots:
+                ring, feed = ref.attachment.ring, ref.slot.feed
+                if feed.boundaries not in fits:
+                    fits[feed.boundaries] = set(feed.boundaries) <= set(captured)
+                if ring is not None and fits[feed.boundaries]:
+                    ring_slice = ring.reserve(feed, first, count, hidden_size)
+                    if ring_slice is not None:
+                        spans.append(ring_slice)
+            routes.append(tuple(spans))
         return routes
 
     def extend(self, chunks: Sequence[StateChunk]) -> None:
@@ -147,32 +125,45 @@ class DraftRouter:
         batches: dict[int, CommitBatch] = {}
         self._asks = any(committed.catch_up or committed.max_nodes > 1 for committed in commits)
         self.haste = commits[0].haste if commits else WaitUrgency.HURRIED
+        now = self._clock()
+        told: list[tuple[RoutedRequest, HiddenStateRows | None]] = []
         for committed in commits:
             running = self.running.get(committed.key)
-            if running is None:
-                continue
-            running.tokens.extend(committed.token_ids)
-            for ref in running.slots:
-                ref.slot.end_step(committed.token_ids)
-            self._switch_drafter(running)
-            running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
-            if running.current_slot is None:
-                self._bind(running, caught_up=False)
-            else:
-                for ref in running.slots:
-                    self._feed(running, ref, committed, batches)
+            if running is not None:
+                told.append((running, committed.features))
+                self._end_step(running, committed, batches, now)
         for batch in batches.values():
             if not batch.put():
                 for slot in batch.slots:
                     self._gap(batch.attachment, slot)
             batch.attachment.send(len(batch.records))
         self._make_room()
-        for committed in self._in_turn(commits):
-            if committed.features is not None and (running := self.running.get(committed.key)) is not None:
+        for running, features in self._in_turn(told):
+            if features is not None:
                 for ref in running.slots:
-                    self._feed_states(running, ref, committed.features, catch_up=ref.slot.session.ever_requested)
-        refs = [(key, running.current_slot) for key, *_ in commits if (running := self.running.get(key)) is not None]
-        return {key for key, ref in refs if ref is not None and ref.slot.lacks_states}
+                    if ref.slot.feed.sent_until < features.end or ref.slot.session.open_deferred:
+                        self._feed_states(running, ref, features, catch_up=ref.slot.session.ever_requested)
+        return {
+            running.opening.key
+            for running, _ in told
+            if running.current_slot is not None and running.current_slot.slot.lacks_states
+        }
+
+    def _end_step(
+        self, running: RoutedRequest, committed: Committed, batches: dict[int, CommitBatch], now: float
+    ) -> None:
+        tokens = committed.token_ids
+        running.tokens.extend(tokens)
+        for ref in running.slots:
+            ref.slot.end_step(tokens)
+        if running.next_slot is not None:
+            self._switch_drafter(running)
+        running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
+        if running.current_slot is None:
+            self._bind(running, caught_up=False)
+            return
+        for ref in running.slots:
+            self._feed(running, ref, committed, batches, now)
 
     def end(self, key: RequestKey, reason: FinishReason) -> None:
         """Close the request's slots, if it has any."""
@@ -218,7 +209,7 @@ class DraftRouter:
         for running in self.running.values():
             offers = attachment.index_of(running.opening.proposer) is not None
             if offers and running.current_slot is not None and running.next_slot is None:
-                running.next_slot = self._take(attachment)
+                running.next_slot = self._take(running, attachment)
                 if running.next_slot is not None:
                     self._open(running, running.next_slot, caught_up=False)
                 return
@@ -237,7 +228,7 @@ class DraftRouter:
 
     def _bind(self, running: RoutedRequest, *, caught_up: bool) -> None:
         """Open a slot with the drafter that is due, for a request without one."""
-        running.current_slot = self._take(self._due(running))
+        running.current_slot = self._take(running, self._due(running))
         if running.current_slot is not None:
             self._open(running, running.current_slot, caught_up=caught_up)
 
@@ -249,7 +240,7 @@ class DraftRouter:
             running.next_slot = None
         if due is ref.attachment or running.next_slot is not None or (due and due.epoch == running.nacked_epoch):
             return
-        running.next_slot = self._take(due)
+        running.next_slot = self._take(running, due)
         if running.next_slot is not None:
             self._open(running, running.next_slot, caught_up=False)
 
@@ -277,16 +268,18 @@ class DraftRouter:
         return [each for each in newest_first if each.live and each.index_of(proposer) is not None]
 
     @staticmethod
-    def _take(attachment: Attachment | None) -> SlotRef | None:
+    def _take(running: RoutedRequest, attachment: Attachment | None) -> SlotRef | None:
         slot = None if attachment is None else attachment.slots.take()
-        return None if attachment is None or slot is None else SlotRef(attachment, slot)
+        if attachment is None or slot is None:
+            return None
+        return SlotRef(attachment, slot, attachment.index_of(running.opening.proposer) or 0)
 
     def _open(self, running: RoutedRequest, ref: SlotRef, *, caught_up: bool) -> None:
         """Open a request's slot, but in the middle only if it is its turn; one that wants states waits for a step's."""
-        index, offer = self._offer(running, ref)
+        offer = ref.offer
         ref.slot.open(
             running.opening.key,
-            ref.attachment.stats[index],
+            ref.attachment.stats[ref.index],
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
             max_ahead=0 if offer.lockstep else ref.attachment.slots.max_ahead,
@@ -311,7 +304,7 @@ class DraftRouter:
         self._stand(running, ref)
         record = Open(
             stamp=slot.stamp,
-            proposer=self._offer(running, ref)[0],
+            proposer=ref.index,
             token_ids=tuple(running.tokens),
             prompt_length=opening.prompt_length,
             sampling=opening.sampling,
@@ -332,7 +325,12 @@ class DraftRouter:
         attachment.send(1)
 
     def _feed(
-        self, running: RoutedRequest, ref: SlotRef, committed: Committed, batches: dict[int, CommitBatch]
+        self,
+        running: RoutedRequest,
+        ref: SlotRef,
+        committed: Committed,
+        batches: dict[int, CommitBatch],
+        now: float,
     ) -> None:
         attachment, slot = ref.attachment, ref.slot
         slot.session.ever_requested |= committed.catch_up
@@ -342,8 +340,11 @@ class DraftRouter:
             slot.begin_step(committed.tree)
         attachment.rate_limiter.refill_tokens()
         if slot.session.in_sync:
-            batches.setdefault(attachment.epoch, CommitBatch(attachment)).add(slot, committed)
-            slot.ask(self._clock())
+            batch = batches.get(attachment.epoch)
+            if batch is None:
+                batch = batches[attachment.epoch] = CommitBatch(attachment)
+            batch.add(slot, committed)
+            slot.ask(now)
         elif slot.session.open_deferred:
             if not slot.feed.boundaries and self._opens(running, ref):
                 self._announce(running, ref, running.opening.cached_length)
@@ -377,14 +378,9 @@ class DraftRouter:
             attachment.send(1)
 
     @staticmethod
-    def _offer(running: RoutedRequest, ref: SlotRef) -> tuple[int, Offer]:
-        """What the slot's drafter offers for the request."""
-        index = ref.attachment.index_of(running.opening.proposer) or 0
-        return index, ref.attachment.request.offers[index]
-
-    def _stand(self, running: RoutedRequest, ref: SlotRef) -> None:
-        _, offer = self._offer(running, ref)
-        ref.slot.advance_to(len(running.tokens), running.tokens[-1], running.max_nodes, running.max_depth, offer)
+    def _stand(running: RoutedRequest, ref: SlotRef) -> None:
+        tokens = running.tokens
+        ref.slot.advance_to(len(tokens), tokens[-1], running.max_nodes, running.max_depth, ref.offer)
 
     def _release(self, ref: SlotRef, reason: FinishReason | None) -> None:
         attachment, slot = ref.attachment, ref.slot

@@ -9,7 +9,7 @@ from threading import Condition
 from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline
-from verify_service.draft_link.routing.router import SlotRef
+from verify_service.draft_link.routing.routed_request import SlotRef
 
 _log = logging.getLogger(__name__)
 

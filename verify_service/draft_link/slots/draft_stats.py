@@ -76,7 +76,7 @@ class DraftStats:
         self.observe(count)
         self.drafted += len(tree)
         self.accepted += count
-        for name, drafted, accepted in accepted_by_source(tree, tree.path(node)):
+        for name, drafted, accepted in accepted_by_source(tree, tree.path(node)) if tree.sources else ():
             before = self.sources.get(name, SourceCount(name, 0, 0))
             self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
         return node

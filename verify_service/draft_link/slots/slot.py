@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slipstream_kernels.device_tree import known
 from slipstream_kernels.draft_protocol.records import ParentNode, Stamp, TreeReply
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.acceptance import match_path
@@ -167,11 +168,12 @@ class Slot:
         Drop the tree of the old state, and of the cached ones all but the tree for the last outcome.
         """
         self.stamp = Stamp(self.stamp.epoch, self.stamp.slot, self.stamp.generation, base_length, root_token)
-        self.cache.max_nodes, self.cache.max_depth = min(offer.max_nodes, MAX_ROWS), min(offer.max_depth, MAX_ROWS - 1)
-        self.max_nodes = min(max_nodes, offer.max_nodes)
-        self.max_depth = min(max_depth, offer.max_depth)
-        self.session.ever_requested |= self.max_nodes > 1
-        found = self.cache.advance(base_length, root_token, had_tree=self.tree is not None)
+        most_nodes, most_depth, cache = offer.max_nodes, offer.max_depth, self.cache
+        cache.max_nodes, cache.max_depth = min(most_nodes, MAX_ROWS), min(most_depth, MAX_ROWS - 1)
+        self.max_nodes, self.max_depth = min(max_nodes, most_nodes), min(max_depth, most_depth)
+        if self.max_nodes > 1:
+            self.session.ever_requested = True
+        found = cache.advance(base_length, root_token, had_tree=self.tree is not None)
         self.tree, self.tree_id, self.from_cache = None, 0, False
         if found is not None:
             self.set_tree(found)
@@ -272,8 +274,8 @@ class Slot:
         """Take in the tokens that the step from the present state has committed."""
         self.cache.last_outcome = NO_NODE
         if self.in_flight_tree is not None:
-            node = self.stats.record_step(self.in_flight_tree, tokens)
-            if node >= 0:
+            node = self.stats.record_step(known(self.in_flight_tree), tokens)
+            if node >= 0 and self.cache.capacity:
                 self.cache.last_outcome = ParentNode(self.in_flight_tree_id, node)
         elif self.tree and not self.cache.capacity:
             self.stats.late += 1

@@ -59,6 +59,9 @@ class SpeculationCache:
 
         `had_tree`: the last step was given a tree.
         """
+        if not self.trees:
+            self.taken, self.kept_up = False, had_tree
+            return None
         trees, self.trees, self.taken = self.trees, {}, False
         self.kept_up = bool(trees) or had_tree
         return trees.get((base_length, root_token, self.last_outcome))

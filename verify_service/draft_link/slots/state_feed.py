@@ -28,7 +28,7 @@ class StateFeed:
 
     def continued_by(self, rows: HiddenStateRows | None) -> HiddenStateRows | None:
         """Return these rows if the drafter wants them and they follow those it was sent, else None."""
-        if not self.boundaries or rows is None or rows.first != self.sent_until:
+        if rows is None or rows.first != self.sent_until or not self.boundaries:
             return None
         return rows if rows.has(self.boundaries) else None
 

@@ -34,6 +34,7 @@ class PassHandle:
     """Handed out by `GpuModel.launch`."""
 
     __slots__ = (
+        "_copied",
         "_event",
         "_items",
         "_kept",
@@ -71,6 +72,8 @@ class PassHandle:
         self._results: Int32 | None = None
         self._moved: torch.cuda.Event | None = None
         self._states = states
+        self._copied = None if states is None else states.copied
+        """Comes once states are where they were to be copied to on the device; None once it has."""
         self._rows: Bits | None = None
         self.scores: RowScores | None = None
         """Of the plan's `scored` rows, where there are any."""
@@ -115,12 +118,13 @@ class PassHandle:
 
     def wait_for_copies(self) -> None:
         """Until the states that the pass was to copy on the device are there."""
-        if self._states is not None and self._states.copied is not None:
-            self._states.copied.synchronize()
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            copied.synchronize()
 
     def drop_states(self) -> None:
         """Another pass takes their place."""
-        self._states = self._rows = None
+        self._states = self._rows = self._copied = None
 
     @property
     def logits(self) -> torch.Tensor:
