@@ -299,7 +299,7 @@ def _records(commands: Commands) -> list[Record]:
     for command in commands:
         try:
             if isinstance(command, Commit | Extend):
-                records.append(_with_tensor(command))
+                records.append(cast("Record", command) if command.hidden_states is None else _with_tensor(command))
             else:
                 records.extend(codec.decode_command_bytes(command))
         except UnavailableError:  # one of ours: verify made it

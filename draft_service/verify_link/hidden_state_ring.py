@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Self
 
 from draft_service.proposers.base import CPU
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 NUMBER_BYTES = 2
 """Of bfloat16."""
+_place_in_ring = itemgetter(0)
 
 
 class HiddenStateRing:
@@ -99,16 +101,18 @@ class HiddenStateRing:
     def _runs(self, rows: Sequence[DeviceRows]) -> list[tuple[int, int]]:
         """Positions from the first to behind the last of rows that lie in one piece, ascending."""
         runs: list[tuple[int, int]] = []
-        for each in sorted(rows, key=lambda each: each[:3]):
-            start, end = each.position, each.position + each.rows * each.row_bytes
-            place = start % self._capacity
-            odd = (each.row_bytes | start) % NUMBER_BYTES
-            if odd or end <= start or place + end - start > self._capacity or (runs and start < runs[-1][1]):
-                raise UnavailableError(f"{each.rows} rows of {each.row_bytes} bytes at {start} of the device's ring")
-            if runs and start // self._capacity == runs[-1][0] // self._capacity:
-                runs[-1] = (runs[-1][0], end)
-            else:
-                runs.append((start, end))
+        capacity, first, last = self._capacity, -1, -1
+        for start, count, row_bytes, *_ in sorted(rows, key=_place_in_ring):
+            end = start + count * row_bytes
+            odd = (row_bytes | start) % NUMBER_BYTES
+            if odd or end <= start or start % capacity + end - start > capacity or start < last:
+                raise UnavailableError(f"{count} rows of {row_bytes} bytes at {start} of the device's ring")
+            if first < 0 or start // capacity != first // capacity:
+                if first >= 0:
+                    runs.append((first, last))
+                first = start
+            last = end
+        runs.append((first, last))
         return runs
 
     def _copy(self, start: int, end: int) -> torch.Tensor:
@@ -136,11 +140,14 @@ class HiddenStateRing:
     def _with_states(record: Record, copies: Sequence[tuple[int, torch.Tensor]]) -> Record:
         if not isinstance(record, Commit | Extend) or record.device_rows is None:
             return record
-        position, rows, row_bytes = record.device_rows[:3]
-        start, copy = next((start, copy) for start, copy in reversed(copies) if start <= position)
-        first, width = (position - start) // NUMBER_BYTES, row_bytes // NUMBER_BYTES
-        features = copy.as_strided((rows, width), (width, 1), first)
+        position, rows, row_bytes, *_ = record.device_rows
+        at = len(copies) - 1
+        while copies[at][0] > position:
+            at -= 1
+        start, copy = copies[at]
+        width = row_bytes // NUMBER_BYTES
+        features = copy.as_strided((rows, width), (width, 1), (position - start) // NUMBER_BYTES)
         if isinstance(record, Extend):
             return Extend(record.stamp, record.first_position, features)
-        stamp, tokens, nodes, depth = record.stamp, record.token_ids, record.max_nodes, record.max_depth
-        return Commit(stamp, tokens, nodes, depth, features, record.tree_id)
+        stamp, tokens, nodes, depth, _, tree_id, *_ = record
+        return Commit(stamp, tokens, nodes, depth, features, tree_id)

@@ -97,11 +97,11 @@ class SessionTable:
         if slot is None and not isinstance(record, Open) and stamp.slot >= self.num_slots:
             self.dropped["slot"] += 1
             return None
+        if isinstance(record, Commit):
+            return self._commit(record, slot)
         match record:
             case Open():
                 return self._open(record, slot)
-            case Commit():
-                return self._commit(record, slot)
             case Extend():
                 return self._extend(record, slot)
             case Gap():
@@ -144,14 +144,16 @@ class SessionTable:
     def followed(self, values: Sequence[EnqueueRequest]) -> dict[Proposer, list[FollowRequest]]:
         """Sessions that a pass under way goes on with, by proposer: those that are at the state it began with."""
         asked: dict[Proposer, list[FollowRequest]] = {}
-        for value in values:
-            stamp = Stamp(*value.stamp)
+        for stamp, row, rows, place, max_nodes, max_depth in values:
             slot = self._slots.get(stamp.slot)
             if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.ahead:
                 continue
-            nodes, depth = min(value.max_nodes, slot.proposer.max_nodes), min(value.max_depth, slot.proposer.max_depth)
-            request = FollowRequest(slot.session, value.row, value.rows, value.place, nodes, depth)
-            asked.setdefault(slot.proposer, []).append(request)
+            proposer = slot.proposer
+            requests = asked.get(proposer)
+            if requests is None:
+                requests = asked[proposer] = []
+            nodes, depth = min(max_nodes, proposer.max_nodes), min(max_depth, proposer.max_depth)
+            requests.append(FollowRequest(slot.session, row, rows, place, nodes, depth))
         return asked
 
     @property
@@ -260,9 +262,10 @@ class SessionTable:
 
     def _take_states(self, slot: SessionSlot, proposer: Proposer, first: int, states: torch.Tensor) -> Reply | None:
         """Hand on those that have not come yet. What leaves a hole, or runs ahead of the tokens, is a fault."""
-        end = first + len(states)
-        if states.shape[1] != len(proposer.feature_boundaries) * self.hidden_size:
-            return self.refuse(slot, f"states of {states.shape[1]} numbers are not what {proposer.name} asked for")
+        rows, columns = states.shape
+        end = first + rows
+        if columns != len(proposer.feature_boundaries) * self.hidden_size:
+            return self.refuse(slot, f"states of {columns} numbers are not what {proposer.name} asked for")
         if end <= slot.featured:
             self.dropped["stale states"] += 1
             return None

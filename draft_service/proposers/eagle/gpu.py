@@ -24,8 +24,6 @@ from draft_service.proposers.gpu_common.draft_futures import BatchedDraftFuture
 from draft_service.proposers.gpu_common.sampling_slots import (
     DraftVocabulary,
     count_output,
-    is_filtered,
-    is_penalised,
     set_rules,
 )
 from slipstream_kernels.device_tree import DeviceTree
@@ -100,7 +98,7 @@ class GpuEagleProposer(EagleBase):
             raise ValueError(f"token {max(token_ids)} is outside the head's vocabulary")
         state = sessions[session]
         state.commit(token_ids)
-        if is_penalised(state.sampling):
+        if state.is_penalised:
             with draft.change_tables():
                 count_output(draft.tables, state.line, vocabulary, token_ids)
 
@@ -142,28 +140,29 @@ class GpuEagleProposer(EagleBase):
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
-        for request in requests:
+        limits, filtered = draft.limits, False
+        for number, row, rows, place, max_nodes, max_depth in requests:
             if len(items) == draft.max_sessions:
                 break
-            session, nodes = sessions[request.session], request.max_nodes - 1
-            ready = session.is_complete and not session.pending and not session.is_full
-            if not ready or request.rows > draft.limits.text_rows:
+            session, nodes = sessions[number], max_nodes - 1
+            if session.pending or session.is_full or rows > limits.text_rows or not session.is_complete:
                 continue
-            depth = min(request.max_depth, nodes)
-            item = sessions.lay_rows(draft, session, request.rows, nodes, depth)
+            depth = min(max_depth, nodes)
+            item = sessions.lay_rows(draft, session, rows, nodes, depth)
             if item is not None:
                 items.append(item)
-                asked.append((request.row, request.place))
-                most = draft.limits.max_nodes(depth)
-                laid[session] = Laid(session.commits, session.length, request.rows, min(nodes, most), depth)
+                asked.append((row, place))
+                laid[session] = Laid(session.commits, session.length, rows, min(nodes, limits.max_nodes(depth)), depth)
+                filtered |= session.is_filtered
         if not items:
             return EnqueuedRound()
-        filtered = any(is_filtered(session.sampling) for session in laid)
         handle = draft.follow(items, asked, outcome.results, outcome.states, ready=outcome.ready, filtered=filtered)
         self._followed = OnDeviceRound(handle, laid, outcome.came)
         read = () if handle.states_read is None else (handle.states_read,)
-        places = enumerate(zip(asked, laid.values(), strict=True))
-        trees = {row: DeviceTree(handle, place, each.nodes, each.depth) for place, ((row, _), each) in places}
+        trees = {
+            row: DeviceTree(handle, place, each.nodes, each.depth)
+            for place, ((row, _), each) in enumerate(zip(asked, laid.values(), strict=True))
+        }
         return EnqueuedRound(read, trees)
 
     def advance(self) -> bool:
@@ -243,7 +242,7 @@ class GpuEagleProposer(EagleBase):
             items.append(item)
             numbers.append(session.number)
             features.extend(states)
-            filtered |= is_filtered(session.sampling)
+            filtered |= session.is_filtered
         return numbers, self._round.begin(items, features, filtered=filtered) if items else None
 
     def _take(

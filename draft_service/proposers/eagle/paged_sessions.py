@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from draft_service.proposers.base import Sampling, SessionRefusedError
+from draft_service.proposers.gpu_common.sampling_slots import is_filtered, is_penalised
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
@@ -22,7 +23,7 @@ class PagedSession:
     begin: the position of its first row. commits: how often tokens were added. length: rows of its text that are
     computed. waiting: states of the next ones. pending: rows whose states wait. newest: of rows computed, up to the
     last, which is computed again where no other waits. is_full: it outgrew its pages or the longest context, and gets
-    no more trees.
+    no more trees. is_filtered, is_penalised: as of its sampling.
     """
 
     number: int
@@ -37,12 +38,16 @@ class PagedSession:
     pending: int = 0
     newest: torch.Tensor | None = None
     is_full: bool = False
+    is_filtered: bool = field(init=False)
+    is_penalised: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_filtered, self.is_penalised = is_filtered(self.sampling), is_penalised(self.sampling)
 
     @property
     def is_complete(self) -> bool:
         """Whether all states that the tokens allow have come, and some have."""
-        rows = self.length + self.pending
-        return 0 < rows == len(self.tokens) - 1 - self.begin
+        return 0 < self.length + self.pending == len(self.tokens) - 1 - self.begin
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add what a step of the target has decided."""
@@ -156,8 +161,8 @@ class PagedSessions:
         if session.begin + length > self._limits.max_context:
             return False
         held = len(session.pages)
-        missing = -(-length // PAGE_SIZE) - held
-        if missing > 0:
+        if length > held * PAGE_SIZE:
+            missing = -(-length // PAGE_SIZE) - held
             try:
                 session.pages += self._pool.allocate(missing)
             except OutOfPagesError:

@@ -273,8 +273,9 @@ class Slot:
     def end_step(self, tokens: Sequence[int]) -> None:
         """Take in the tokens that the step from the present state has committed."""
         self.cache.last_outcome = NO_NODE
-        if self.in_flight_tree is not None:
-            node = self.stats.record_step(known(self.in_flight_tree), tokens)
+        tree = known(self.in_flight_tree)
+        if tree is not None:
+            node = self.stats.record_step(tree, tokens)
             if node >= 0 and self.cache.capacity:
                 self.cache.last_outcome = ParentNode(self.in_flight_tree_id, node)
         elif self.tree and not self.cache.capacity:

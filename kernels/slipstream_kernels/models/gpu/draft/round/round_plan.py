@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _SEGMENTS = (16, 128, 1024, 8192)
 _FREE_UPDATES, _UPDATES_PER_SESSION = 64, 8
 
 
-@dataclass(frozen=True, slots=True)
-class RoundItem:
+class RoundItem(NamedTuple):
     """A session's part of a round, or of a pass over text.
 
     line: of the tables. cached: rows of its text whose keys and values are in its pages. position: of the first row of
@@ -116,10 +115,13 @@ class RoundLayout:
 
     def pack(self, items: Sequence[RoundItem], page_table: Int32, words: Int32) -> None:
         """Fill all arrays, which lie in `words`, but `updates` and `follows`. page_table: int32 [lines, pages]."""
-        table = np.array(
-            [(i.line, i.cached, i.position, len(i.token_ids), i.max_nodes, i.max_depth) for i in items], np.int32
-        ).reshape(-1, 6)
-        tokens = np.array([token for item in items for token in item.token_ids], np.int32)
+        flat: list[int] = []
+        ids: list[int] = []
+        for line, cached, position, token_ids, max_nodes, max_depth in items:
+            flat += (line, cached, position, len(token_ids), max_nodes, max_depth)
+            ids += token_ids
+        table = np.fromiter(flat, np.int32, len(flat)).reshape(-1, 6)
+        tokens = np.fromiter(ids, np.int32, len(ids))
         if not self._bucket.levels:
             host = self.views(words)
             host.token_ids[: len(tokens)] = tokens
@@ -147,12 +149,15 @@ class RoundLayout:
         Nothing is asked of it where the items' text is known.
         """
         target[:] = 0
+        table: list[int] = []
         first = segment = 0
-        for follow, (row, place), item in zip(target, asked, items, strict=False):
+        for (row, place), item in zip(asked, items, strict=False):
             rows = len(item.token_ids)
-            follow[:5] = row, first, rows, place, segment
+            table += (row, first, rows, place, segment)
             first += rows
             segment += -(-rows // self.segment_rows)
+        if table:
+            target[: len(asked), :5] = np.fromiter(table, np.int32, len(table)).reshape(-1, 5)
 
     def _lay_tiles(self, table: Int32, target: Int32) -> None:
         tiles: list[tuple[int, int, int, int]] = []

@@ -29,13 +29,14 @@ class TargetPass:
                 raise ValueError(f"a round on {device} follows a pass on {tensor.device}")
         if len(self.asked) != len(items):
             raise ValueError(f"{len(items)} items follow a pass in {len(self.asked)} places")
+        results = len(self.results)
         end = min(len(self.source) if features else _MOST_PLACE, _MOST_PLACE)
         for item, (row, place) in zip(items, self.asked, strict=True):
             rows = len(item.token_ids)
             if not 1 <= rows <= MAX_ROWS:
                 raise ValueError(f"{rows} rows of text follow a pass, must be from 1 to {MAX_ROWS}")
-            if not 0 <= row < len(self.results):
-                raise ValueError(f"row {row} of the results of a pass, which has {len(self.results)}")
+            if not 0 <= row < results:
+                raise ValueError(f"row {row} of the results of a pass, which has {results}")
             if not 0 <= place <= end - rows * features:
                 raise ValueError(f"{rows} states of {features} numbers do not lie from {place} on, below {end}")
 

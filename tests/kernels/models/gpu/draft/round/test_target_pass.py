@@ -1,6 +1,5 @@
 """A round that follows a pass on the device is the round that the host would have laid out once that pass was over."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,7 +68,7 @@ def test_trees_are_those_of_the_text_that_was_decided(draft, accepted, filtered)
         rows.append(outcome(tokens[cached:], count))
         states.append(features[cached:])
         laid.append(RoundItem(line, cached, cached + 2, (0,) * ROWS, 9, 3))
-        known.append(replace(laid[-1], token_ids=tokens[cached:]))
+        known.append(laid[-1]._replace(token_ids=tokens[cached:]))
     ticket = draft.follow(laid, asked, torch.stack(rows[::-1]), source, ready=None, filtered=filtered)
     assert ticket.states_read is None
     followed = ticket.trees()
@@ -86,7 +85,7 @@ def test_arrays_are_those_of_the_text_that_was_decided():
     layout = RoundLayout(RoundBucket(4, 64, 14), shape, limits)
     pages = np.random.default_rng(0).permutation(256).astype(np.int32).reshape(4, 64)
     known = [RoundItem(2, 700, 700, [5] * 4, 9, 3), RoundItem(0, 63, 70, [6], 20, 2), RoundItem(1, 3, 3, [7] * 9, 5, 3)]
-    laid = [replace(item, token_ids=[0] * rows) for item, rows in zip(known, (12, 15, 9), strict=True)]
+    laid = [item._replace(token_ids=[0] * rows) for item, rows in zip(known, (12, 15, 9), strict=True)]
     results = torch.stack([outcome(item.token_ids, len(item.token_ids) - 1) for item in known])
     ours, theirs = (np.full(layout.words, 99, np.int32) for _ in range(2))
     layout.pack(laid, pages, ours)
@@ -126,8 +125,8 @@ def test_what_cannot_follow_is_refused(draft):
         ([item], [(2, 0)], "row 2 .* has 2"),
         ([item], [(0, 233)], "4 states of 192 numbers .* 233 on, below 1000"),
         ([item], [(0, -1)], "-1 on"),
-        ([replace(item, token_ids=())], [(0, 0)], "0 rows of text .* 1 to 64"),
-        ([replace(item, token_ids=(0,) * 65)], [(0, 0)], "65 rows"),
+        ([item._replace(token_ids=())], [(0, 0)], "0 rows of text .* 1 to 64"),
+        ([item._replace(token_ids=(0,) * 65)], [(0, 0)], "65 rows"),
     ]:
         with pytest.raises(ValueError, match=words):
             draft.follow(items, asked, results, source, ready=None, filtered=False)
