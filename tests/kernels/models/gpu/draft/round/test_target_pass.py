@@ -1,5 +1,6 @@
 """A round that follows a pass on the device is the round that the host would have laid out once that pass was over."""
 
+from dataclasses import replace
 
 import numpy as np
 import pytest
