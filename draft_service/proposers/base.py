@@ -95,8 +95,7 @@ class Opening:
     cached_length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """A session that wants a tree for its present tokens.
 
     max_nodes: rows of the tree, the root included, at least 2; so at most max_nodes - 1 drafted tokens.

@@ -131,14 +131,13 @@ class SessionTable:
         left = max(0.0, self.deadline - waited)
         wanted: dict[Proposer, list[tuple[SessionSlot, DraftRequest]]] = {}
         for slot in self._slots.values():
-            if slot.wants_tree and slot.proposer is not None:
-                request = DraftRequest(
-                    slot.session,
-                    min(slot.max_nodes, slot.proposer.max_nodes),
-                    min(slot.max_depth, slot.proposer.max_depth),
-                    left,
-                )
-                wanted.setdefault(slot.proposer, []).append((slot, request))
+            proposer = slot.proposer
+            if slot.wants_tree and proposer is not None:
+                requests = wanted.get(proposer)
+                if requests is None:
+                    requests = wanted[proposer] = []
+                nodes, depth = min(slot.max_nodes, proposer.max_nodes), min(slot.max_depth, proposer.max_depth)
+                requests.append((slot, DraftRequest(slot.session, nodes, depth, left)))
         return wanted
 
     def followed(self, values: Sequence[EnqueueRequest]) -> dict[Proposer, list[FollowRequest]]:

@@ -324,7 +324,8 @@ class Worker:
             trees = call.result() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
-            replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
+            for slot, tree in zip(slots, trees, strict=True):
+                replies.append(self._reply_of(self._table, slot, tree))
         return replies
 
     def _reply_of(self, table: SessionTable, slot: SessionSlot, tree: TokenTree | None) -> Reply:
@@ -341,6 +342,8 @@ class Worker:
             return TreeReply(slot.stamp, tree if told else EMPTY_TREE)
         self.stats.trees_sent += 1
         self.stats.nodes_sent += most_rows(tree)[0]
+        if slot.ahead is None and isinstance(tree, DeviceTree):
+            return TreeReply(slot.stamp, tree)
         tree_id = 0
         if slot.ahead is not None:
             tree_id = slot.ahead.tree_id = next(self._numbers)

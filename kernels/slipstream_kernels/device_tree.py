@@ -38,20 +38,19 @@ class DeviceTree(TokenTree):
     most_nodes: int
     most_depth: int
     _read: TokenTree | None
+    __setattr__ = object.__setattr__  # of its own fields alone, which no other tree has
 
     def __init__(self, trees: DeviceTrees, row: int, most_nodes: int, most_depth: int) -> None:
-        put = object.__setattr__  # as nothing of a tree changes otherwise
-        put(self, "trees", trees)
-        put(self, "row", row)
-        put(self, "most_nodes", most_nodes)
-        put(self, "most_depth", most_depth)
-        put(self, "_read", None)
+        self.trees = trees
+        self.row = row
+        self.most_nodes = most_nodes
+        self.most_depth = most_depth
+        self._read = None
 
     def read(self) -> TokenTree:
         """The tree on the host."""
         if self._read is None:
-            object.__setattr__(self, "_read", self.trees.read(self.row))
-        assert self._read is not None
+            self._read = self.trees.read(self.row)
         return self._read
 
     def __bool__(self) -> bool:

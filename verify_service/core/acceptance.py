@@ -53,8 +53,10 @@ def accepted_by_source(tree: TokenTree, accepted: Collection[int]) -> tuple[Sour
 
     Empty where the tree is one proposer's own.
     """
-    sources = tree.sources or ()
-    right = [sources[node] for node in accepted] if sources else []
+    sources = tree.sources
+    if not sources:
+        return ()
+    right = [sources[node] for node in accepted]
     return tuple(SourceCount(name, sources.count(name), right.count(name)) for name in dict.fromkeys(sources))
 
 
@@ -98,15 +100,13 @@ class Acceptance:
 
     def observe(self, tried: int, matched: int) -> None:
         self.last_accept_length = matched
-        self._add(tried, matched)
+        self.tried += tried - _FADE * self.tried
+        self.matched += matched - _FADE * self.matched
 
     def expect(self, chance: float) -> None:
         """Take in a level that was not verified, and had been matched with that chance."""
-        self._add(1.0, chance)
-
-    def _add(self, tried: float, matched: float) -> None:
-        self.tried += tried - _FADE * self.tried
-        self.matched += matched - _FADE * self.matched
+        self.tried += 1.0 - _FADE * self.tried
+        self.matched += chance - _FADE * self.matched
 
     def fade(self) -> None:
         """Count for half what was seen."""

@@ -82,7 +82,7 @@ class GenerationRequest:
     context: RequestContext = NO_CONTEXT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """What one step yielded for one request.
 

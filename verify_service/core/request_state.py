@@ -166,7 +166,8 @@ class RequestState:
     @property
     def depth_left(self) -> int:
         """Longest path of drafted tokens that could still be output, after which a bonus token fits."""
-        return min(self.draft.max_depth, self.parameters.max_length - self.length - 1)
+        left = self.parameters.max_length - len(self.tokens) - self.num_output_placeholders - 1
+        return min(self.draft.max_depth, left)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -22,7 +22,7 @@ from slipstream_kernels.device_queue import PARITIES, QueueSide, next_number, qu
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
-from slipstream_kernels.models.gpu.draft.round.draft_handle import trees_of
+from slipstream_kernels.models.gpu.draft.round.tree_words import trees_of
 from slipstream_kernels.ops.gpu import device_queue as ops
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH

@@ -36,7 +36,7 @@ from verify_service.draft_link.routing.handed_trees import MALFORMED, account
 from verify_service.draft_link.routing.link_pause import LinkPause
 from verify_service.draft_link.routing.on_device_drafts import follow
 from verify_service.draft_link.routing.reply_handler import ReplyHandler
-from verify_service.draft_link.routing.routed_request import SlotRef
+from verify_service.draft_link.routing.routed_request import SlotRef, drafted_for
 from verify_service.draft_link.routing.router import DraftRouter
 from verify_service.draft_link.routing.wait_policy import all_unresponsive, max_waits, record_waits, wait_for_replies
 from verify_service.draft_link.transports.base import Transport, Wake
@@ -122,7 +122,7 @@ class DraftLink:
     def _commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         with self._changed:
             self._deadline.step_ends(self._clock())
-            ahead = [each for each in self._router.live if each.ahead]
+            ahead = (each for each in self._router.live if each.ahead)
             for attachment in dict.fromkeys((*ahead, *self._router.catching_up)):
                 self._take_in(attachment)
             self._router.fail_over(self._clock())
@@ -358,10 +358,7 @@ class DraftLink:
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Where these requests' trees come from, of those whose drafter is asked for them; nowhere during a pause."""
-        if self._pause.active:
-            return []
-        refs, now = self._router.current_slots(keys), self._clock()
-        return [at for at in refs if at.slot.drafted_for and at.attachment.circuit_breaker.allows_requests(now)]
+        return [] if self._pause.active else drafted_for(self._router.current_slots(keys), self._clock())
 
     def _wait(self, awaited: Sequence[SlotRef], seconds: float) -> None:
         """Let the lock go until a tree may have come, or to the time limit."""

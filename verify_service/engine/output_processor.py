@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from slipstream.bucket_counts import BucketCounts
@@ -28,6 +27,7 @@ from verify_service.speculation.controller import SpeculationController
 _log = logging.getLogger(__name__)
 
 _ROW_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_MOST_STEPS: Final = 4096
 _SECOND_BUCKETS: Final = (
     0.0005,
     0.001,
@@ -69,6 +69,8 @@ class OutputProcessor:
         self._speculation = drafting
         self._decided: list[_Decided] = []
         self._outputs: list[StepOutput] = []
+        self._steps: dict[tuple[int, int, str], SpeculationStep] = {}
+        """What steps did for requests: many are told the same."""
         self.verify_steps = 0
         self.committed_tokens = 0
         self.drafted_tokens = 0
@@ -107,29 +109,28 @@ class OutputProcessor:
             self.step_seconds.observe(each.seconds)
             self._learn(each)
             for item in each.scored:
-                self._try(each, item.state, failed, partial(self._scores, each, item))
-            for decision, tokens, reason in each.entries:
-                self._try(each, decision.item.state, failed, partial(self._output, each, decision, tokens, reason))
+                if item.state not in failed:
+                    try:
+                        self._outputs.extend(self._scores(each, item))
+                    except Exception:  # noqa: BLE001 - the loop must outlive any step
+                        self._fail(item.state, failed, each.now)
+            for entry in each.entries:
+                state = entry[0].item.state
+                if failed and state in failed:
+                    continue
+                try:
+                    self._outputs.append(self._output(each, *entry))
+                except Exception:  # noqa: BLE001 - the loop must outlive any step
+                    self._fail(state, failed, each.now)
         return failed
 
-    def _try(
-        self,
-        decided: _Decided,
-        state: RequestState,
-        failed: list[RequestState],
-        write: Callable[[], Iterable[StepOutput]],
-    ) -> None:
-        """Add what `write` makes of a request, unless that is among the `failed`, which it joins if that fails."""
-        if state in failed:
-            return
-        try:
-            self._outputs.extend(write())
-        except Exception:  # noqa: BLE001 - the loop must outlive any step
-            _log.exception("the output of a verify step failed")
-            end_if_device_lost()
-            failed.append(state)
-            error = InternalError("the verify step of this request failed")
-            self._outputs.append(end_output(state, FinishReason.ERROR, decided.now, error))
+    def _fail(self, state: RequestState, failed: list[RequestState], now: float) -> None:
+        """Log why a request's output failed, and write its last one."""
+        _log.exception("the output of a verify step failed")
+        end_if_device_lost()
+        failed.append(state)
+        error = InternalError("the verify step of this request failed")
+        self._outputs.append(end_output(state, FinishReason.ERROR, now, error))
 
     def drain(self) -> list[StepOutput]:
         """The outputs written since the last call."""
@@ -151,30 +152,40 @@ class OutputProcessor:
         return score_outputs(item.state, self._engine.prompt_scores(decided.step.launched, item))
 
     def _output(
-        self, decided: _Decided, decision: VerifyResult, tokens: Sequence[int], reason: FinishReason | None
-    ) -> Iterable[StepOutput]:
+        self, decided: _Decided, decision: VerifyResult, tokens: tuple[int, ...], reason: FinishReason | None
+    ) -> StepOutput:
         logprobs = self._engine.logprobs(decided.step.launched, decision, len(tokens)) if tokens else ()
         speculation = self._count(decision, len(tokens))
-        if decision.item.state.request.speculation.trace:
+        state = decision.item.state
+        if state.request.speculation.trace:
             rows = _pass_rows(decided.step)
             speculation = traced(speculation, decision, len(tokens), pass_rows=rows, pass_seconds=decided.seconds)
-        return (step_output(decision.item.state, tuple(tokens), logprobs, speculation, reason, decided.now),)
+        return step_output(state, tokens, logprobs, speculation, reason, decided.now)
 
     def _count(self, decision: VerifyResult, count: int) -> SpeculationStep:
         """Enter a decision of which `count` tokens are output into the figures."""
         state, tree = decision.item.state, decision.item.tree
-        state.stats.verify_steps += 1
+        stats = state.stats
+        stats.verify_steps += 1
         self.verify_steps += 1
         self.committed_tokens += count
         if tree is None:
             return PLAIN_STEP
         accepted = decision.path.nodes[:count]
-        proposer = GRAMMAR if is_forced(tree) else state.draft.proposer
-        step = SpeculationStep(len(tree), len(accepted), proposer, accepted_by_source(tree, accepted))
-        state.stats.drafted_tokens += step.drafted
-        state.stats.accepted_tokens += step.accepted
-        self.drafted_tokens += step.drafted
-        self.accepted_tokens += step.accepted
+        drafted, right = len(tree.token_ids), len(accepted)
+        stats.drafted_tokens += drafted
+        stats.accepted_tokens += right
+        self.drafted_tokens += drafted
+        self.accepted_tokens += right
+        if tree.sources:
+            proposer = GRAMMAR if is_forced(tree) else state.draft.proposer
+            return SpeculationStep(drafted, right, proposer, accepted_by_source(tree, accepted))
+        figures = drafted, right, state.draft.proposer
+        step = self._steps.get(figures)
+        if step is None:
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.clear()
+            step = self._steps[figures] = SpeculationStep(*figures)
         return step
 
 

@@ -18,13 +18,14 @@ def cut_output(state: RequestState, tokens: Sequence[int]) -> tuple[int, FinishR
 
     The deciding token itself is output. A stop at the last token the limit allows counts as a stop.
     """
-    if state.only_scores:
+    parameters = state.parameters
+    if parameters.sampling.max_tokens == 0:  # nothing but the prompt's logprobs is wanted
         return 0, FinishReason.LENGTH
-    room = state.parameters.max_length - len(state.tokens)
-    if len(tokens) < room and state.parameters.stop_token_ids.isdisjoint(tokens):
+    room = parameters.max_length - len(state.tokens)
+    if len(tokens) < room and parameters.stop_token_ids.isdisjoint(tokens):
         return len(tokens), None
     for index, token in enumerate(tokens[:room]):
-        if token in state.parameters.stop_token_ids:
+        if token in parameters.stop_token_ids:
             return index + 1, FinishReason.STOP
     return room, FinishReason.LENGTH
 
@@ -42,6 +43,8 @@ def step_output(
     Seed and usage go with the first one too: a client that cuts the output itself sees no last one.
     """
     first = not state.seed_sent
+    if reason is None and not first:
+        return StepOutput(state.key, tokens, logprobs, step)
     seed = state.parameters.seed if first else None
     state.seed_sent = True
     if reason is None:

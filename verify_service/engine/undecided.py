@@ -23,7 +23,9 @@ def decided_part(decision: VerifyResult) -> VerifyResult | None:
     A decision whose output ends before that token is returned as it is.
     """
     nodes, tokens = decision.path
-    if tokens[-1] != NO_TOKEN or cut_output(decision.item.state, tokens)[0] < len(tokens):
+    if tokens[-1] != NO_TOKEN:
+        return decision
+    if cut_output(decision.item.state, tokens)[0] < len(tokens):
         return decision
     return decision._replace(path=AcceptedPath(nodes[:-1], tokens[:-1])) if nodes else None
 

@@ -302,7 +302,8 @@ class VerifyLoop:
         self._output_processor.add_step(step, live, seconds, now)
         for item in live:
             item.state.kv.num_written_tokens = item.base
-            self._counters.prompt_tokens += item.prompt_rows
+            if item.first < item.state.prompt_length:
+                self._counters.prompt_tokens += item.prompt_rows
         features = self._features.take(step, live, [decision.item for decision in decisions])
         undecided: list[VerifyResult] = []
         begins = any(not decision.item.state.stats.first_token_at for decision in decisions)
@@ -329,12 +330,12 @@ class VerifyLoop:
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
-        state = decision.item.state
+        state, kv = decision.item.state, decision.item.state.kv
         count, reason = cut_output(state, decision.path.tokens)
         tokens = decision.path.tokens[:count]
         state.tokens.extend(tokens)
-        state.kv.num_written_tokens = len(state.tokens) - 1
-        state.kv.num_computed_tokens = state.length - 1
+        kv.num_written_tokens = len(state.tokens) - 1
+        kv.num_computed_tokens = state.length - 1
         if not state.prefilled:
             state.prefilled = True
             self._memory.cache_full_pages(state)

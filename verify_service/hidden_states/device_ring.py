@@ -121,13 +121,16 @@ class DeviceRing:
         self._released = messages
 
     def reserve(self, reader: RingReader, first: int, count: int, hidden_size: int) -> RingSlice | None:
-        """Reserve rows for `count` positions from `first` on; None while the drafter has not released enough."""
+        """Reserve rows for `count` positions from `first` on; None while the drafter has not released enough.
+
+        What is not in use any more is looked for only where the room that is known does not do.
+        """
         row_bytes = 2 * len(reader.boundaries) * hidden_size
         size = -(-count * row_bytes // _ALIGNMENT) * _ALIGNMENT
         start = self._written
         if start % self._capacity + size > self._capacity:
             start += self._capacity - start % self._capacity
-        if start + size - self._oldest() > self._capacity:
+        if start + size - self._tail > self._capacity and start + size - self._oldest() > self._capacity:
             return None
         self._written = start + size
         reservation = RingReservation(self._written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,37 +96,36 @@ class GpuBatchBuilder:
         return places
 
     @staticmethod
-    def committed_rows(
-        items: Sequence[ScheduledRequest],
-        deciding: Sequence[ScheduledRequest],
-        spans: Sequence[tuple[ScheduledRequest, int, int, int]],
-    ) -> NDArray[np.int64]:
-        """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [n, 4].
-
-        Of each of `spans`, which are (item, rows at most, place of the first, places from one row to the next), the
-        rows of its tokens and then of the nodes that it may accept. `items` and `deciding` are those of the plan.
-        """
-        starts: dict[ScheduledRequest, tuple[int, int]] = {}
+    def planned_rows(
+        items: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
+    ) -> dict[ScheduledRequest, PlannedRows]:
+        """Where the rows of each item of a plan are; `deciding` are those of its items that decide, in order."""
+        order_of = {item: order for order, item in enumerate(deciding)}
+        planned: dict[ScheduledRequest, PlannedRows] = {}
         row = 0
         for item in items:
             if item.count == 1 or item.tree is not None:
-                starts[item] = (row, row)
+                planned[item] = PlannedRows(row, row, item.count, item.count + item.depth, order_of.get(item, 0))
                 row += item.num_rows
         for item in items:
             if item.count > 1:
                 end = row + item.count - (item.tree is not None)
-                starts[item] = (row, starts[item][1] if item in starts else end - 1)
+                root = planned[item].root if item in planned else end - 1
+                planned[item] = PlannedRows(row, root, item.count, item.count + item.depth, order_of.get(item, 0))
                 row = end
-        order_of = {item: order for order, item in enumerate(deciding)}
-        table = np.array(
-            [
-                (*starts[item], item.count, min(rows, item.count + item.depth), order_of.get(item, 0), place, stride)
-                for item, rows, place, stride in spans
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 7)
-        counts = table[:, 3]
-        start, root, tokens, _, decided, place, stride = np.repeat(table, counts, axis=0).T
+        return planned
+
+    @staticmethod
+    def committed_rows(spans: Sequence[tuple[PlannedRows, int, int, int]]) -> NDArray[np.int64]:
+        """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [n, 4].
+
+        Of each of `spans`, which are (an item's rows, how many at most, place of the first, places from one row to the
+        next), the rows of its tokens and then of the nodes that it may accept.
+        """
+        flat = [number for rows, most, place, stride in spans for number in (*rows, most, place, stride)]
+        table = np.fromiter(flat, np.int64, len(flat)).reshape(-1, 8)
+        counts = np.minimum(table[:, 3], table[:, 5])
+        start, root, tokens, _, decided, _, place, stride = np.repeat(table, counts, axis=0).T
         number = np.arange(len(start)) - np.repeat(np.cumsum(counts) - counts, counts)
         is_token = number < tokens
         rows = np.where(number < tokens - 1, start + number, root)
@@ -164,6 +164,18 @@ class GpuBatchBuilder:
         )
 
 
+class PlannedRows(NamedTuple):
+    """An item's rows in a plan: of its first token and of its last, the root; its tokens; those and all that it accepts
+    at most; its place among those that decide, 0 where it does not.
+    """
+
+    start: int
+    root: int
+    tokens: int
+    most: int
+    order: int
+
+
 class _Spans:
     """Gathers the spans of a pass. `items` and `parents` are those of `lay_rows`, flat."""
 
@@ -183,13 +195,15 @@ class _Spans:
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]
         self.token_ids += tokens or (_UNKNOWN,)
-        if item.outcome_trees is not None or isinstance(tree, DeviceTree):
+        if tree is None and item.outcome_trees is None:
+            pass
+        elif tree is None or isinstance(tree, DeviceTree):
             self.chooses = True
             nodes = item.max_rows - 1
             self.token_ids += (0,) * nodes
             self.parents += range(-1, nodes - 1)
-        elif tree is not None:
-            nodes = len(tree.token_ids)
+        else:
+            nodes = item.num_rows - 1
             self.token_ids += tree.token_ids
             self.parents += tree.parents
         self.items += (state.kv.req_index, first, count, nodes, decides)

@@ -27,7 +27,7 @@ from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.device_trees import not_on_host, read_tree
-from verify_service.model_runner.gpu_batch import GpuBatchBuilder
+from verify_service.model_runner.gpu_batch import GpuBatchBuilder, PlannedRows
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 
 if TYPE_CHECKING:
@@ -124,6 +124,10 @@ class GpuModelRunner:
     def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
         # Where a capture failed, the one before it is still in force.
         captured = set(self._boundaries)
+        wanted = {span.boundaries for spans in routes.values() for span in spans}
+        if all(captured.issuperset(boundaries) for boundaries in wanted):
+            self._routes = routes
+            return
         self._routes = {
             item: tuple(span for span in spans if captured.issuperset(span.boundaries))
             for item, spans in routes.items()
@@ -167,14 +171,14 @@ class GpuModelRunner:
     def decide(self, launched: GpuStepHandle) -> list[VerifyResult]:
         results = launched.ticket.results()[: len(launched.deciding)]
         decisions = launched.decisions
-        heads = results[:, : _TOKENS + 1 : _TOKENS].tolist()  # how many are accepted, and the first token
-        for row, (item, first_row, (accepted, token)) in enumerate(
-            zip(launched.deciding, launched.first_rows, heads, strict=True)
+        counts = results[:, 0].tolist()
+        most = max(counts, default=0)
+        nodes = results[:, _NODES : _NODES + most].tolist()
+        tokens = results[:, _TOKENS : _TOKENS + most + 1].tolist()
+        for item, first_row, accepted, path, along in zip(
+            launched.deciding, launched.first_rows, counts, nodes, tokens, strict=True
         ):
-            walk = AcceptedPath((), (token,))
-            if accepted:
-                nodes = results[row, _NODES : _NODES + accepted].tolist()
-                walk = AcceptedPath(tuple(nodes), tuple(results[row, _TOKENS : _TOKENS + accepted + 1].tolist()))
+            walk = AcceptedPath(tuple(path[:accepted]), tuple(along[: accepted + 1]))
             decisions.append(VerifyResult(item, walk, first_row))
         if any(item.state.grammar is not None for item in launched.deciding):
             self._constrain(launched, decisions)
@@ -251,25 +255,21 @@ class GpuModelRunner:
         packed: bool,
     ) -> HiddenStateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
-        rings: dict[tuple[int, tuple[int, ...]], list[tuple[ScheduledRequest, RingSlice]]] = {}
+        planned = self._rows.planned_rows(items, deciding)
+        rings: dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, list[tuple[PlannedRows, int, int, int]]]] = {}
         for item, spans in routes.items():
             for span in spans:
-                rings.setdefault((id(span.target), span.boundaries), []).append((item, span))
+                ring = rings.get((id(span.target), span.boundaries))
+                if ring is None:
+                    ring = rings[id(span.target), span.boundaries] = span.target, []
+                ring[1].append((planned[item], span.count, span.offset, span.row_bytes // 2))
         copies = [
-            HiddenStateCopy(
-                routed[0][1].target,
-                boundaries,
-                self._rows.committed_rows(
-                    items, deciding, [(item, span.count, span.offset, span.row_bytes // 2) for item, span in routed]
-                ),
-            )
-            for (_, boundaries), routed in rings.items()
+            HiddenStateCopy(target, boundaries, self._rows.committed_rows(routed))
+            for (_, boundaries), (target, routed) in rings.items()
         ]
         if not packed:
             return HiddenStateCopies(copies)
-        everything = self._rows.committed_rows(
-            items, deciding, [(item, item.count + item.depth, 0, 0) for item in items]
-        )
+        everything = self._rows.committed_rows([(rows, rows.most, 0, 0) for rows in map(planned.__getitem__, items)])
         return HiddenStateCopies(copies, everything[:, :3])
 
     def _take_logprobs(self, launched: GpuStepHandle) -> None:

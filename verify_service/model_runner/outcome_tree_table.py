@@ -21,6 +21,8 @@ def outcome_tree_table(
     `roots` are the items' rows. A tree that is on the device alone is a choice of one. `before` has the places of
     requests among those that the step before decides.
     """
+    if all(isinstance(item.tree, DeviceTree) for item in items):
+        return _on_device(items, roots, before)
     choices: list[int] = []
     entries: list[int] = []
     token_ids: list[int] = []
@@ -51,3 +53,22 @@ def outcome_tree_table(
         "entries": np.fromiter(entries, np.int32, len(entries)).reshape(-1, 4),
         "entry_nodes": nodes,
     }
+
+
+def _on_device(
+    items: Sequence[ScheduledRequest], roots: Sequence[int], before: Mapping[RequestState, int]
+) -> dict[str, NDArray[np.int32]]:
+    """The same of items all of whose trees are on the device alone."""
+    count = len(items)
+    choices = np.zeros((count, CHOICE), np.int32)
+    choices[:, 0] = choices[:, 5] = np.arange(count)
+    choices[:, 1] = [before[item.state] for item in items]
+    choices[:, 2] = [item.first + item.count - 1 for item in items]
+    choices[:, 3] = roots
+    choices[:, 4] = rows = np.array([item.num_rows for item in items], np.int32)
+    choices[:, 6] = 1
+    ends = np.cumsum(rows - 1)
+    entries = np.zeros((count, 4), np.int32)
+    entries[1:, 2] = ends[:-1]
+    entries[:, 3] = [-1 - item.tree.row for item in items if isinstance(item.tree, DeviceTree)]
+    return {"choices": choices, "entries": entries, "entry_nodes": np.zeros((ends[-1] if count else 0, 4), np.int32)}

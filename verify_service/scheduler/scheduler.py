@@ -157,7 +157,7 @@ class Scheduler:
                 length - state.kv.num_computed_tokens != 1 or length >= state.parameters.max_length
             ):  # or decided to the end by steps under way
                 continue
-            if state in plan.left_out:
+            if plan.left_out and state in plan.left_out:
                 continue
             while state.kv.req_index >= 0 and not self._hold_last(state):
                 if not may_preempt:

@@ -36,6 +36,10 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledReques
     """
     if not drafts:
         return drafts
+    if not several_tenants(items):
+        for item, _ in drafts:
+            item.state.draft.max_tree_rows = 0
+        return drafts
     sizes = [most_rows(tree)[0] for _, tree in drafts]
     allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
     fitting: list[tuple[ScheduledRequest, TokenTree]] = []

@@ -124,16 +124,16 @@ class SpeculationController:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
         if self._tree_sizer.over_subscribed or not self._accepts_commits:
             return []
-        return [
-            item.state.key
-            for item in items
-            if item.decides
-            and not item.state.finished
-            and item.state.draft.proposer
-            and item.state.depth_left > 0
-            and not item.state.draft.catching_up
-            and (self._tree_sizer.is_profitable or not item.state.draft.adaptive)
-        ]
+        profitable = self._tree_sizer.is_profitable
+        asking: list[RequestKey] = []
+        for item in items:
+            state = item.state
+            draft = state.draft
+            if not item.decides or state.finished or not draft.proposer or draft.catching_up:
+                continue
+            if (profitable or not draft.adaptive) and state.depth_left > 0:
+                asking.append(state.key)
+        return asking
 
     @property
     def drafts_on_device(self) -> bool:
@@ -262,8 +262,9 @@ class SpeculationController:
                 verified.append((proposed_forced(state, tree), right))
                 continue
             verified.append((proposed_tree(state, tree), right))
-            self._optimizer.observe_tree(state.draft.acceptance, tree.depth, len(right), state.draft.proposer)
-            if state.draft.adaptive:
+            draft = state.draft
+            self._optimizer.observe_tree(draft.acceptance, tree.depth, len(right), draft.proposer)
+            if draft.adaptive:
                 worth = len(tree) if item.profitable_nodes is None else item.profitable_nodes
                 self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         self._node_selector.observe(verified)
@@ -302,20 +303,21 @@ class SpeculationController:
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):
-            if state.draft.paused:
-                state.draft.num_unsent_tokens += len(tokens)
-                state.draft.awaiting_tree = False
+            draft = state.draft
+            if draft.paused:
+                draft.num_unsent_tokens += len(tokens)
+                draft.awaiting_tree = False
                 continue
             item = under_way.get(state)
             ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
             depth, key = 0 if state.num_output_placeholders and not (ahead or launched) else depth, state.key
-            state.draft.awaiting_tree = depth > 0 and not (ahead or launched)
+            draft.awaiting_tree = depth > 0 and not (ahead or launched)
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
-            if state.draft.num_unsent_tokens:
-                tokens = tuple(state.tokens[-len(tokens) - state.draft.num_unsent_tokens :])
-                states, state.draft.num_unsent_tokens = None, 0
-            if states is not None:
+            if draft.num_unsent_tokens:
+                tokens = tuple(state.tokens[-len(tokens) - draft.num_unsent_tokens :])
+                states, draft.num_unsent_tokens = None, 0
+            if states is not None and len(tokens) < len(states):
                 states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
             catch_up = self._tree_sizer.wants_states(state, running)

@@ -145,7 +145,10 @@ class GoodputOptimizer:
 
     def _of_proposer(self, name: str) -> Acceptance:
         """As if it had been tried a little already."""
-        return self._proposers.setdefault(name, Acceptance(tried=20.0, matched=20.0 * _PRIOR))
+        known = self._proposers.get(name)
+        if known is None:
+            known = self._proposers[name] = Acceptance(tried=20.0, matched=20.0 * _PRIOR)
+        return known
 
     def _choose(self, last: _Memo, candidates: Sequence[DepthCandidate], requests: int, nodes: int) -> list[int]:
         """Return the depth of each candidate; memoised while the estimates are unchanged."""

@@ -72,26 +72,23 @@ class TreeSizer:
         """
         if depth <= 0:
             return 1
-        most = min(
-            state.draft.max_nodes,
-            state.draft.max_tree_rows or state.draft.max_nodes,
-            1 + self._step_nodes // max(1, running),
-        )
-        if not state.draft.adaptive:
+        draft = state.draft
+        most = min(draft.max_tree_rows or draft.max_nodes, draft.max_nodes, 1 + self._step_nodes // max(1, running))
+        if not draft.adaptive:
             return most
         nodes = self._optimizer.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
         spare = WHOLE_SPARE if self.takes_whole and running > 1 else SPARE
         wanted = min(most, 1 + max(depth, ceil(spare * depth * nodes)))
-        if not LITTLE_LESS * state.draft.requested_rows <= wanted <= state.draft.requested_rows <= most:
-            state.draft.requested_rows = wanted
-        return state.draft.requested_rows
+        if not LITTLE_LESS * draft.requested_rows <= wanted <= draft.requested_rows <= most:
+            draft.requested_rows = wanted
+        return draft.requested_rows
 
     def wants_states(self, state: RequestState, running: int) -> bool:
         """Whether a request's drafter is to get the states of older tokens that it lacks, beside `running` requests.
 
         All of them are held up by that, more than it brings where little is left of the request.
         """
-        return state in self._warm or (not self._gate.unprofitable_steps and _is_worth(state, running))
+        return (not self._gate.unprofitable_steps and _is_worth(state, running)) or state in self._warm
 
     @property
     def _num_warm(self) -> int:
@@ -153,4 +150,5 @@ class TreeSizer:
 
 def _is_worth(state: RequestState, running: int) -> bool:
     """Whether what is left of a request may pay for bringing its drafter up to date, in steps of so many requests."""
-    return state.parameters.max_length - state.length >= CATCHING_UP * state.length * running
+    length = state.length
+    return state.parameters.max_length - length >= CATCHING_UP * length * running

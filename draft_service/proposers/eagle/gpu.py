@@ -121,14 +121,17 @@ class GpuEagleProposer(EagleBase):
         followed, sessions = self._followed, self._running[1]
         if followed is None:
             return self._begin(requests)
-        asked = {sessions[request.session]: request for request in requests}
-        wanted = {session: request for session, request in asked.items() if followed.made_for(session)}
+        wanted: dict[PagedSession, DraftRequest] = {}
+        for request in requests:
+            session = sessions[request.session]
+            if followed.made_for(session):
+                wanted[session] = request
         if not wanted:
             return self._begin(requests)
         self._followed = None
         for session in wanted:
             session.compute(session.pending)
-            self._settle(session)
+            self._behind.pop(session.number, None)
         return ChainedDraftFuture(followed, wanted, requests, self._begin)
 
     def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:

@@ -58,7 +58,8 @@ class OnDeviceRound:
 
     def device_tree(self, session: PagedSession, request: DraftRequest) -> DeviceTree | None:
         """Return the tree made for a session, before the host knows it; None if it may exceed the limits."""
-        nodes, depth = self._laid[session][-2:]
+        laid = self._laid[session]
+        nodes, depth = laid.nodes, laid.depth
         if nodes >= request.max_nodes or depth > request.max_depth:
             return None
         return DeviceTree(self._handle, self._places[session], nodes, depth)
@@ -103,11 +104,13 @@ class ChainedDraftFuture:
     def device_trees(self) -> list[TokenTree] | None:
         if self._left or self._made is not None:
             return None
-        found = {
-            session.number: self._round.device_tree(session, self._wanted[session.number]) for session in self._sessions
-        }
-        trees = [found[request.session] for request in self._requests]
-        return [tree for tree in trees if tree is not None] if all(trees) else None
+        found: dict[int, TokenTree] = {}
+        for session in self._sessions:
+            tree = self._round.device_tree(session, self._wanted[session.number])
+            if tree is None:
+                return None
+            found[session.number] = tree
+        return [found[request.session] for request in self._requests]
 
     def result(self) -> list[TokenTree | None]:
         made = self._gather() if self._made is None else self._made

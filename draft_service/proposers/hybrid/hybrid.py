@@ -193,8 +193,7 @@ class HybridProposer(Composite):
             member = self._members[name]
             asked = [i for i, request in enumerate(requests) if name in self._sessions[request.session].members]
             limited = [
-                replace(
-                    requests[i],
+                requests[i]._replace(
                     max_nodes=min(requests[i].max_nodes, member.max_nodes),
                     max_depth=min(requests[i].max_depth, member.max_depth, self.max_depth),
                 )

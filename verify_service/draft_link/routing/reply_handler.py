@@ -41,19 +41,20 @@ class ReplyHandler:
         """Take in one message of `size` bytes. InvalidArgumentError for a malformed record or one too many."""
         attachment.rate_limiter.consume(len(replies), size)
         resumed: set[int] = set()
+        now = self._clock()
         for reply in replies:
             if isinstance(reply, TrafficWeight):
                 self._take_share(attachment, reply.share)
                 continue
             slot = attachment.slots.matching(reply.stamp)
-            if slot is None or (isinstance(reply, Resume) and slot.index in resumed):
+            if slot is not None and isinstance(reply, TreeReply):
+                self._take_tree(attachment, slot, reply, now)
+            elif slot is None or (isinstance(reply, Resume) and slot.index in resumed):
                 self._count_stale(attachment)
-            elif isinstance(reply, TreeReply):
-                self._take_tree(attachment, slot, reply)
             elif isinstance(reply, Resume):
                 resumed.add(slot.index)
                 self._router.reopen(slot)
-            else:
+            elif isinstance(reply, Nack):
                 _refuse(slot, reply)
 
     def _count_stale(self, attachment: Attachment) -> None:
@@ -67,16 +68,16 @@ class ReplyHandler:
             attachment.share = share
             self._router.rebalance()
 
-    def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply) -> None:
-        slot.session.caught_up = True
-        slot.answer(reply, self._clock())
+    def _take_tree(self, attachment: Attachment, slot: Slot, reply: TreeReply, now: float) -> None:
+        session, length = slot.session, reply.stamp.base_length
+        session.caught_up = True
+        slot.answer(reply, now)
         ahead = reply.parent is not None
-        if not ahead and reply.stamp.base_length <= slot.handed_length:
+        if not ahead and length <= slot.handed_length:
             return  # the step had it from the device
-        keep = slot.may_cache(reply)
-        length = min(reply.stamp.base_length, slot.stamp.base_length)
-        if keep or reply.stamp.base_length == length:
-            slot.session.acked_length = max(slot.session.acked_length, length)
+        keep = ahead and slot.may_cache(reply)
+        if keep or length <= slot.stamp.base_length:
+            session.acked_length = max(session.acked_length, min(length, slot.stamp.base_length))
         if not keep and not slot.fits(reply):
             passed = slot.too_late(reply)
             self._count_stale(attachment)
@@ -87,10 +88,8 @@ class ReplyHandler:
                 self._look_back(slot, reply)
             return
         max_nodes, max_depth = slot.limits(ahead=ahead)
-        if reply.sources and len(reply.sources) != len(reply.tree):
-            raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")
-        if any(source >= len(attachment.request.offers) for source in reply.sources):
-            raise InvalidArgumentError(f"sources must be below {len(attachment.request.offers)}", field="sources")
+        if reply.sources:
+            _check_sources(reply, len(attachment.request.offers))
         try:
             self._check(reply.tree, max_nodes - 1, max_depth)
         except InvalidTreeError as error:
@@ -120,6 +119,14 @@ class ReplyHandler:
             tree.validate(vocab_size=self._vocab_size, max_nodes=max_nodes, max_depth=max_depth)
         elif tree.most_nodes > max_nodes or tree.most_depth > max_depth:
             raise InvalidTreeError(f"up to {tree.most_nodes} nodes and {tree.most_depth} levels")
+
+
+def _check_sources(reply: TreeReply, offers: int) -> None:
+    """InvalidArgumentError unless each node is counted for one of so many offers."""
+    if len(reply.sources) != len(reply.tree):
+        raise InvalidArgumentError(f"{len(reply.tree)} token_ids but {len(reply.sources)} sources", field="sources")
+    if any(source >= offers for source in reply.sources):
+        raise InvalidArgumentError(f"sources must be below {offers}", field="sources")
 
 
 def _named(reply: TreeReply, attachment: Attachment) -> TreeReply:

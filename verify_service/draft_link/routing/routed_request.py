@@ -47,3 +47,9 @@ class RoutedRequest:
         if self.next_slot is None:
             return () if self.current_slot is None else (self.current_slot,)
         return (self.next_slot,) if self.current_slot is None else (self.current_slot, self.next_slot)
+
+
+def drafted_for(refs: Sequence[SlotRef], now: float) -> list[SlotRef]:
+    """Those of these slots whose drafter is asked for their trees now."""
+    asked = {each: each.circuit_breaker.allows_requests(now) for each in {ref.attachment for ref in refs}}
+    return [ref for ref in refs if asked[ref.attachment] and ref.slot.drafted_for]

@@ -358,7 +358,8 @@ class SlotTable:
         if not 0 <= stamp.slot < self.size:
             return None
         slot = self._slots[stamp.slot]
-        fits = slot.key is not None and (stamp.epoch, stamp.generation) == (slot.stamp.epoch, slot.stamp.generation)
+        own = slot.stamp
+        fits = slot.key is not None and stamp.generation == own.generation and stamp.epoch == own.epoch
         return slot if fits else None
 
     def taken(self) -> list[Slot]:

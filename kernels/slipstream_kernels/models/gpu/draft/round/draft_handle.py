@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
+from slipstream_kernels.models.gpu.draft.round.tree_words import trees_of
 from slipstream_kernels.token_tree import TokenTree
 
 
@@ -68,15 +68,3 @@ class DraftHandle:
     def read(self, row: int) -> TokenTree:
         """See `DeviceTrees`."""
         return self.trees()[row]
-
-
-def trees_of(words: npt.NDArray[np.int32]) -> list[TokenTree]:
-    """The trees of lines of `DraftTrees.result`; only columns that the largest of them fills are looked at."""
-    counts = words[:, COUNT].tolist()
-    most = max(counts, default=0)
-    tokens, parents = words[:, :most].tolist(), words[:, PARENTS : PARENTS + most].tolist()
-    log_probs = words[:, LOG_PROBS : LOG_PROBS + most].view(np.float32).tolist()
-    return [
-        TokenTree(tuple(ids[:count]), tuple(above[:count]), tuple(logs[:count]))
-        for count, ids, above, logs in zip(counts, tokens, parents, log_probs, strict=True)
-    ]
