@@ -324,8 +324,7 @@ class Worker:
             trees = call.result() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
-            for slot, tree in zip(slots, trees, strict=True):
-                replies.append(self._reply_of(self._table, slot, tree))
+            replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
         return replies
 
     def _reply_of(self, table: SessionTable, slot: SessionSlot, tree: TokenTree | None) -> Reply:

@@ -132,7 +132,7 @@ tokens = st.lists(st.integers(0, 3), max_size=5)
 limits = st.integers(0, 9)
 records = st.one_of(
     st.builds(Open, stamps, st.integers(0, 2), st.builds(Opening, tokens, st.integers(0, 6)), limits, limits),
-    st.builds(Commit, stamps, tokens, limits, limits),
+    st.tuples(stamps, tokens, limits, limits).map(lambda parts: Commit(*parts)),
     st.builds(Close, stamps),
     st.builds(Gap, stamps),
 )

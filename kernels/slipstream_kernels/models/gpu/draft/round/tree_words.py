@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_kernels.jit.compiler import kernel
-from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
+from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, MOST_NODES, PARENTS
 from slipstream_kernels.token_tree import TokenTree
 
 Int32 = npt.NDArray[np.int32]
@@ -17,7 +17,7 @@ _OUT_OF_ORDER = -2
 def trees_of(words: Int32) -> list[TokenTree]:
     """The trees of lines of `DraftTrees.result`; only columns that the largest of them fills are looked at."""
     counts = words[:, COUNT].tolist()
-    most = max(counts, default=0)
+    most = min(max(counts, default=0), MOST_NODES)
     depths, facts = np.zeros((len(words), most), np.int32), np.zeros((len(words), 2), np.int32)
     measure(words, depths, facts)
     columns = zip(
@@ -48,7 +48,7 @@ def measure(words: Int32, depths: Int32, facts: Int32) -> None:
     """
     for tree in range(len(words)):
         deepest, largest = 0, -1
-        for node in range(words[tree, COUNT]):
+        for node in range(min(words[tree, COUNT], depths.shape[1])):
             parent, token = words[tree, PARENTS + node], words[tree, node]
             if not -1 <= parent < node or token < 0:
                 largest = _OUT_OF_ORDER
