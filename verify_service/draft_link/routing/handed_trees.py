@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.rpc.errors import InvalidArgumentError
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.routing.router import SlotRef
+from verify_service.draft_link.routing.routed_request import SlotRef
 from verify_service.draft_link.slots.slot import Slot
 
 if TYPE_CHECKING:
