@@ -298,6 +298,7 @@ def _decode_commit(message: draft_pb2.Commit) -> Commit[torch.Tensor]:
         states,
         message.tree_id,
         rows,
+        message.handed,
     )
 
 

@@ -38,7 +38,8 @@ class SessionSlot:
     """One slot of the attachment.
 
     stamp: the newest state known. session: number given to the proposer, 0 while there is none (awaiting an Open
-    after Resume, refused or failed). wants_tree: that state has not been answered yet. featured: the first position
+    after Resume, refused or failed). wants_tree: that state has not been answered yet. handed: verify has its tree from
+    the device, and no answer is needed. featured: the first position
     whose hidden states have not come. request_id: how logs name the request.
     """
 
@@ -48,6 +49,7 @@ class SessionSlot:
     max_nodes: int = 0
     max_depth: int = 0
     wants_tree: bool = False
+    handed: bool = False
     awaits_open: bool = False
     featured: int = 0
     request_id: str = ""
@@ -322,6 +324,7 @@ class SessionTable:
     def _want(slot: SessionSlot, record: Open | Commit[torch.Tensor]) -> None:
         slot.max_nodes, slot.max_depth = record.max_nodes, record.max_depth
         slot.wants_tree = record.max_nodes > 1 and record.max_depth > 0
+        slot.handed = isinstance(record, Commit) and record.handed
 
 
 def _named(slot: SessionSlot) -> dict[str, Any]:

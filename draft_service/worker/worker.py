@@ -15,7 +15,6 @@ from itertools import count
 from math import inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import DraftRequest, Proposer, Target
 from draft_service.protocol.codec import Attachment
@@ -25,7 +24,7 @@ from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach
 from draft_service.worker.device_fault import end_if_device_lost
 from draft_service.worker.draft_ahead import AheadDrafter
 from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
-from draft_service.worker.pass_queue import PassQueue
+from draft_service.worker.pass_queue import PassQueue, draft_behind, followed
 from draft_service.worker.record_source import RecordSource
 from draft_service.worker.session_table import MOST_TOKENS, SessionSlot, SessionTable
 from draft_service.worker.target_binding import Fitting
@@ -33,9 +32,6 @@ from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
 from slipstream_kernels.draft_protocol.records import Gap, Reply, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +159,7 @@ class Worker:
             if self._batch is not None or self._table is None or not self._commands.empty():
                 return EnqueuedRound()
             self._look()
-            return EnqueuedRound() if self._arrived else _followed(self._table, values, outcome)
+            return EnqueuedRound() if self._arrived else followed(self._table, values, outcome)
         finally:
             self._pass_lock.release()
 
@@ -198,7 +194,8 @@ class Worker:
                     replies.extend(self._handle(item))
                 self._batch = self._ask(replies)
                 self._reply(self._answers())
-                self._draft_behind()
+                if self._queue is not None and self._table is not None and not self._arrived:
+                    draft_behind(self._queue, self._table)
                 if self._table is not None:
                     self.stats.partial += self._table.partial
                     self._table.partial = 0
@@ -207,18 +204,6 @@ class Worker:
                 more_work = background.advance()
             if not (items or more_work):
                 self._rest()
-
-    def _draft_behind(self) -> None:
-        """Queue a round behind the newest pass, of the sessions that are where it begins."""
-        queue, table = self._queue, self._table
-        record = None if queue is None else queue.newest()
-        if queue is None or table is None or record is None:
-            return
-        try:
-            queue.publish(record, _followed(table, record.values, queue.outcome(record)))
-        except Exception:  # noqa: BLE001 (verify waits for no more than its deadline)
-            _log.exception("no trees are handed over behind a pass")
-            end_if_device_lost()
 
     def _rest(self) -> None:
         """Wait until something has arrived, `TURN_SECONDS` at most with a source."""
@@ -321,6 +306,11 @@ class Worker:
             return []
         replies = begun.replies
         for number, (call, slots) in enumerate(begun.asked):
+            if given is None and all(slot.handed for slot in slots) and call.device_trees() is not None:
+                self.stats.trees_sent += len(slots)
+                for slot in slots:
+                    slot.wants_tree = False
+                continue
             trees = call.result() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
@@ -384,17 +374,3 @@ class Worker:
                 proposer.shut_down()
             except Exception:  # noqa: BLE001 (the others are shut down all the same)
                 _log.exception("proposer %s failed to shut down", proposer.name)
-
-
-def _followed(table: SessionTable, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
-    """What the proposers queue behind a pass."""
-    read: list[torch.cuda.Event] = []
-    trees: dict[int, DeviceTree] = {}
-    for proposer, requests in table.followed(values).items():
-        try:
-            enqueued = proposer.follow(requests, outcome)
-            read += enqueued.read
-            trees |= enqueued.trees
-        except Exception:  # noqa: BLE001 (a third party's code; it drafts once the pass is decided)
-            _log.exception("proposer %s failed to draft behind a pass", proposer.name)
-    return EnqueuedRound(read, trees)

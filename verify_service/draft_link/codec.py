@@ -274,7 +274,7 @@ def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
 def _fill_commit(message: draft_pb2.Commit, record: Commit[Bits]) -> None:
     message.token_ids.extend(record.token_ids)
     message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
-    message.tree_id = record.tree_id
+    message.tree_id, message.handed = record.tree_id, record.handed
     _fill_states(message, record)
 
 

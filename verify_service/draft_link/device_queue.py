@@ -22,6 +22,7 @@ from slipstream_kernels.device_queue import PARITIES, QueueSide, next_number, qu
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
+from slipstream_kernels.draft_protocol.records import Stamp
 from slipstream_kernels.models.gpu.draft.round.tree_words import trees_of
 from slipstream_kernels.ops.gpu import device_queue as ops
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
@@ -109,6 +110,12 @@ class DeviceQueue:
         """A step has been launched with the trees of this round."""
         self._verified = queued
 
+    def has_handed(self, stamp: Stamp) -> bool:
+        """Whether the step under way, just launched, goes on from this state with a tree of the last round."""
+        queued = self._verified
+        row = None if queued is None else queued.row_of(stamp)
+        return queued is not None and row is not None and queued.taken(row)
+
     def verified(self) -> QueuedRound | None:
         """The round whose trees the step under way verifies, once."""
         queued, self._verified = self._verified, None
@@ -169,7 +176,7 @@ class QueuedRound:
     `values` are the requests, in the order of the rows; a step waits up to `seconds` for them.
     """
 
-    __slots__ = ("_copied", "_queue", "_states", "_table", "_taken", "_trees", "number", "seconds", "values")
+    __slots__ = ("_copied", "_queue", "_rows", "_states", "_table", "_taken", "_trees", "number", "seconds", "values")
 
     def __init__(
         self, queue: DeviceQueue, number: int, values: Sequence[EnqueueRequest], table: torch.Tensor, seconds: float
@@ -180,6 +187,7 @@ class QueuedRound:
         self._queue = queue
         self._table = table
         self._states: list[int] = []
+        self._rows = {(value.stamp.slot, value.stamp.generation): row for row, value in enumerate(values)}
         self._taken = False
         self._copied: torch.cuda.Event | None = None
         self._trees: list[TokenTree] | None = None
@@ -204,6 +212,11 @@ class QueuedRound:
             self._states = words[:, ops.STATE].tolist()
             self._trees = trees_of(words)
         return self._trees[row]
+
+    def row_of(self, stamp: Stamp) -> int | None:
+        """The row of the tree for a state that the pass has led to, if there is one."""
+        row = self._rows.get((stamp.slot, stamp.generation))
+        return None if row is None or self.values[row].stamp.base_length >= stamp.base_length else row
 
     def taken(self, row: int) -> bool:
         """Whether a row had a tree, be it an empty one; waits for it, as the following do."""

@@ -58,6 +58,8 @@ class Commit(NamedTuple, Generic[States]):
     """the tree ahead that is taken for the state, 0 for none"""
     device_rows: DeviceRows | None = None
     """where the states are, as long as `hidden_states` is None"""
+    handed: bool = False
+    """whether the step from this state has its tree from the device's queue, so that no answer is needed"""
 
 
 @dataclass(frozen=True, slots=True)

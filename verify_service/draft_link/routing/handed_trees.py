@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from slipstream.rpc.errors import InvalidArgumentError
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.routing.routed_request import SlotRef
-from verify_service.draft_link.slots.slot import Slot
 
 if TYPE_CHECKING:
     from verify_service.draft_link.device_queue import QueuedRound
@@ -35,16 +34,16 @@ def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
     A drafter that has not written its word by the deadline has timed out.
     """
     rounds: dict[int, QueuedRound | None] = {}
-    for ref in refs:
-        if ref is not None and ref.attachment.queue is not None and ref.attachment.epoch not in rounds:
-            rounds[ref.attachment.epoch] = ref.attachment.queue.verified()
+    attachments = {ref.attachment.epoch: ref.attachment for ref in refs if ref is not None}
+    for epoch, attachment in attachments.items():
+        rounds[epoch] = None if attachment.queue is None else attachment.queue.verified()
     left: list[SlotRef | None] = []
-    late: dict[int, Attachment] = {}
+    late: set[int] = set()
     malformed: dict[int, Attachment] = {}
     misses = 0
     for ref in refs:
         queued = None if ref is None else rounds.get(ref.attachment.epoch)
-        row = None if ref is None or queued is None else _row_of(ref.slot, queued)
+        row = None if ref is None or queued is None else queued.row_of(ref.slot.stamp)
         if ref is None or queued is None or row is None:
             left.append(ref)
             continue
@@ -63,19 +62,12 @@ def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
         else:
             misses += 1
             slot.stats.misses += 1
-            late[epoch] = ref.attachment
+            late.add(epoch)
     for epoch, queued in rounds.items():
         if queued is not None:
             queued.observe(now, in_time=epoch not in late)
             if epoch in late:
-                late[epoch].circuit_breaker.on_timeout(now, queued.seconds)
+                attachments[epoch].circuit_breaker.on_timeout(now, queued.seconds)
+            else:
+                attachments[epoch].circuit_breaker.on_message(now)
     return Accounted(left, misses, list(malformed.values()))
-
-
-def _row_of(slot: Slot, queued: QueuedRound) -> int | None:
-    """The row of a slot's tree for its present state, if there is one."""
-    for row, value in enumerate(queued.values):
-        stamp = value.stamp
-        if (stamp.slot, stamp.generation) == (slot.index, slot.stamp.generation):
-            return row if stamp.base_length < slot.stamp.base_length else None
-    return None
