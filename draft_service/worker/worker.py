@@ -307,14 +307,17 @@ class Worker:
         replies = begun.replies
         for number, (call, slots) in enumerate(begun.asked):
             if given is None and all(slot.handed for slot in slots) and call.device_trees() is not None:
-                self.stats.trees_sent += len(slots)
-                for slot in slots:
-                    slot.wants_tree = False
-                continue
-            trees = call.result() if given is None else given[number]
+                trees: Sequence[TokenTree | None] = [EMPTY_TREE] * len(slots)  # nobody reads them here
+            else:
+                trees = call.result() if given is None else given[number]
             self._look()
             assert self._table is not None  # attachments change between passes
-            replies += [self._reply_of(self._table, slot, tree) for slot, tree in zip(slots, trees, strict=True)]
+            for slot, tree in zip(slots, trees, strict=True):
+                if slot.handed:
+                    slot.wants_tree = False
+                    self.stats.trees_sent += 1
+                else:
+                    replies.append(self._reply_of(self._table, slot, tree))
         return replies
 
     def _reply_of(self, table: SessionTable, slot: SessionSlot, tree: TokenTree | None) -> Reply:

@@ -17,12 +17,13 @@ GPUS = ("GPU-0a", "GPU-0b")
         ("auto", Placement("cuda:0", "GPU-0a")),
         ("cpu", Placement("cpu")),
         ("cuda", Placement("cuda:0", "GPU-0a")),
-        ("cuda:1", Placement("cuda:1", "GPU-0b")),
+        ("cuda:1", Placement("cuda:1", "GPU-0b", mps=True)),
     ],
 )
 def test_a_gpu_is_named_by_number_and_uuid(wanted: str, settled: Placement, monkeypatch) -> None:
     monkeypatch.setattr(placement, "gpu_uuids", lambda: GPUS)
     monkeypatch.setattr(placement, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(placement, "is_mps_client", lambda index: index == 1)
     assert settle(wanted) == settled
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from draft_service.protocol.codec import Identity
 from draft_service.protocol.placement import Placement
 from draft_service.verify_link.device_queue import DeviceQueue as DrafterQueue
+from draft_service.verify_link.shm_transport import ShmExchange
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import UnavailableError
@@ -28,6 +29,7 @@ from slipstream.rpc.server import GrpcServer
 from slipstream_kernels.device_queue import HEADER_WORDS, PARITIES
 from slipstream_kernels.draft_protocol.follow import Follow
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
+from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
 from slipstream_kernels.token_tree import MAX_ROWS
 from support.answering_drafter import NOBODYS, ROWS, VOCAB, Drafter
@@ -150,8 +152,16 @@ def texts_of(work: Work) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("at_once", [1, 0], ids=["alone", "together"])
 def test_passes_verify_trees_that_came_behind_the_one_before(
-    twins: Target, head: Path, tiny_model: Path, work: Work, at_once: int
+    twins: Target, head: Path, tiny_model: Path, work: Work, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replies: list[Reply] = []
+    send = ShmExchange.send
+
+    def count(exchange: ShmExchange, sent: Sequence[Reply]) -> None:
+        replies.extend(sent)
+        send(exchange, sent)
+
+    monkeypatch.setattr(ShmExchange, "send", count)
     drafter = Drafter(head, tiny_model)
     drafter.answers = texts_of(work)
     with served(twins, drafter) as (runner, link, _, attachment):
@@ -162,7 +172,9 @@ def test_passes_verify_trees_that_came_behind_the_one_before(
         state = link.state()
         assert state.misses == state.malformed == 0
     assert drafter.taken > 10
-    assert state.drafters[0].stats.handed > 0.6 * drafter.taken
+    stats = state.drafters[0].stats
+    assert stats.handed > 0.6 * drafter.taken
+    assert len(replies) < stats.hits - 0.6 * stats.handed, "what a step has already is not sent"
 
 
 def rows_written(queue: DrafterQueue, record: Follow) -> torch.Tensor:

@@ -138,3 +138,22 @@ def test_a_process_is_watched_by_a_descriptor_beyond_a_thousand() -> None:
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def test_a_queue_is_kept_from_others_until_its_process_has_gone() -> None:
+    memory = HostMemory()
+    rings = rings_of(memory)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        first = rings.take_queue(other.pid, 8)
+        assert first.block.read_nonce(16) == first.nonce
+        assert rings.take_queue(other.pid, 8).block is not first.block, "the first is in use"
+        first.closed = True
+        assert rings.take_queue(os.getpid(), 8).block is not first.block, "its process lives"
+        first.block.write_nonce(b"what a pass decided")
+        again = rings.take_queue(other.pid, 8)
+        assert again.block is first.block
+        assert not again.block.numbers().any()
+        again.closed = True
+        other.kill()
+    assert rings.take_queue(os.getpid(), 8).block is first.block
+    assert rings.take(os.getpid(), 2).block not in [each.block for each in (first, again)], "a ring has its own"
