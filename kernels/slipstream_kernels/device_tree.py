@@ -38,7 +38,6 @@ class DeviceTree(TokenTree):
     most_nodes: int
     most_depth: int
     _read: TokenTree | None
-    __setattr__ = object.__setattr__  # of its own fields alone, which no other tree has
 
     def __init__(self, trees: DeviceTrees, row: int, most_nodes: int, most_depth: int) -> None:
         self.trees = trees
@@ -63,19 +62,19 @@ class DeviceTree(TokenTree):
         return id(self)
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> tuple[int, ...]:  # type: ignore[override]  # nobody writes a tree's
         return self.read().token_ids
 
     @property
-    def parents(self) -> tuple[int, ...]:
+    def parents(self) -> tuple[int, ...]:  # type: ignore[override]  # nobody writes a tree's
         return self.read().parents
 
     @property
-    def log_probs(self) -> tuple[float, ...] | None:
+    def log_probs(self) -> tuple[float, ...] | None:  # type: ignore[override]  # nobody writes a tree's
         return self.read().log_probs
 
     @property
-    def sources(self) -> tuple[str, ...] | None:
+    def sources(self) -> tuple[str, ...] | None:  # type: ignore[override]  # nobody writes a tree's
         return self.read().sources
 
     @property

@@ -13,13 +13,13 @@ class InvalidTreeError(ValueError):
     """A tree that breaks a rule of `TokenTree.validate`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: steps make hundreds of trees, and checks would take most of that
 class TokenTree:
     """Node i carries `token_ids[i]` and hangs below node `parents[i]`, or below the root where that is -1.
 
     The root itself is not among the nodes. Parents come before children: `parents[i] < i`.
     `log_probs`, where given, holds the natural logarithm of each node's path probability. `sources`, where given, names
-    the proposer that each node is counted for, in a tree of several.
+    the proposer that each node is counted for, in a tree of several. Nobody changes a tree that is made.
     """
 
     token_ids: tuple[int, ...]
@@ -49,14 +49,8 @@ class TokenTree:
         largest: int,
     ) -> TokenTree:
         """One whose lists were found to be in order as they were read; `largest` is the largest token id, or -1."""
-        tree, put = object.__new__(cls), object.__setattr__  # as the initialiser of a frozen class does
-        put(tree, "token_ids", token_ids)
-        put(tree, "parents", parents)
-        put(tree, "log_probs", log_probs)
-        put(tree, "sources", None)
-        put(tree, "_depths", depths)
-        put(tree, "_depth", depth)
-        put(tree, "_largest", largest)
+        tree = cls(token_ids, parents, log_probs)
+        tree._depths, tree._depth, tree._largest = depths, depth, largest
         return tree
 
     def __len__(self) -> int:
@@ -70,16 +64,14 @@ class TokenTree:
             depths: list[int] = []
             for parent in self.parents:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
-            object.__setattr__(self, "_depths", tuple(depths))
-        assert self._depths is not None
+            self._depths = tuple(depths)
         return self._depths
 
     @property
     def depth(self) -> int:
         """Length of the longest path below the root."""
         if self._depth is None:
-            object.__setattr__(self, "_depth", max(self.depths, default=0))
-        assert self._depth is not None
+            self._depth = max(self.depths, default=0)
         return self._depth
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -143,8 +135,7 @@ class TokenTree:
             raise InvalidTreeError(f"token_ids[{node}] is {ids[node]}, must be 0 or more")
         largest = max(ids) if len(ids) else -1
         if type(ids) is tuple and type(parents) is tuple:  # which nobody changes afterwards
-            object.__setattr__(self, "_largest", largest)
-            object.__setattr__(self, "_depths", tuple(depths))
+            self._largest, self._depths = largest, tuple(depths)
         return largest
 
     def walk(self, root_token: int, node_tokens: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

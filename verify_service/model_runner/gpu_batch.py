@@ -122,15 +122,18 @@ class GpuBatchBuilder:
         Of each of `spans`, which are (an item's rows, how many at most, place of the first, places from one row to the
         next), the rows of its tokens and then of the nodes that it may accept.
         """
-        flat = [number for rows, most, place, stride in spans for number in (*rows, most, place, stride)]
+        flat: list[int] = []
+        for rows, most, place, stride in spans:
+            flat += rows
+            flat += most, place, stride
         table = np.fromiter(flat, np.int64, len(flat)).reshape(-1, 8)
         counts = np.minimum(table[:, 3], table[:, 5])
-        start, root, tokens, _, decided, _, place, stride = np.repeat(table, counts, axis=0).T
+        start, root, tokens, _, decided, _, first, step = np.repeat(table, counts, axis=0).T
         number = np.arange(len(start)) - np.repeat(np.cumsum(counts) - counts, counts)
         is_token = number < tokens
-        rows = np.where(number < tokens - 1, start + number, root)
+        planned = np.where(number < tokens - 1, start + number, root)
         orders = np.where(is_token, -1, number - tokens)
-        return np.stack([rows, orders, np.where(is_token, 0, decided), place + number * stride], axis=1)
+        return np.stack([planned, orders, np.where(is_token, 0, decided), first + number * step], axis=1)
 
     def _laid_out(self, spans: _Spans, decodes: int, before: Mapping[RequestState, int]) -> PassPlan:
         """The plan of spans, of which the first ones decode."""

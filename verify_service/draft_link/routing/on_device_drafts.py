@@ -46,12 +46,14 @@ def follow(
             attachment.epoch not in waits or slot.passed_over or not queue.allows(now)
         ):
             continue
-        ring_slice = next(
-            (each for each in row.spans if each.serves(slot.feed) and each.first == slot.feed.sent_until), None
-        )
-        if ring_slice is not None:
-            value = EnqueueRequest(slot.stamp, row.row, row.most, ring_slice.offset, slot.max_nodes, slot.max_depth)
-            asked.setdefault(attachment, (ring_slice.target, []))[1].append(value)
+        for each in row.spans:
+            if each.reader is slot.feed and each.first == slot.feed.sent_until:
+                told = asked.get(attachment)
+                if told is None:
+                    told = asked[attachment] = each.target, []
+                limits = slot.max_nodes, slot.max_depth
+                told[1].append(EnqueueRequest(slot.stamp, row.row, row.most, each.offset, *limits))
+                break
     keys = {row.row: row.key for row in rows}
     read: list[torch.cuda.Event] = []
     trees: dict[RequestKey, DeviceTree] = {}
@@ -63,9 +65,10 @@ def follow(
             _log.exception("the proposers of epoch %d did not draft behind a step", attachment.epoch)
             continue
         read += enqueued.read
-        limits = {value.row: value for value in values}
+        by_row = {value.row: value for value in values}
         for place, tree in enqueued.trees.items():
-            if tree.most_nodes < limits[place].max_nodes and tree.most_depth <= limits[place].max_depth:
+            value = by_row[place]
+            if tree.most_nodes < value.max_nodes and tree.most_depth <= value.max_depth:
                 trees[keys[place]] = tree
     return EnqueuedDrafts(read, trees)
 
