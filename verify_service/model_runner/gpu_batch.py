@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
+from slipstream_kernels.models.gpu.batch.plan_kernels import lay_committed, lay_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
@@ -123,17 +123,14 @@ class GpuBatchBuilder:
         next), the rows of its tokens and then of the nodes that it may accept.
         """
         flat: list[int] = []
+        count = 0
         for rows, most, place, stride in spans:
             flat += rows
             flat += most, place, stride
-        table = np.fromiter(flat, np.int64, len(flat)).reshape(-1, 8)
-        counts = np.minimum(table[:, 3], table[:, 5])
-        start, root, tokens, _, decided, _, first, step = np.repeat(table, counts, axis=0).T
-        number = np.arange(len(start)) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_token = number < tokens
-        planned = np.where(number < tokens - 1, start + number, root)
-        orders = np.where(is_token, -1, number - tokens)
-        return np.stack([planned, orders, np.where(is_token, 0, decided), first + number * step], axis=1)
+            count += min(rows.most, most)
+        table = np.empty((count, 4), np.int64)
+        lay_committed(np.fromiter(flat, np.int64, len(flat)).reshape(-1, 8), table)
+        return table
 
     def _laid_out(self, spans: _Spans, decodes: int, before: Mapping[RequestState, int]) -> PassPlan:
         """The plan of spans, of which the first ones decode."""

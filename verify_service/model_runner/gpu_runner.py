@@ -80,6 +80,7 @@ class GpuModelRunner:
     def warm_up(self) -> None:
         self._model.warm_up()
         self._rows.build([])
+        self._rows.committed_rows([])  # compiled, as the plan above is
 
     def pass_costs(self) -> list[tuple[int, int, float]]:
         return self._model.pass_costs()

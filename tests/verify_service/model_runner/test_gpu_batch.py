@@ -132,3 +132,27 @@ def test_spans_of_decodes_come_first() -> None:
     assert plan.prefills.tolist() == [[4, 5, 0, 0], [9, 7, 2, 0]]
     assert deciding == [items[1], items[2]]
     assert plan.token_ids.tolist() == [17, 27, 1, 2, 0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 25, 26]
+
+
+@given(case=plans(), most=st.integers(1, 20), stride=st.integers(0, 3))
+@settings(max_examples=50)
+def test_rows_of_committed_tokens_are_where_the_plan_has_them(
+    case: tuple[int, PageTable, list[ScheduledRequest]], most: int, stride: int
+) -> None:
+    size, table, items = case
+    builder = GpuBatchBuilder(table, size, SCRATCH)
+    plan, deciding = builder.build(items)
+    planned = builder.planned_rows(items, deciding)
+    wanted = list(reversed(items))
+    spans = [(planned[item], most, 100 * place, stride) for place, item in enumerate(wanted)]
+    rows = builder.committed_rows(spans).tolist()
+    tokens = builder.state_rows(items, {})
+    for place, item in enumerate(wanted):
+        reached = min(most, item.count + item.depth)
+        own, rows = rows[:reached], rows[reached:]
+        root = tokens[item][-1]
+        order = deciding.index(item) if item.decides else 0
+        assert not item.decides or root == plan.logit_rows[plan.deciding[order, 0]]
+        expected = [(row, -1, 0) for row in tokens[item]] + [(root, node, order) for node in range(item.depth)]
+        assert own == [[*each, 100 * place + stride * number] for number, each in enumerate(expected[:reached])]
+    assert rows == []

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from slipstream_kernels.jit.compiler import kernel
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 COMMITTED = -2
 """Parent of a row that is no tree node."""
@@ -68,6 +69,26 @@ def lay_rows(
             for wanted in range(root, row):
                 logit_rows[logit] = wanted
                 logit += 1
+
+
+@kernel
+def lay_committed(spans: Int64, rows: Int64) -> None:
+    """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, written to `rows` [any, 4].
+
+    `spans` [spans, 8]: the rows of its first token and of its last, the root; its tokens; those and all that it accepts
+    at most; its place among those that decide; rows wanted at most; place of the first, places from one to the next.
+    Nothing is checked.
+    """
+    row = 0
+    for span in range(len(spans)):
+        start, root, tokens, order = spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 4]
+        for number in range(min(spans[span, 3], spans[span, 5])):
+            is_token = number < tokens
+            rows[row, 0] = start + number if number < tokens - 1 else root
+            rows[row, 1] = -1 if is_token else number - tokens
+            rows[row, 2] = 0 if is_token else order
+            rows[row, 3] = spans[span, 6] + number * spans[span, 7]
+            row += 1
 
 
 @kernel
