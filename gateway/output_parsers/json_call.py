@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from gateway.output_parsers.json_values import ContainerEnd, skip_whitespace, string_end, string_value
+from gateway.output_parsers.json_values import ContainerEnd, ScalarEnd, StringEnd, skip_whitespace, string_value
 from gateway.output_parsers.parts import AnswerParts
 
 _ARGUMENTS: Final = ("arguments", "parameters")
-_SCALAR_END: Final = re.compile(r"[,}\]\s]")
+_MEANT: Final = (*_ARGUMENTS, "function", "name")
 
 
 class State(Enum):
@@ -28,6 +27,8 @@ class _Within(Enum):
     COLON = auto()
     VALUE = auto()
     CONTAINER = auto()
+    STRING = auto()
+    SCALAR = auto()
     NEXT = auto()
 
 
@@ -38,8 +39,8 @@ class JsonCall:
     `rest` is the text that has not been used: after a failure before the call had `begun` all of it.
     """
 
-    __slots__ = ("_accepts", "_arguments", "_buffer", "_container", "_early", "_key", "_nested", "_out", "_place",
-                 "_raw", "_within", "begun", "rest", "state")  # fmt: skip
+    __slots__ = ("_accepts", "_arguments", "_buffer", "_early", "_end", "_is_key", "_key", "_nested", "_out",
+                 "_pieces", "_place", "_raw", "_within", "begun", "rest", "state")  # fmt: skip
 
     def __init__(self, out: AnswerParts, accepts: Callable[[str], bool]) -> None:
         self._out = out
@@ -48,9 +49,11 @@ class JsonCall:
         self._buffer = ""
         self._place = 0
         self._within = _Within.BEGIN
-        self._key = ""
+        self._key = ""  # of a value that means something
         self._nested = 0  # objects around that hold the call under "function"
-        self._container: ContainerEnd | None = None
+        self._end: ContainerEnd | StringEnd | ScalarEnd = ContainerEnd()  # of the value under way
+        self._pieces: list[str] = []  # of the string or scalar under way, which is of use once it is whole
+        self._is_key = False  # whether that is a key
         self._early: list[str] = []  # arguments written before the name
         self._arguments = False
         self.begun = False
@@ -77,6 +80,10 @@ class JsonCall:
         match self._within:
             case _Within.CONTAINER:
                 return self._continue()
+            case _Within.STRING:
+                return self._string()
+            case _Within.SCALAR:
+                return self._scalar()
             case _Within.VALUE:
                 return self._value()
             case _Within.BEGIN:
@@ -104,17 +111,46 @@ class JsonCall:
             return True
         return self._fail() if found else False
 
-    def _string(self) -> str | None:
-        """The string here; None where it is not whole, or fails."""
-        end = string_end(self._buffer, self._place)
+    def _begin(self, within: _Within, end: ContainerEnd | StringEnd | ScalarEnd, *, is_key: bool = False) -> bool:
+        """A value, or a key, begins here."""
+        self._within, self._end, self._is_key = within, end, is_key
+        return True
+
+    def _whole(self) -> str | None:
+        """The value under way; None where it is not whole. What there is of it is not read again."""
+        end = self._end.find(self._buffer, self._place)
+        stop = len(self._buffer) if end < 0 else end
+        self._pieces.append(self._buffer[self._place : stop])
+        self._place = stop
         if end < 0:
             return None
-        value = string_value(self._buffer[self._place : end])
+        whole = "".join(self._pieces)
+        self._pieces.clear()
+        return whole
+
+    def _string(self) -> bool:
+        written = self._whole()
+        if written is None:
+            return False
+        value = string_value(written)
         if value is None:
-            self._fail()
-            return None
-        self._place = end
-        return value
+            self._buffer, self._place = written + self._buffer[self._place :], 0
+            return self._fail()
+        if self._is_key:
+            self._key, self._within = value if value in _MEANT else "", _Within.COLON
+            return True
+        self._within = _Within.NEXT
+        return self._named(value) if self._key == "name" else self._argue(value or "{}", whole=True)
+
+    def _scalar(self) -> bool:
+        value = self._whole()
+        if value is None:
+            return False
+        if self._key == "name" or not value:
+            self._buffer, self._place = value + self._buffer[self._place :], 0
+            return self._fail()
+        self._within = _Within.NEXT
+        return self._argue("{}" if value == "null" else value, whole=True)
 
     def _read_key(self) -> bool:
         found = self._peek()
@@ -122,11 +158,7 @@ class JsonCall:
             return self._close()
         if found != '"':
             return self._fail() if found else False
-        key = self._string()
-        if key is None:
-            return False
-        self._key, self._within = key, _Within.COLON
-        return True
+        return self._begin(_Within.STRING, StringEnd(), is_key=True)
 
     def _next(self) -> bool:
         found = self._peek()
@@ -156,35 +188,19 @@ class JsonCall:
         if found in "{[":
             if self._key == "name":
                 return self._fail()
-            self._container, self._within = ContainerEnd(), _Within.CONTAINER
-            return True
+            return self._begin(_Within.CONTAINER, ContainerEnd())
         if found == '"':
-            value = self._string()
-            if value is None:
-                return False
-            self._within = _Within.NEXT
-            return self._named(value) if self._key == "name" else self._argue(value or "{}", whole=True)
-        return self._scalar()
-
-    def _scalar(self) -> bool:
-        match = _SCALAR_END.search(self._buffer, self._place)
-        if match is None:
-            return False
-        if self._key == "name" or match.start() == self._place:
-            return self._fail()
-        value, self._place = self._buffer[self._place : match.start()], match.start()
-        self._within = _Within.NEXT
-        return self._argue("{}" if value == "null" else value, whole=True)
+            return self._begin(_Within.STRING, StringEnd())
+        return self._begin(_Within.SCALAR, ScalarEnd())
 
     def _continue(self) -> bool:
-        assert self._container is not None
-        end = self._container.find(self._buffer, self._place)
+        end = self._end.find(self._buffer, self._place)
         stop = len(self._buffer) if end < 0 else end
         text, self._place = self._buffer[self._place : stop], stop
         self._argue(text, whole=end >= 0)
         if end < 0:
             return False
-        self._container, self._within = None, _Within.NEXT
+        self._within = _Within.NEXT
         return True
 
     def _argue(self, text: str, *, whole: bool) -> bool:

@@ -10,6 +10,7 @@ from gateway.output_parsers.parts import WHITESPACE
 
 _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 _INSIDE: Final = re.compile(r'["\\]')
+_SCALAR_END: Final = re.compile(r"[,}\]\s]")
 _SKIPPED: Final = {also: re.compile(f"[{WHITESPACE}{also}]*") for also in ("", ",", ";,")}
 
 
@@ -49,14 +50,45 @@ class ContainerEnd:
         return -1
 
 
-def string_end(text: str, begin: int) -> int:
-    """The place behind the string that begins at `begin`, or -1 where it goes on behind `text`."""
-    place = begin + 1
-    while (match := _INSIDE.search(text, place)) is not None:
-        if match[0] == '"':
-            return match.end()
-        place = match.end() + 1
-    return -1
+class StringEnd:
+    """Finds the end of a string in a text whose first character is its quote."""
+
+    __slots__ = ("_begun", "_escaped")
+
+    def __init__(self) -> None:
+        self._begun = self._escaped = False
+
+    def find(self, text: str, begin: int) -> int:
+        """The place behind the string's last quote, or -1 where it goes on behind `text`.
+
+        `text` from `begin` on is what follows the text of the last call.
+        """
+        place, size = begin, len(text)
+        if place < size and not self._begun:
+            self._begun, place = True, place + 1
+        while place < size:
+            if self._escaped:
+                self._escaped, place = False, place + 1
+                continue
+            match = _INSIDE.search(text, place)
+            if match is None:
+                return -1
+            place = match.end()
+            if match[0] == '"':
+                return place
+            self._escaped = True
+        return -1
+
+
+class ScalarEnd:
+    """Finds the end of a number or a word: the first character that can be part of neither."""
+
+    __slots__ = ()
+
+    def find(self, text: str, begin: int) -> int:
+        """The place of that character, or -1 where there is none in `text`."""
+        match = _SCALAR_END.search(text, begin)
+        return -1 if match is None else match.start()
 
 
 def string_value(text: str) -> str | None:

@@ -25,7 +25,7 @@ class TaggedJsonParser(CallParser):
     What follows a call within its tag is dropped, another call apart; where no tag closes it, it is content.
     """
 
-    __slots__ = ("_at", "_calls", "_close", "_either", "_open", "_opens", "_place", "_tag")
+    __slots__ = ("_at", "_calls", "_close", "_either", "_open", "_opens", "_passed", "_tag")
 
     def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TaggedJsonParser(CallParser):
         self._opens = Markers(opening)
         self._either = Markers(opening, closing)
         self._at = _At.TEXT
-        self._place = 0  # behind a call: before it no tag begins
+        self._passed: list[str] = []  # text behind a call in which no tag begins
         self._tag = ""  # before the call under way, where it turns out to be none
         self._calls = JsonCalls(self._out, bool)
 
@@ -68,7 +68,7 @@ class TaggedJsonParser(CallParser):
             return False
         self._buffer = self._calls.rest
         if self._calls.begun:
-            self._at, self._place = _At.BEHIND, 0
+            self._at = _At.BEHIND
         else:
             self._out.content(self._tag)
             self._at = _At.TEXT
@@ -76,21 +76,24 @@ class TaggedJsonParser(CallParser):
 
     def _behind(self) -> bool:
         """Behind a call, its tag still open."""
-        place = skip_whitespace(self._buffer, 0, ",") if not self._place else 0
-        if self._buffer[place : place + 1] in ("{", "["):
+        place = skip_whitespace(self._buffer, 0, ",")
+        if not self._passed and self._buffer[place : place + 1] in ("{", "["):
             self._buffer = self._buffer[place:]
             self._begin("")
             return True
-        found = self._either.find(self._buffer, self._place)
+        found = self._either.find(self._buffer)
         if found is None:
-            if place < len(self._buffer):
-                self._place = len(self._buffer) - self._either.held(self._buffer)
+            end = len(self._buffer) - self._either.held(self._buffer)
+            if place < end:
+                self._passed.append(self._buffer[:end])
+                self._buffer = self._buffer[end:]
             return False
         if found.marker == self._open:
-            self._out.content(self._buffer[: found.begin])
+            self._out.content("".join(self._passed) + self._buffer[: found.begin])
             self._begin(self._open)
         else:
             self._at = _At.TEXT
+        self._passed.clear()
         self._buffer = self._buffer[found.end :]
         return True
 
@@ -98,5 +101,6 @@ class TaggedJsonParser(CallParser):
         if self._at is _At.CALL:
             self._out.content("" if self._calls.begun else self._tag + self._calls.held())
         else:
-            self._out.content(self._buffer)
+            self._out.content("".join(self._passed) + self._buffer)
+        self._passed.clear()
         self._buffer = ""

@@ -45,7 +45,7 @@ class XmlCallParser(CallParser):
     else once it is whole. End tags that models forget are taken as read.
     """
 
-    __slots__ = ("_at", "_before", "_first", "_name", "_streams", "_strings", "_written")
+    __slots__ = ("_at", "_before", "_first", "_name", "_pieces", "_streams", "_strings", "_written")
 
     def __init__(self, strings: Mapping[str, frozenset[str]]) -> None:
         super().__init__()
@@ -54,6 +54,7 @@ class XmlCallParser(CallParser):
         self._before = ""  # of the call under way, where it turns out to be none
         self._name = ""
         self._streams = False  # whether the value under way is a string
+        self._pieces: list[str] = []  # of a value that is given out once it is whole
         self._first = True  # no parameter of the call yet
         self._written = False  # something of the value under way
 
@@ -154,21 +155,26 @@ class XmlCallParser(CallParser):
             self._buffer, self._written = self._buffer.removeprefix("\n"), True
         found = _IN_VALUE.find(self._buffer)
         if found is None:
-            if self._streams:
-                self._stream(len(self._buffer) - max(_IN_VALUE.held(self._buffer), self._buffer.endswith("\n")))
+            self._use(len(self._buffer) - max(_IN_VALUE.held(self._buffer), self._buffer.endswith("\n")))
             return False
         if self._streams:
             self._out.arguments(escaped(self._buffer[: found.begin].removesuffix("\n")) + '"')
         else:
-            self._out.arguments(_as_json(self._buffer[: found.begin].removeprefix("\n").removesuffix("\n")))
+            value = "".join(self._pieces) + self._buffer[: found.begin]
+            self._pieces.clear()
+            self._out.arguments(_as_json(value.removeprefix("\n").removesuffix("\n")))
         self._buffer = self._buffer[found.end :] if found.marker == _PARAMETER_END else self._buffer[found.begin :]
         self._at = _At.PARAMETERS
         return True
 
-    def _stream(self, end: int) -> None:
+    def _use(self, end: int) -> None:
+        """Take text of a value, which is not read again."""
         if self._buffer[:end].endswith("\n"):  # before what may become an end tag
             end -= 1
-        self._out.arguments(escaped(self._buffer[:end]))
+        if self._streams:
+            self._out.arguments(escaped(self._buffer[:end]))
+        else:
+            self._pieces.append(self._buffer[:end])
         self._buffer = self._buffer[end:]
 
     def _behind(self) -> bool:

@@ -1,0 +1,218 @@
+r"""Compares structured answers and calls bit for bit across proposers, laws of sampling and concurrency.
+
+    python -m benchmarks.structured [--schemas N] [--tools N] [--kills N] [--parts N] [--output FILE]
+
+The reference is plain constrained decoding: no speculation, one request at a time. Each answer is compared in ids,
+text, calls and finish reason, and each one that came to its end is validated with jsonschema. Everything goes through
+real services over HTTP. The verify service is killed under streams of the first part, again and again, and their bytes
+are compared.
+
+Prompts are done in parts, each under all cells, so that a grammar is compiled few times; a part that is done is kept in
+benchmarks/out and not done again for the same model and options; --fresh forgets it. Exit status 1 where anything
+differs, does not fit, was not drafted for, or was not interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.lib.continuations import continuation_key, write_continuations
+from benchmarks.lib.report import machine, markdown_table, write_json
+from benchmarks.lib.repository import DEMO_MODEL, ROOT
+from benchmarks.structured.answers import Answer, ask_all
+from benchmarks.structured.cases import TEMPERATURES, Case, cases
+from benchmarks.structured.kills import Kills, kill_in_the_middle
+from benchmarks.structured.matrix import (
+    CONCURRENCIES,
+    DRAFTED,
+    GRAMMAR,
+    HEADER,
+    NONE,
+    PROPOSERS,
+    Count,
+    row,
+    speculation,
+    started,
+)
+from launcher.supervision.cluster import Cluster
+
+PART = 50
+"""Requests at a time: fewer than the grammars that a verify service keeps."""
+LONG_ENOUGH = 12
+"""Tokens of an answer that is worth interrupting."""
+
+Reference = dict[tuple[str, str], Answer]
+"""Answers by the names of case and law."""
+
+
+class Run:
+    """One run over one model. `parts` are the cells of each part that is done."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.model: Path = options.model.resolve()
+        self.tokens: int = options.tokens
+        self.seed: int = options.seed
+        self.cases = cases(options.schemas, options.tools, options.seed)
+        weights = b"".join(
+            hashlib.sha256(path.read_bytes()).digest() for path in sorted(self.model.glob("*.safetensors"))
+        )
+        asked = json.dumps([case.asked(law, self.tokens) for case in self.cases for law in TEMPERATURES])
+        name = hashlib.sha256(weights + asked.encode()).hexdigest()[:16]
+        self.folder = ROOT / "benchmarks" / "out" / "structured" / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.parts = [self.cases[first : first + PART] for first in range(0, len(self.cases), PART)]
+
+    async def part(self, number: int) -> dict[str, Any]:
+        """What comparing one part yields: counts by cell, and the answers of the reference."""
+        part, cells = self.parts[number], {}
+        with started(self.model) as cluster:
+            reference = await self._reference(cluster, part)
+            for cell in product((NONE, GRAMMAR), TEMPERATURES, CONCURRENCIES):
+                cells[cell] = await self._cell(cluster, part, reference, *cell)
+        with started(self.model, self._oracle(part, reference)) as cluster:
+            for cell in product(DRAFTED, TEMPERATURES, CONCURRENCIES):
+                cells[cell] = await self._cell(cluster, part, reference, *cell)
+        return {
+            "cells": [[*cell, asdict(count)] for cell, count in cells.items()],
+            "reference": [[*key, asdict(answer)] for key, answer in reference.items()],
+        }
+
+    async def _reference(self, cluster: Cluster, part: Sequence[Case]) -> Reference:
+        reference: Reference = {}
+        for law in TEMPERATURES:
+            bodies = [case.asked(law, self.tokens) | speculation(NONE) for case in part]
+            for case, answer in zip(part, await ask_all(cluster.http_url, bodies, 1), strict=True):
+                reference[case.name, law] = answer
+        return reference
+
+    async def _cell(
+        self, cluster: Cluster, part: Sequence[Case], reference: Reference, proposer: str, law: str, concurrency: int
+    ) -> Count:
+        count = Count()
+        bodies = [case.asked(law, self.tokens) | speculation(proposer) for case in part]
+        with tqdm(total=len(part), desc=f"{proposer} T={law} x{concurrency}", leave=False, disable=None) as bar:
+            answers = await ask_all(cluster.http_url, bodies, concurrency, bar.update)
+        for case, answer in zip(part, answers, strict=True):
+            count.add(case, answer, reference[case.name, law])
+        return count
+
+    def _oracle(self, part: Sequence[Case], reference: Reference) -> Path:
+        path = self.folder / "oracle.json"
+        known = {}
+        for case, law in product(part, TEMPERATURES):
+            body, answer = case.asked(law, self.tokens), reference[case.name, law]
+            known[continuation_key(answer.prompt_ids, body["temperature"], body["seed"])] = answer.token_ids
+        write_continuations(path, known)
+        return path
+
+    async def kills(self, reference: Reference, number: int) -> Kills:
+        """Kill the verify service so many times, each time under other streams."""
+        asked = [
+            (case, case.asked(law, self.tokens) | speculation(GRAMMAR), answer)
+            for case, law in product(self.parts[0], TEMPERATURES)
+            if len((answer := reference[case.name, law]).token_ids) >= LONG_ENOUGH
+        ]
+        with started(self.model) as cluster:
+            return await kill_in_the_middle(cluster, asked, number, self.seed)
+
+
+async def _measure(options: argparse.Namespace) -> int:
+    start, run = time.perf_counter(), Run(options)
+    counts: dict[tuple[str, str, int], list[Count]] = {}
+    reference: Reference = {}
+    kills = Kills()
+    for number in range(min(len(run.parts), options.parts or len(run.parts))):
+        path = run.folder / f"part-{number}.json"
+        if options.fresh or not path.exists():
+            write_json(path, await run.part(number))
+            print(
+                f"part {number + 1} of {len(run.parts)} is done after {time.perf_counter() - start:.0f} s", flush=True
+            )
+        content = json.loads(path.read_text("utf-8"))
+        for proposer, law, concurrency, count in content["cells"]:
+            counts.setdefault((proposer, law, concurrency), []).append(Count(**count))
+        for name, law, answer in content["reference"]:
+            reference[name, law] = _read_answer(answer)
+        path = run.folder / f"kills-{options.kills}.json"
+        if number == 0 and options.kills:
+            if options.fresh or not path.exists():
+                write_json(path, asdict(await run.kills(reference, options.kills)))
+            kills = Kills(**json.loads(path.read_text("utf-8")))
+    totals = {cell: Count.total(counts[cell]) for cell in product(PROPOSERS, TEMPERATURES, CONCURRENCIES)}
+    rows = [row(*cell, count) for cell, count in totals.items()]
+    failures = _failures(totals, kills, options.kills)
+    print(markdown_table(HEADER, rows))
+    print(
+        f"\n{kills.kills} kills of the verify service interrupted {kills.interrupted} streams, "
+        f"of which {kills.differences} differ"
+    )
+    print("\n".join(failures) or "exact: every answer is the reference's, and every finished one fits its schema")
+    if options.output:
+        content = {
+            "machine": machine(),
+            "settings": {"schemas": options.schemas, "tools": options.tools, "tokens": options.tokens,
+                         "parts": options.parts or len(run.parts), "model": run.model.name,
+                         "seconds": round(time.perf_counter() - start)},
+            "cells": {f"{proposer}; T={law}; {concurrency} at once": asdict(count)
+                      for (proposer, law, concurrency), count in totals.items()},
+            "kills": asdict(kills),
+            "failures": failures,
+        }  # fmt: skip
+        write_json(options.output, content)
+    return 1 if failures else 0
+
+
+def _read_answer(fields: dict[str, Any]) -> Answer:
+    lists = {key: tuple(fields[key]) for key in ("token_ids", "prompt_ids")}
+    return Answer(**{**fields, **lists, "calls": tuple((name, arguments) for name, arguments in fields["calls"])})
+
+
+def _failures(totals: dict[tuple[str, str, int], Count], kills: Kills, wanted: int) -> list[str]:
+    """What keeps the run from showing exactness, in words."""
+    found = []
+    for (proposer, law, concurrency), count in totals.items():
+        name = f"{proposer}, T={law}, {concurrency} at once"
+        if count.differences or count.misfits:
+            found.append(f"{name}: {count.differences} differences, {count.misfits} misfits: {count.shown}")
+        if not count.finished:
+            found.append(f"{name}: no answer came to its end")
+        if proposer == NONE and count.drafted:
+            found.append(f"{name}: something was drafted")
+        if proposer not in (NONE, "random") and not count.accepted:
+            found.append(f"{name}: nothing that was drafted was accepted")
+    if kills.differences:
+        found.append(f"{kills.differences} streams differ that were interrupted")
+    if wanted and kills.interrupted < wanted:
+        found.append(f"{wanted} kills interrupted {kills.interrupted} streams")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and return the exit status: 0 where every answer is exact and fits."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.structured", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target model")
+    parser.add_argument("--schemas", type=int, default=250, help="answers that have to fit a schema (250)")
+    parser.add_argument("--tools", type=int, default=100, help="prompts with tools (100)")
+    parser.add_argument("--tokens", type=int, default=64, help="the longest answer, in tokens (64)")
+    parser.add_argument("--kills", type=int, default=20, help="times that the verify service is killed (20)")
+    parser.add_argument("--parts", type=int, help=f"stop after so many parts of {PART} requests; the next run goes on")
+    parser.add_argument("--seed", type=int, default=21, help="of schemas, prompts and noise (21)")
+    parser.add_argument("--fresh", action="store_true", help="forget parts of former runs")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    return asyncio.run(_measure(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The matrix of structured answers in small, through real services: all cells, and a kill in the middle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.structured import __main__ as command
+
+
+@pytest.mark.slow
+def test_every_answer_is_plain_constrained_decodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "structured.json"
+    options = ["--schemas", "10", "--tools", "4", "--kills", "2", "--tokens", "48", "--seed", "5", "--fresh"]
+    assert command.main([*options, "--output", str(output)]) == 0, capsys.readouterr().out
+    content = json.loads(output.read_text("utf-8"))
+    assert len(content["cells"]) == 48 and not content["failures"]
+    assert content["kills"]["kills"] == 2
