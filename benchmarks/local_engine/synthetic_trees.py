@@ -8,6 +8,7 @@ from random import Random
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import Committed, NoDrafts, Opening
 from verify_service.core.request import RequestKey
 
@@ -56,7 +57,7 @@ class LocalTrees(NoDrafts):
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [self._bounded(self._requests[key]) for key in wanted]
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         del self._requests[key]
 
     def _bounded(self, request: _Request) -> TokenTree | None:
@@ -101,8 +102,8 @@ class TreesByName(NoDrafts):
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
         return [self._chosen[key].collect((key,))[0] for key in wanted]
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        self._chosen.pop(key).end(key, reason)
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
+        self._chosen.pop(key).end(key, reason, verified)
 
 
 class SizedTrees(LocalTrees):

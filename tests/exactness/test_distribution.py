@@ -61,7 +61,7 @@ class LikelyTrees(NoDrafts):
     def expects(self, keys):
         return True
 
-    def end(self, key, reason):
+    def end(self, key, reason, verified=()):
         self.outputs.pop(key, None)
         self.wanted.pop(key, None)
 

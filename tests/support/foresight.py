@@ -8,6 +8,7 @@ from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
 from support.request_mix import Expected
 from support.verify_loop import OracleTrees
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import Committed, OutcomeTree
 from verify_service.core.request import GenerationRequest, RequestKey
 
@@ -58,8 +59,8 @@ class ForeseeingTrees(OracleTrees):
         self.under_way.update(zip(wanted, trees, strict=True))
         return trees
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        super().end(key, reason)
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
+        super().end(key, reason, verified)
         self.handed_over.discard(key)
 
     def propose(self, key: RequestKey, nodes: int, depth: int) -> TokenTree | None:

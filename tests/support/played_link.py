@@ -12,6 +12,7 @@ from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.drafters import WireDrafter, tree_reply
+from verify_service.core.acceptance import match_path
 from verify_service.core.draft_source import Committed, Opening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
@@ -60,8 +61,18 @@ def opening(key: RequestKey = KEY, proposer: str = "p", tokens: tuple[int, ...] 
     )
 
 
-def committed(length: int, *tokens: int, key: RequestKey = KEY, max_nodes: int = 8, max_depth: int = 4) -> Committed:
-    return Committed(key, tokens, length, max_nodes, max_depth)
+def committed(
+    length: int,
+    *tokens: int,
+    key: RequestKey = KEY,
+    max_nodes: int = 8,
+    max_depth: int = 4,
+    verified: TokenTree | None = None,
+) -> Committed:
+    """`verified` is the tree that the step verified; `tokens` are along it, but for the last."""
+    took = () if verified is None else verified.path(match_path(verified, tokens[:-1])[0])
+    trees = () if verified is None else ((verified, tuple(took)),)
+    return Committed(key, tokens, length, max_nodes, max_depth, verified=trees)
 
 
 async def collect(link: DraftLink, *keys: RequestKey) -> tuple[list[TokenTree | None], float]:

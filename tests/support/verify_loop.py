@@ -14,6 +14,7 @@ import numpy as np
 from slipstream.generation_types import FinishReason, PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import Committed, DraftSource, NoDrafts, Opening
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.guarded_source import GuardedSource
@@ -152,6 +153,8 @@ class ScriptedTrees(NoDrafts):
         self.openings: list[Opening] = []
         self.ended: list[tuple[RequestKey, FinishReason]] = []
         self.trees = 0
+        self.drafted = self.accepted = 0
+        """Nodes of trees that steps are said to have verified, and accepted."""
 
     def known(self, name: str) -> bool:
         return name == PROPOSER
@@ -170,6 +173,7 @@ class ScriptedTrees(NoDrafts):
             self.tokens[committed.key].extend(committed.token_ids)
             assert len(self.tokens[committed.key]) == committed.total_length
             self.budgets[committed.key] = (committed.max_nodes, committed.max_depth)
+            self._count(committed.verified)
         return ()
 
     def collect(self, wanted: Sequence[RequestKey]) -> list[TokenTree | None]:
@@ -189,10 +193,16 @@ class ScriptedTrees(NoDrafts):
         assert all(key in self.tokens for key in keys)
         return True
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         del self.tokens[key]
         self.budgets.pop(key, None)
         self.ended.append((key, reason))
+        self._count(verified)
+
+    def _count(self, verified: Sequence[VerifiedTree]) -> None:
+        for tree, nodes in verified:
+            self.drafted += len(tree)
+            self.accepted += len(nodes)
 
     def propose(self, key: RequestKey, nodes: int, depth: int) -> TokenTree | None:
         """A tree of at most `nodes` nodes and `depth` levels below the request's last token."""

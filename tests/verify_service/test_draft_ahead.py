@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.server import GrpcServer
 from slipstream.v1 import draft_pb2, tree_pb2
@@ -120,10 +121,11 @@ def test_the_tree_for_the_end_that_came_is_there_at_once() -> None:
             ]
             await drafter.send(current)
             await settled(link, lambda: slot_of(link).tree is not None)
-            assert await collect(link) == TokenTree((20, 21, 30), (-1, 0, -1))
+            tree = await collect(link)
+            assert tree == TokenTree((20, 21, 30), (-1, 0, -1))
             await drafter.send(*outcomes)
             await settled(link, lambda: held(link) == 3)
-            link.commit([Committed(KEY, (30, 50), 6, 8, 4)])
+            link.commit([Committed(KEY, (30, 50), 6, 8, 4, verified=[(tree, (2,))])])
             assert await collect(link) == TokenTree.chain([52, 53])
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 4
@@ -257,7 +259,8 @@ def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right
             assert link.drafts_ahead_only([KEY])
             await drafter.send(tree_reply(stamp(drafter), [20, 21], [-1, 0], tree_id=1))
             await settled(link, lambda: slot_of(link).tree is not None)
-            assert await collect(link) == TokenTree.chain([20, 21])
+            tree = await collect(link)
+            assert tree == TokenTree.chain([20, 21])
             assert not await asyncio.to_thread(link.wait_for_outcomes, [KEY], 0.01)
             await drafter.send(
                 ahead(drafter, 3, 50, (1, 1), [51], 2),
@@ -269,14 +272,14 @@ def test_a_step_may_begin_with_all_trees_ahead_before_it_is_known_which_is_right
             assert [(each.path, each.token) for each in prepared] == [((20, 21), 50), ((20,), 50), ((), 50)]
             await drafter.send(ahead(drafter, 2, 51, (1, 0), [54], 5))
             await settled(link, lambda: stats(link).ahead_late == 1)
-            link.commit([Committed(KEY, (20, 50), 6, 8, 4, None, prepared[1].tree)])
+            link.commit([Committed(KEY, (20, 50), 6, 8, 4, None, prepared[1].tree, verified=[(tree, (0,))])])
             *_, commit = await drafter.wait_for("open", "commit", "commit")
             assert commit.tree_id == 3
             assert (slot_of(link).in_flight_tree, slot_of(link).in_flight_tree_id) == (TokenTree.chain([52]), 3)
             assert stats(link) == DraftStats(
                 hits=2, late=1, drafted=2, accepted=1, ahead_hits=1, ahead_misses=1, ahead_late=1
             )
-            link.commit([Committed(KEY, (52, 60), 8, 8, 4)])
+            link.end(KEY, FinishReason.LENGTH, [(prepared[1].tree, (0,))])
             assert (stats(link).drafted, stats(link).accepted) == (3, 2)
 
     run(scenario)

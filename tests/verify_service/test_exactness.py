@@ -85,6 +85,8 @@ def test_every_way_to_run_gives_the_same(
         with running_loop(target, config, trees) as runner:
             assert_equal(runner.run(requests, concurrency), expected)
             state = runner.loop.state()
+        if trees is not None:
+            assert (trees.drafted, trees.accepted) == (state.drafted_tokens, state.accepted_tokens)
         preemptions += state.preemptions
         accepted += state.accepted_tokens
         steps += state.steps
@@ -122,8 +124,13 @@ def test_adaptive_budgets_change_no_token(
     target: Target, reference: tuple[list[GenerationRequest], list[Expected]]
 ) -> None:
     requests, expected = reference
-    with running_loop(target, EngineConfig(num_pages=64), drafter("oracle", requests, expected)) as runner:
+    trees = drafter("oracle", requests, expected)
+    assert trees is not None
+    with running_loop(target, EngineConfig(num_pages=64), trees) as runner:
         assert_equal(runner.run(requests), expected)
+        state = runner.loop.state()
+    assert (trees.drafted, trees.accepted) == (state.drafted_tokens, state.accepted_tokens)
+    assert 0 < trees.accepted <= trees.drafted
 
 
 def test_a_resumed_stream_goes_on_where_it_was(

@@ -35,12 +35,15 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             link.begin(opening())
             link.begin(opening(THIRD))
             link.begin(opening(OTHER, "good"))
+            tree = None
             for step in range(3):
                 first, second = 4 + 2 * step, 5 + 2 * step
-                link.commit([committed(first, 10), committed(first, 10, key=THIRD), committed(first, 20, key=OTHER)])
-                await collect(link, KEY, THIRD, OTHER)
-                link.commit([committed(second, 11), committed(second, 21, 22, 7, key=OTHER)])
-                await collect(link, KEY, OTHER)
+                own = committed(first, 20, key=OTHER, verified=tree)
+                link.commit([committed(first, 10), committed(first, 10, key=THIRD), own])
+                (_, _, tree), _ = await collect(link, KEY, THIRD, OTHER)
+                own = committed(second, 21, 22, 7, key=OTHER, verified=tree)
+                link.commit([committed(second, 11), own])
+                (_, tree), _ = await collect(link, KEY, OTHER)
             states = {(state.epoch, state.proposer): state for state in link.state().drafters}
             right, silent = states[good.epoch, "good"], states[mute.epoch, "p"]
             assert (right.requests, silent.requests, states[good.epoch, "x"].requests) == (1, 2, 0)
@@ -68,12 +71,13 @@ def test_nodes_of_a_tree_of_several_are_counted_for_each() -> None:
             link.commit([committed(4, 10)])
             (tree,), _ = await collect(link)
             assert tree == TokenTree((5, 6, 7), (-1, 0, -1), None, ("a", "b", "a"))
-            link.commit([committed(7, 5, 6, 1)])
+            link.commit([committed(7, 5, 6, 1, verified=tree)])
             before = link.state().drafters[0]
             assert before.stats.sources == {"a": SourceCount("a", 2, 1), "b": SourceCount("b", 1, 1)}
-            await collect(link)
-            link.commit([committed(8, 9)])
-            assert link.state().drafters[0].stats.sources["a"] == SourceCount("a", 4, 1)
+            (tree,), _ = await collect(link)
+            assert tree is not None
+            link.commit([committed(8, 9, verified=tree.part([0, 1]))])
+            assert link.state().drafters[0].stats.sources["a"] == SourceCount("a", 3, 1), "its second one was pruned"
             assert before.stats.sources["a"] == SourceCount("a", 2, 1)
             assert [each.stats.sources for each in link.state().drafters[1:]] == [{}, {}]
 

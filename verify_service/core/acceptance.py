@@ -25,6 +25,10 @@ class AcceptedPath(NamedTuple):
     tokens: tuple[int, ...]
 
 
+VerifiedTree = tuple[TokenTree, tuple[int, ...]]
+"""A drafter's tree as a step verified it, pruned and cut, and the accepted nodes of it that are output."""
+
+
 def accept(tree: TokenTree, sampled: Sequence[int]) -> AcceptedPath:
     """Follow the sampled tokens from the root, as long as a child carries them.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.hidden_states.device_ring import RingSlice
@@ -62,7 +63,7 @@ class Committed(NamedTuple):
 
     Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
     `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
-    `haste` is that of the next step, as far as it is known.
+    `haste` is that of the next step, as far as it is known. `verified`: the trees that these steps verified.
     """
 
     key: RequestKey
@@ -74,6 +75,7 @@ class Committed(NamedTuple):
     tree: TokenTree | None = None
     catch_up: bool = False
     haste: WaitUrgency = WaitUrgency.HURRIED
+    verified: Sequence[VerifiedTree] = ()
 
 
 class StateChunk(NamedTuple):
@@ -169,8 +171,8 @@ class DraftSource(Protocol):
         """Return whether any of these requests, which began, would be waited for if it asked for a tree next."""
         ...
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        """Let go of a request that began, whatever the reason."""
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
+        """Let go of a request that began, whatever the reason; `verified` since its last `Committed`, as there."""
         ...
 
     # --- Trees for verification outcomes that are not decided (arXiv 2603.03251), between a launch and its commit
@@ -251,7 +253,7 @@ class NoDrafts:
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return False
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         return None
 
     def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:

@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import (
     Committed,
     DraftSource,
@@ -62,8 +63,8 @@ class GuardedSource:
     def expects(self, keys: Sequence[RequestKey]) -> bool:
         return _ask(self._source.expects, self._neutral.expects, keys)
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
-        _ask(self._source.end, self._neutral.end, key, reason)
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
+        _ask(self._source.end, self._neutral.end, key, reason, verified)
 
     def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
         return _ask(self._source.drafts_ahead_only, self._neutral.drafts_ahead_only, keys)

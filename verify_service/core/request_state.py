@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.generation_types import FinishReason
-from verify_service.core.acceptance import Acceptance
+from verify_service.core.acceptance import Acceptance, VerifiedTree
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.kv_cache.prefix_cache import Namespace, PrefixHandle
@@ -68,6 +68,8 @@ class DraftState:
     """Bound on the next tree's rows, root included, after a cut for another tenant's share; else 0."""
     num_unsent_tokens: int = 0
     """Last tokens that the drafter was not sent."""
+    unsent_verified: tuple[VerifiedTree, ...] = ()
+    """Trees of the drafter that steps verified, which it was not told. The loop adds to them."""
     paused: bool = False
     """Whether the drafter is sent nothing of this request."""
     catching_up: bool = False

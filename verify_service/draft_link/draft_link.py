@@ -15,6 +15,7 @@ from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.draft_protocol.records import Reply
 from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import (
     Committed,
     EnqueuedDrafts,
@@ -220,10 +221,10 @@ class DraftLink:
         with self._changed:
             return self._all_unresponsive()
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         """Close the request's slot, if it has one."""
         with self._changed:
-            self._router.end(key, reason)
+            self._router.end(key, reason, verified)
             if not self._router.running:
                 self._deadline.step_lost()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, UnavailableError
 from verify_service.core.request import GenerationRequest, RequestKey
@@ -26,18 +25,18 @@ class RequestEntry:
         scheduler: Scheduler,
         states: dict[RequestKey, RequestState],
         outputs: OutputProcessor,
-        displace: Callable[[RequestState], None],
     ) -> None:
-        """`displace` ends a queued request of which another takes the place."""
         self._admission = admission
         self._gate = gate
         self._scheduler = scheduler
         self._states = states
         self._outputs = outputs
-        self._displace = displace
 
-    def enter(self, request: GenerationRequest, *, draining: bool) -> None:
-        """Queue a request, have it wait for its grammar, or answer why not."""
+    def enter(self, request: GenerationRequest, *, draining: bool) -> RequestState | None:
+        """Queue a request, have it wait for its grammar, or answer why not.
+
+        Return the queued request whose place it took, which is to end.
+        """
         try:
             if draining:
                 raise UnavailableError("the service drains and takes no new requests")
@@ -49,26 +48,27 @@ class RequestEntry:
             if state.finish_reason is not None:
                 self._outputs.append(end_output(state, state.finish_reason, time.monotonic()))
             elif self._gate.pass_through(state):
-                self._queue(state)
+                return self._queue(state)
             else:
                 self._states[state.key] = state
         except SlipstreamError as error:
             self._outputs.append(refusal(request, error))
+        return None
 
-    def open(self, ready: GrammarReady) -> None:
-        """Queue a request that waited for its grammar, or answer why not."""
+    def open(self, ready: GrammarReady) -> RequestState | None:
+        """Queue a request that waited for its grammar, or answer why not; return as `enter` does."""
         state = ready.state
         try:
             if self._gate.open(ready):
                 del self._states[state.key]
-                self._queue(state)
+                return self._queue(state)
         except SlipstreamError as error:
             self._states.pop(state.key, None)
             self._outputs.append(refusal(state.request, error))
+        return None
 
-    def _queue(self, state: RequestState) -> None:
+    def _queue(self, state: RequestState) -> RequestState | None:
         displaced = self._scheduler.places.displace(state)
-        if displaced is not None:
-            self._displace(displaced)
         self._states[state.key] = state
         self._scheduler.add(state)
+        return displaced

@@ -30,6 +30,7 @@ from verify_service.engine.sink import Sink
 from verify_service.engine.step_queue import Step, StepQueue
 from verify_service.engine.undecided import decided_part, reported_error
 from verify_service.grammar.compiler import GrammarCompiler
+from verify_service.grammar.drafting import is_forced
 from verify_service.model_runner.device_trees import not_on_host
 from verify_service.model_runner.factory import TargetModel, new_model_runner
 from verify_service.scheduler.admission import Admission
@@ -63,10 +64,11 @@ class VerifyLoop:
     ) -> None:
         """Without `grammars` requests that have one are refused."""
         source = GuardedSource(drafts)
-        max_context = config.max_context or model.config.max_context
+        target = model.config
+        max_context = config.max_context or target.max_context
         self._sink = sink
         self._commands = CommandQueue()
-        self._memory = KVCacheManager(config, max_context, model.config.hidden_size)
+        self._memory = KVCacheManager(config, max_context, target.hidden_size)
         self._engine = new_model_runner(model, config, self._memory.page_table)
         self._engine.warm_up()
         costs = StepTimeModel(self._engine.pass_costs())
@@ -75,18 +77,12 @@ class VerifyLoop:
         self._speculation = SpeculationController(source, self._memory, config, GoodputOptimizer(costs), self._passes)
         self._step_queue = StepQueue(self._engine, self._speculation)
         self._features = HiddenStateCapture(self._engine, self._memory.features, source, config.feature_boundaries)
-        admission = Admission(
-            config,
-            source,
-            vocab_size=model.config.vocab_size,
-            max_context=max_context,
-            eos_token_ids=tuple(model.config.eos_token_ids),
-        )
+        eos = tuple(target.eos_token_ids)
+        admission = Admission(config, source, vocab_size=target.vocab_size, max_context=max_context, eos_token_ids=eos)
         self._states: dict[RequestKey, RequestState] = {}
         self._output_processor = OutputProcessor(self._engine, self._speculation)
         self._gate = GrammarGate(grammars, self._commands.put, most_waiting=config.max_queued)
-        entry = admission, self._gate, self._scheduler, self._states, self._output_processor
-        self._entry = RequestEntry(*entry, self._displace)
+        self._entry = RequestEntry(admission, self._gate, self._scheduler, self._states, self._output_processor)
         self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
@@ -140,9 +136,9 @@ class VerifyLoop:
         for command in self._commands.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS, owes=owes):
             match command:
                 case GenerationRequest():
-                    self._entry.enter(command, draining=self._draining)
+                    self._displace(self._entry.enter(command, draining=self._draining))
                 case GrammarReady():
-                    self._entry.open(command)
+                    self._displace(self._entry.open(command))
                 case CancelRequest(key):
                     self._leave([key], FinishReason.CANCELLED)
                 case CancelSession(session_id):
@@ -330,7 +326,8 @@ class VerifyLoop:
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
-        state, kv = decision.item.state, decision.item.state.kv
+        state, tree = decision.item.state, decision.item.tree
+        kv, draft = state.kv, state.draft
         count, reason = cut_output(state, decision.path.tokens)
         tokens = decision.path.tokens[:count]
         state.tokens.extend(tokens)
@@ -339,6 +336,8 @@ class VerifyLoop:
         if not state.prefilled:
             state.prefilled = True
             self._memory.cache_full_pages(state)
+        if tree is not None and draft.proposer and (state.grammar is None or not is_forced(tree)):
+            draft.unsent_verified += ((tree, decision.path.nodes[:count]),)
         if tokens and not state.stats.first_token_at:
             state.stats.first_token_at = now
         self._output_processor.add_result(decision, tokens, reason)
@@ -349,8 +348,9 @@ class VerifyLoop:
         self._engine.commit(state, tokens)
         return tokens
 
-    def _displace(self, state: RequestState) -> None:
-        self._leave([state.key], FinishReason.ERROR, self._scheduler.places.refusal())
+    def _displace(self, state: RequestState | None) -> None:
+        if state is not None:
+            self._leave([state.key], FinishReason.ERROR, self._scheduler.places.refusal())
 
     def _leave(
         self,
@@ -380,7 +380,7 @@ class VerifyLoop:
             self._scheduler.remove(state, keep=keep)
         del self._states[state.key]
         if state.started and state.draft.proposer:
-            self._speculation.end(state.key, reason)
+            self._speculation.end(state, reason)
 
     def _write_outputs(self) -> None:
         """Turn what was decided into outputs; requests for which that fails are over."""

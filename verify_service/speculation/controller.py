@@ -321,11 +321,13 @@ class SpeculationController:
                 states = states.slice(states.first, states.first + len(tokens))
             tree = item.tree if item is not None and ahead else None
             catch_up = self._tree_sizer.wants_states(state, running)
-            commits.append(Committed(key, tokens, len(state.tokens), rows, depth, states, tree, catch_up, haste))
+            verified, draft.unsent_verified = draft.unsent_verified, ()
+            length = len(state.tokens)
+            commits.append(Committed(key, tokens, length, rows, depth, states, tree, catch_up, haste, verified))
         behind = self._source.commit(commits)
         for state, _ in drafted:
             state.draft.catching_up = state.draft.paused or state.key in behind
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, state: RequestState, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""
-        self._source.end(key, reason)
+        self._source.end(state.key, reason, state.draft.unsent_verified)

@@ -313,7 +313,7 @@ class LateBrokenTrees(ScriptedTrees):
     def collect(self, wanted: object) -> list[TokenTree | None]:
         raise RuntimeError("collect")
 
-    def end(self, key: object, reason: object) -> None:
+    def end(self, key: object, reason: object, verified: object = ()) -> None:
         raise RuntimeError("end")
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.draft_protocol.records import Gap
+from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
@@ -155,7 +156,7 @@ class DraftRouter:
         tokens = committed.token_ids
         running.tokens.extend(tokens)
         for ref in running.slots:
-            ref.slot.end_step(tokens)
+            ref.slot.end_step(tokens, committed.verified)
         if running.next_slot is not None:
             self._switch_drafter(running)
         running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
@@ -165,10 +166,11 @@ class DraftRouter:
         for ref in running.slots:
             self._feed(running, ref, committed, batches, now)
 
-    def end(self, key: RequestKey, reason: FinishReason) -> None:
+    def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         """Close the request's slots, if it has any."""
         running = self.running.pop(key, None)
         for ref in [] if running is None else running.slots:
+            ref.slot.count_verified(verified)
             self._release(ref, reason)
 
     def reopen(self, slot: Slot) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import accepted_by_source, match_path
+from verify_service.core.acceptance import VerifiedTree, accepted_by_source
 from verify_service.draft_link.slots.answer_time import AnswerTimes
 
 _PRIOR_TREES = 4.0
@@ -22,7 +22,7 @@ class DraftStats:
 
     `hits` and `misses` count trees that were there when a step asked for them, and those that a step waited for in
     vain; `late` trees that came when their step had begun; `waits` steps that waited, for one tree or for several.
-    `drafted` and `accepted` count tokens of the trees that steps took, where the request went on afterwards.
+    `drafted` and `accepted` count tokens of the trees that steps verified, as these were pruned and cut.
 
     Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
     had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
@@ -67,19 +67,14 @@ class DraftStats:
         self._observed_trees += 1.0 - _DECAY * self._observed_trees
         self._accepted_levels += levels - _DECAY * self._accepted_levels
 
-    def record_step(self, tree: TokenTree, tokens: Sequence[int]) -> int:
-        """Count a step that verified `tree` and committed `tokens`, the last of which no node drafted.
-
-        Return the last accepted node, -1 for none.
-        """
-        node, count = match_path(tree, tokens[:-1])
-        self.observe(count)
-        self.drafted += len(tree)
-        self.accepted += count
-        for name, drafted, accepted in accepted_by_source(tree, tree.path(node)) if tree.sources else ():
-            before = self.sources.get(name, SourceCount(name, 0, 0))
-            self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
-        return node
+    def count(self, verified: Sequence[VerifiedTree]) -> None:
+        """Count the trees that steps verified."""
+        for tree, nodes in verified:
+            self.drafted += len(tree)
+            self.accepted += len(nodes)
+            for name, drafted, accepted in accepted_by_source(tree, nodes) if tree.sources else ():
+                before = self.sources.get(name, SourceCount(name, 0, 0))
+                self.sources[name] = SourceCount(name, before.drafted + drafted, before.accepted + accepted)
 
 
 class LateTreeMatch:

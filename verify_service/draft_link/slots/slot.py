@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from slipstream_kernels.device_tree import known
 from slipstream_kernels.draft_protocol.records import ParentNode, Stamp, TreeReply
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.core.acceptance import match_path
+from verify_service.core.acceptance import VerifiedTree, match_path
 from verify_service.core.draft_source import OutcomeTree
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.records import NO_NODE, Offer
@@ -270,12 +270,14 @@ class Slot:
             self.stats.ahead_hits += self.from_cache
             self.stats.ahead_misses += not self.from_cache
 
-    def end_step(self, tokens: Sequence[int]) -> None:
-        """Take in the tokens that the step from the present state has committed."""
+    def end_step(self, tokens: Sequence[int], verified: Sequence[VerifiedTree] = ()) -> None:
+        """Take in the tokens that the step from the present state has committed, and the trees of it verified."""
         self.cache.last_outcome = NO_NODE
         tree = known(self.in_flight_tree)
         if tree is not None:
-            node = self.stats.record_step(tree, tokens)
+            self.stats.count(verified)
+            node, levels = match_path(tree, tokens[:-1])  # of the whole tree, whose nodes the drafter names
+            self.stats.observe(levels)
             if node >= 0 and self.cache.capacity:
                 self.cache.last_outcome = ParentNode(self.in_flight_tree_id, node)
         elif self.tree and not self.cache.capacity:
@@ -285,6 +287,11 @@ class Slot:
             self.stats.observe(self.late_match.matched_depth)
             self.late_match = None
         self.in_flight_tree, self.in_flight_tree_id = None, 0
+
+    def count_verified(self, verified: Sequence[VerifiedTree]) -> None:
+        """Count what the request's last steps verified, if that was a tree of this drafter."""
+        if self.in_flight_tree is not None:
+            self.stats.count(verified)
 
     def ask(self, now: float) -> None:
         """Note when the drafter was sent the present state, if it can make a tree for it and one is wanted."""

@@ -1,4 +1,4 @@
-"""Acceptance is counted by the path that the committed tokens take."""
+"""Trees count as steps verified them; the path that the committed tokens take is that of the verifier."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def test_it_agrees_with_the_verifiers_walk() -> None:
             tuple(draw.randrange(3) for _ in range(size)), tuple(draw.randrange(-1, node) for node in range(size))
         )
         took = accept(tree, [draw.randrange(3) for _ in range(size + 1)])
+        assert match_path(tree, took.tokens[:-1]) == (took.nodes[-1] if took.nodes else -1, len(took.nodes))
         stats = DraftStats()
-        assert stats.record_step(tree, took.tokens) == (took.nodes[-1] if took.nodes else -1)
+        stats.count([(tree, took.nodes)])
         assert (stats.drafted, stats.accepted) == (size, len(took.nodes))
 
 
@@ -49,9 +50,10 @@ def test_nodes_of_several_proposers_are_shared_out() -> None:
     assert accepted_by_source(tree, (0, 1)) == (SourceCount("a", 3, 1), SourceCount("b", 1, 1))
     assert accepted_by_source(TokenTree.chain((5, 6)), (0,)) == ()
     stats = DraftStats()
-    for tokens in ((5, 6, 9), (5, 6, 7, 1), (4,)):
-        stats.record_step(tree, tokens)
-    stats.record_step(TokenTree.chain((5,)), (5, 6))
+    for nodes in ((0, 1), (0, 1, 2), ()):
+        stats.count([(tree, nodes)])
+    stats.count([])
+    stats.count([(TokenTree.chain((5,)), (0,))])
     assert stats.sources == {"a": SourceCount("a", 9, 3), "b": SourceCount("b", 3, 2)}
     assert (stats.drafted, stats.accepted) == (13, 6)
 
