@@ -64,11 +64,11 @@ class HeadConfig:
     num_aux_hidden_states: int = 0
 
     @classmethod
-    def from_folder(cls, folder: Path) -> HeadConfig:
-        """Read config.json. Raises CheckpointError."""
+    def from_folder(cls, folder: Path, *, of_target: bool = False) -> HeadConfig:
+        """Read config.json, of a head or of a target's layers, whose weights may be quantised. CheckpointError."""
         outer = read_json(folder / "config.json")
         layer = section(outer, "transformer_layer_config") or outer
-        for config in (outer, layer):
+        for config in () if of_target else (outer, layer):
             refuse_quantisation(config)
         if (act := layer.get("hidden_act")) not in (None, "silu"):
             raise CheckpointError(f"config.json: hidden_act is {shown(act)}, supported is 'silu'")

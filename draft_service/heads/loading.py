@@ -18,7 +18,10 @@ from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, read_json
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +104,11 @@ def shared_rows(
 def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
     names = ("model.embed_tokens.weight", "lm_head.weight")
+    if read_quantisation(read_json(folder / "config.json")) is not None:
+        config = ModelConfig.from_folder(folder)
+        found = dict(iterate_tensors(folder, config, names))
+        embedding = found[names[0]].float()
+        return embedding, embedding if config.tie_word_embeddings else found[names[1]].float()
     tied = flag(read_json(folder / "config.json"), "tie_word_embeddings") and not has_own_head(folder)
     wanted = names[:1] if tied else names
     found = read_tensors(folder, wanted)

@@ -25,7 +25,7 @@ from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_tensors, weight_files
 
 TEXTS = (
     (
@@ -157,16 +157,17 @@ def _states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of all boundaries, bfloat16 [rows, boundaries, hidden], and those after the final norm in float32."""
     texts, length = tokens.shape
-    shape = replace(HeadConfig.from_folder(folder), num_layers=1)
+    shape = replace(HeadConfig.from_folder(folder, of_target=True), num_layers=1)
     rotary = rotary_rows(shape, torch.arange(length).repeat(texts))
     names = [name for name, _ in expected_shapes(config)]
-    embedding = read_tensors(folder, ["model.embed_tokens.weight"])["model.embed_tokens.weight"]
+    embedding = _read(folder, config, ["model.embed_tokens.weight"])["model.embed_tokens.weight"]
     x = embedding[torch.from_numpy(tokens.flatten())].float()
     states = torch.empty(len(x), config.num_layers + 2, config.hidden_size, dtype=torch.bfloat16)
     began = time.monotonic()
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
-        layer = DecoderLayer(shape, 0, _renamed(folder, prefix, [name for name in names if name.startswith(prefix)]))
+        tensors = _read(folder, config, [name for name in names if name.startswith(prefix)])
+        layer = DecoderLayer(shape, 0, _renamed(tensors, prefix))
         segments = [Segment.committed(_cache(shape, length), length) for _ in range(texts)]
         states[:, index] = x
         x = layer.forward(layer.norm("input_layernorm", x), x, rotary, segments)
@@ -175,15 +176,19 @@ def _states(
         elif (expected := (time.monotonic() - began) / index * config.num_layers) > seconds:
             raise FailedPreconditionError(f"reading {folder} here would take {expected:.0f} s, more than {seconds:.0f}")
     states[:, -2] = x
-    norm = read_tensors(folder, ["model.norm.weight"])["model.norm.weight"].float()
+    norm = _read(folder, config, ["model.norm.weight"])["model.norm.weight"].float()
     states[:, -1] = last = rms_norm(x, norm, config.rms_norm_eps)
     return states, last
 
 
-def _renamed(folder: Path, prefix: str, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+def _read(folder: Path, config: ModelConfig, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+    """Those of the model's tensors, quantised ones decoded."""
+    return read_tensors(folder, names) if config.quantisation is None else dict(iterate_tensors(folder, config, names))
+
+
+def _renamed(tensors: Mapping[str, torch.Tensor], prefix: str) -> Mapping[str, torch.Tensor]:
     """The tensors of a layer in float32, as those of the first of a head."""
-    found = read_tensors(folder, names)
-    return {f"layers.0.{name.removeprefix(prefix)}": found[name].float() for name in names}
+    return {f"layers.0.{name.removeprefix(prefix)}": tensor.float() for name, tensor in tensors.items()}
 
 
 def _cache(shape: HeadConfig, length: int) -> HeadCache:
@@ -195,7 +200,7 @@ def _cache(shape: HeadConfig, length: int) -> HeadCache:
 def _likeliest(folder: Path, config: ModelConfig, last: torch.Tensor) -> torch.Tensor:
     """int64 [rows], the lowest id of equals."""
     name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    head = read_tensors(folder, [name])[name]
+    head = _read(folder, config, [name])[name]
     best, ids = torch.full((len(last),), -torch.inf), torch.zeros(len(last), dtype=torch.int64)
     for begin in range(0, len(head), _HEAD_ROWS):
         value, place = functional.linear(last, head[begin : begin + _HEAD_ROWS].float()).max(dim=1)

@@ -61,6 +61,10 @@ def _folder_kinds(name: str, check: str, weights: str = "model.safetensors", arg
 
 KINDS: dict[str, Kind] = {
     **_folder_kinds("target", "target", "model-00001-of-00002.safetensors"),
+    **_folder_kinds("fp8", "target"),
+    **_folder_kinds("w4a16", "target"),
+    **_folder_kinds("awq", "target"),
+    **_folder_kinds("gptq", "target"),
     "target generation_config.json": Kind("target", "generation_config.json", mutators.json_text, "target"),
     "target index": Kind("target", "model.safetensors.index.json", mutators.json_text, "target"),
     "tokenizer.json": Kind("target", "tokenizer.json", mutators.json_text, "tokenizer"),
@@ -82,6 +86,7 @@ def write_folders(root: Path) -> None:
 
     from support import eagle_heads, medusa_heads, mlp_speculators, mtp_heads
     from support.models import make_tiny_model
+    from support.quantised_models import FORMS, write_quantised
 
     sizes = {
         "vocab_size": 320,
@@ -93,6 +98,9 @@ def write_folders(root: Path) -> None:
     }
     make_tiny_model(root / "target", shards=2, tied=False, **sizes)
     make_tiny_model(root / "draft", layers=1, **sizes)
+    make_tiny_model(root / "whole-groups", layers=1, **sizes | {"intermediate_size": 64})
+    for name, form in (("fp8", "fp8 block"), ("w4a16", "pack4 g32"), ("awq", "awq g32"), ("gptq", "gptq asymmetric")):
+        write_quantised(root / "whole-groups", root / name, FORMS[form])
     eagle_heads.write_target(root / "shared")
     eagle_heads.write_head(root / "eagle1", eagle_heads.EAGLE1["two layers"])
     eagle_heads.write_head(root / "eagle1-pickled", eagle_heads.EAGLE1["no bias"])

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors, weight_files
 
 SCORES: Final = "lm_head.weight"
 """Rows that score tokens, of a target as of an EAGLE-3 head."""
@@ -39,7 +39,7 @@ class TargetRows:
         self.folder = folder
         self.config = ModelConfig.from_folder(folder)
         names = (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, SCORES)
-        found = read_named(folder, names)
+        found = self._read(names)
         self.embedding = found[_EMBEDDING].to(device, dtype)
         self.head = self.embedding if len(names) == 1 else found[SCORES].to(device, dtype)
 
@@ -48,12 +48,18 @@ class TargetRows:
         prefix = f"model.layers.{self.config.num_layers - 1}."
         names = ["input_layernorm", "post_attention_layernorm"]
         names += [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
-        found = read_named(self.folder, [_NORM, *(f"{prefix}{name}.weight" for name in names)])
+        found = self._read([_NORM, *(f"{prefix}{name}.weight" for name in names)])
         return {name.removeprefix(prefix).removeprefix("model."): tensor.float() for name, tensor in found.items()}
 
     def final_norm(self) -> Tensor:
         """Float32 weight of the norm behind the last layer, [hidden]."""
-        return read_named(self.folder, (_NORM,))[_NORM].float()
+        return self._read((_NORM,))[_NORM].float()
+
+    def _read(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Those of the target's tensors, quantised ones decoded."""
+        if self.config.quantisation is None:
+            return read_named(self.folder, names)
+        return dict(iterate_tensors(self.folder, self.config, names))
 
     def logits(self, states: Tensor) -> Tensor:
         """float32 [n, vocabulary] of states after the final norm [n, hidden]."""

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from draft_service.heads.loading import load_eagle, target_rows
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+from support.models import make_tiny_model
+from support.quantised_models import FORMS, Form, write_quantised
 
 
 @pytest.fixture
@@ -208,3 +210,10 @@ def test_split_binary_files(tmp_path):
     path.write_text(json.dumps({"weight_map": {"fc.weight": "../one.bin"}}))
     with pytest.raises(CheckpointError, match="outside"):
         load(tmp_path / "head")
+
+
+def test_rows_of_a_quantised_target_are_decoded(tmp_path):
+    form = Form({**FORMS["pack4 g32"].config, "ignore": []}, FORMS["pack4 g32"].write, ignore=())
+    folder = write_quantised(make_tiny_model(tmp_path / "source", tied=False), tmp_path / "model", form)
+    rows = zip(target_rows(folder), target_rows(tmp_path / "model-plain"), strict=True)
+    assert all(torch.equal(got, expected) for got, expected in rows)

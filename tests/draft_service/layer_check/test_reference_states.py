@@ -14,6 +14,7 @@ from slipstream_kernels.models.capture_layers import Capture, boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.models import make_tiny_model
+from support.quantised_models import FORMS, write_quantised
 
 LARGE, PATIENCE = 1 << 30, 600.0
 
@@ -71,3 +72,10 @@ def test_threads_are_left_as_they_were(tiny_model):
     read_texts(tiny_model, LARGE, PATIENCE)
     assert torch.get_num_threads() == before + 1
     torch.set_num_threads(before)
+
+
+def test_a_quantised_target_reads_as_the_model_it_decodes_to(tmp_path):
+    source = make_tiny_model(tmp_path / "source", tied=False)
+    folder = write_quantised(source, tmp_path / "model", FORMS["pack4 g32"])
+    got, expected = (read_texts(each, LARGE, PATIENCE) for each in (folder, tmp_path / "model-plain"))
+    assert np.array_equal(got.states, expected.states) and np.array_equal(got.likeliest, expected.likeliest)

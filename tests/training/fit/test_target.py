@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from support.fit_sources import SHAPE, small_target
+from support.models import make_tiny_model
+from support.quantised_models import FORMS, write_quantised
 from training.fit.settings import FitSettings
 from training.fit.target import TargetRows
 
@@ -30,3 +32,14 @@ def test_part_of_the_distribution_moves_to_its_most_likely_token(scored: torch.T
 def test_a_weight_that_is_no_part_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="argmax_weight"):
         FitSettings(argmax_weight=weight)
+
+
+def test_a_quantised_target_is_the_model_it_decodes_to(tmp_path: Path) -> None:
+    folder = write_quantised(make_tiny_model(tmp_path / "source", tied=False), tmp_path / "model", FORMS["gptq v2"])
+    got, expected = (
+        TargetRows(each, torch.device("cpu"), torch.float32) for each in (folder, tmp_path / "model-plain")
+    )
+    assert torch.equal(got.head, expected.head) and torch.equal(got.final_norm(), expected.final_norm())
+    layers = got.last_layer(), expected.last_layer()
+    assert layers[0].keys() == layers[1].keys()
+    assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[1])

@@ -216,12 +216,11 @@ def rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
 
 
 def refuse_quantisation(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError, which says what it is, where a config tells of quantised weights."""
+    """Raises CheckpointError, which says what it is, where a config tells of quantised weights: of a head's."""
     for name in ("quantization_config", "compression_config"):
         value = config.get(name)
         if value:
             method = value.get("quant_method") if isinstance(value, dict) else value
             raise CheckpointError(
-                f"config.json: {name} is set (quant_method {shown(method)}), supported are weights that are not "
-                "quantised"
+                f"config.json: {name} is set (quant_method {shown(method)}), supported are heads that are not quantised"
             )

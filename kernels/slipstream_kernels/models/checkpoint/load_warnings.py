@@ -9,7 +9,7 @@ from pathlib import Path
 from slipstream_kernels.models.checkpoint.config_fields import flag, read_json, size
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_file import open_weights
-from slipstream_kernels.models.checkpoint.weight_loader import used_names, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, used_names, weight_files
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def tell(folder: Path, config: ModelConfig) -> None:
 def notices(folder: Path, config: ModelConfig) -> list[str]:
     """What there is to say of the model in `folder`, a line each. Raises CheckpointError."""
     fields = read_json(folder / "config.json")
-    lines = []
+    lines = [] if config.quantisation is None else list(config.quantisation.notices)
     if flag(fields, "tie_word_embeddings") and not config.tie_word_embeddings:
         lines.append("config.json ties lm_head.weight to the embedding, but the folder has another one, which is used")
     if rounded := _rounded(folder, config):
@@ -43,7 +43,9 @@ def notices(folder: Path, config: ModelConfig) -> list[str]:
 def _rounded(folder: Path, config: ModelConfig) -> str:
     """How many tensors are of which wider types; empty where none is."""
     types: Counter[str] = Counter()
+    held = {name for name, _ in expected_shapes(config)}  # scales keep their types
     for path in weight_files(folder):
         with open_weights(path) as file:
-            types.update(_WIDER[dtype] for dtype in map(file.dtype, used_names(config, file.names)) if dtype in _WIDER)
+            names = held.intersection(used_names(config, file.names))
+            types.update(_WIDER[dtype] for dtype in map(file.dtype, names) if dtype in _WIDER)
     return " and ".join(f"{count} tensors of {name}" for name, count in sorted(types.items()))

@@ -13,7 +13,6 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     flag,
     number,
     read_json,
-    refuse_quantisation,
     rope_scaling,
     rope_theta,
     shown,
@@ -21,6 +20,8 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     text,
     token_ids,
 )
+from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
+from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
 from slipstream_kernels.ops.rotary import Llama3Scaling
 
@@ -37,6 +38,7 @@ class ModelConfig:
 
     tie_word_embeddings: the head is the embedding; not where the folder has another one, whatever config.json says.
     num_mtp_layers: layers that predict further tokens; drafters read them from the same folder, the model never.
+    quantisation: which weights are stored in fewer bits; None: none.
     """
 
     family: str
@@ -55,6 +57,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     num_mtp_layers: int = 0
+    quantisation: Quantisation | None = None
 
     @property
     def attention_bias(self) -> bool:
@@ -105,6 +108,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(folder, fields, vocab_size),
             bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
             num_mtp_layers=count(fields, "num_nextn_predict_layers"),
+            quantisation=read_quantisation(fields),
         )
         config._check_shapes()
         return config
@@ -121,7 +125,6 @@ class ModelConfig:
 
 
 def _refuse_variants(fields: Mapping[str, Any], family: str) -> None:
-    refuse_quantisation(fields)
     if fields.get("hidden_act") not in (None, "silu"):
         raise CheckpointError(f"config.json: hidden_act is {shown(fields['hidden_act'])}, supported is 'silu'")
     if fields.get("partial_rotary_factor") not in (None, 1):

@@ -12,6 +12,8 @@ import torch
 from slipstream_kernels.models.checkpoint.weight_file import FLOATS, open_weights, weight_files
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_PACKED_HEADS = ("lm_head.weight_packed", "lm_head.qweight")
+"""What a head's weight is called where words hold several of its elements; the embedding's is never there."""
 _ROWS = 8192
 """Compared at a time."""
 
@@ -26,6 +28,8 @@ def has_own_head(folder: Path) -> bool:
     places: dict[str, Path] = {}
     for path in weight_files(folder):
         with open_weights(path) as file:
+            if any(name in file.names for name in _PACKED_HEADS):
+                return True
             places.update({name: path for name in (EMBEDDING, HEAD) if name in file.names})
     return len(places) == 2 and not _are_equal(places)
 

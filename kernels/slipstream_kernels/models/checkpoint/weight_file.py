@@ -28,6 +28,8 @@ MOST_HEADER_BYTES = 100_000_000
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Types of weights that are not quantised, and their bytes."""
+QUANTISED = {"F8_E4M3": 1}
+"""Types that only quantised weights have, and their bytes; these have some of `INTEGERS` too."""
 INTEGERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 """Types of maps between vocabularies, and their bytes."""
 _MOST_FILES = 1 << 12
@@ -54,10 +56,10 @@ class WeightFile:
         with _named(self._path):
             return tuple(self._file.get_slice(name).get_shape())
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor of whole or floating-point numbers, as stored."""
+    def read(self, name: str, *, quantised: bool = False) -> torch.Tensor:
+        """A tensor of whole or floating-point numbers, as stored; of `QUANTISED` types too where they are expected."""
         dtype = self.dtype(name)
-        if dtype not in FLOATS and dtype not in INTEGERS:
+        if dtype not in FLOATS and dtype not in INTEGERS and not (quantised and dtype in QUANTISED):
             raise CheckpointError(
                 f"{self._path}: {name} has dtype {dtype}, supported are {', '.join((*FLOATS, *INTEGERS))}"
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -11,14 +13,27 @@ import torch
 
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, regular_size, shown
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.layouts import StoredTensor, quantised_weight, stored_tensors
+from slipstream_kernels.models.checkpoint.quantisation.scheme import WeightScheme
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
-from slipstream_kernels.models.checkpoint.weight_file import FLOATS, WeightFile, open_weights, weight_files
+from slipstream_kernels.models.checkpoint.weight_file import (
+    FLOATS,
+    INTEGERS,
+    QUANTISED,
+    WeightFile,
+    open_weights,
+    weight_files,
+)
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
 __all__ = [
     "expected_shapes",
     "iterate_tensors",
+    "iterate_weights",
     "load_tensors",
+    "load_weights",
     "mtp_prefixes",
+    "quantised_elements",
     "used_names",
     "weight_bytes",
     "weight_files",
@@ -26,6 +41,23 @@ __all__ = [
 
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Buffers that some files hold and that the config determines."""
+_CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kvq]|prob|[kvq]_proj\.([kvq]|output))_scale")
+"""Scales of keys, values and what attention makes of them, which some quantised files hold."""
+_WEIGHT = ".weight"
+_BIASED = ("q_proj", "k_proj", "v_proj")
+"""Modules that have a bias in families with one."""
+_BYTES = FLOATS | INTEGERS | QUANTISED
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A linear module whose weight [outputs, inputs] is quantised, and the tensors that may hold it."""
+
+    name: str
+    outputs: int
+    inputs: int
+    scheme: WeightScheme
+    stored: Mapping[str, StoredTensor]
 
 
 def weight_bytes(folder: Path, config: ModelConfig) -> int:
@@ -38,12 +70,12 @@ def weight_bytes(folder: Path, config: ModelConfig) -> int:
         total += regular_size(path)
         with open_weights(path) as file:
             for name in set(file.names).difference(used_names(config, file.names)):
-                total -= prod(file.shape(name)) * FLOATS.get(file.dtype(name), 0)
+                total -= prod(file.shape(name)) * _BYTES.get(file.dtype(name), 0)
     return total
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the model."""
+    """Name and shape of every tensor of the model, as it is when no weight is quantised."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     yield EMBEDDING, (config.vocab_size, hidden)
     for layer in range(config.num_layers):
@@ -78,25 +110,53 @@ def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
 def used_names(config: ModelConfig, names: Sequence[str]) -> list[str]:
     """Those of a file's tensors that the model reads, or has no place for, in order.
 
-    The others are layers that predict further tokens, buffers that follow from the config, and, where the head is the
-    embedding, its copy.
+    The others are layers that predict further tokens, buffers that follow from the config, scales of what is not
+    quantised here, and, where the head is the embedding, its copy.
     """
     prefixes, copy = mtp_prefixes(config), HEAD if config.tie_word_embeddings else ""
-    return [name for name in names if not (name.startswith(prefixes) or name == copy or _DERIVED.fullmatch(name))]
+
+    def is_used(name: str) -> bool:
+        if name.startswith(prefixes) or name == copy or _DERIVED.fullmatch(name):
+            return False
+        return config.quantisation is None or not _CACHE_SCALES.fullmatch(name)
+
+    return [name for name in names if is_used(name)]
 
 
-def iterate_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of all tensors of the model, in bfloat16 (wider ones are rounded), read one after the other.
+def iterate_weights(
+    folder: Path, config: ModelConfig, only: Container[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
+    """Name and tensor of all `expected_shapes`, or of `only` these, one after the other: quantised, or in bfloat16.
 
-    Those that are not `used_names` are left out. Raises CheckpointError, before any is read, unless names, shapes and
-    types of all others fit exactly.
+    Wider types are rounded. Tensors that are not `used_names` are left out. Raises CheckpointError, before any is read,
+    unless names, shapes and types of all others fit exactly; and where a quantised weight's tensors contradict one
+    another.
     """
     files = weight_files(folder)
-    _check_headers(folder, config, files)
+    modules = _quantised_modules(config)
+    places = _check_headers(folder, config, files, modules)
+    of_part = {f"{module.name}.{part}": module for module in modules for part in module.stored}
+    done: set[str] = set()
     for path in files:
         with open_weights(path) as file:
             for name in used_names(config, file.names):
-                yield name, file.read(name).to(torch.bfloat16)
+                module = of_part.get(name)
+                whole = name if module is None else module.name + _WEIGHT
+                if whole in done or not (only is None or whole in only):
+                    continue
+                done.add(whole)
+                if module is None:
+                    yield name, file.read(name).to(torch.bfloat16)
+                else:
+                    yield whole, _read_module(module, path, file, places)
+
+
+def iterate_tensors(
+    folder: Path, config: ModelConfig, only: Container[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `iterate_weights`, quantised ones decoded."""
+    for name, weight in iterate_weights(folder, config, only):
+        yield name, decode(weight) if isinstance(weight, QuantisedWeight) else weight
 
 
 def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -104,21 +164,80 @@ def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     return dict(iterate_tensors(folder, config))
 
 
-def _check_headers(folder: Path, config: ModelConfig, files: Sequence[Path]) -> None:
-    shapes = dict(expected_shapes(config))
+def load_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor | QuantisedWeight]:
+    """All of `iterate_weights`, by name."""
+    return dict(iterate_weights(folder, config))
+
+
+def quantised_elements(config: ModelConfig) -> int:
+    """Elements of all weights that are quantised. Raises CheckpointError for one of which its scheme cannot be."""
+    return sum(module.outputs * module.inputs for module in _quantised_modules(config))
+
+
+def _quantised_modules(config: ModelConfig) -> list[_Module]:
+    if config.quantisation is None:
+        return []
+    modules = []
+    for name, shape in expected_shapes(config):
+        module = name.removesuffix(_WEIGHT)
+        if len(shape) != 2 or name == EMBEDDING:
+            continue
+        scheme = config.quantisation.scheme_of(module)
+        if scheme is not None:
+            stored = dict(stored_tensors(scheme, *shape, module))
+            if scheme.layout in ("awq", "gptq") and not (config.attention_bias and module.endswith(_BIASED)):
+                stored["bias"] = StoredTensor(tuple(FLOATS), (shape[:1],), optional=True)
+            modules.append(_Module(module, *shape, scheme, stored))
+    return modules
+
+
+def _read_module(module: _Module, path: Path, file: WeightFile, places: Mapping[str, Path]) -> QuantisedWeight:
+    """Of a module's tensors one at least lies in `file`, at `path`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for part in module.stored:
+        name = f"{module.name}.{part}"
+        if (place := places.get(name)) is None:
+            continue
+        with ExitStack() as stack:
+            source = file if place == path else stack.enter_context(open_weights(place))
+            tensors[part] = source.read(name, quantised=True)
+    bias = tensors.pop("bias", None)
+    if bias is not None and bias.any():
+        where = f"{places[f'{module.name}.bias']}: {module.name}.bias"
+        raise CheckpointError(f"{where} is not zero, and the model has none there")
+    try:
+        return quantised_weight(module.scheme, tensors, module.outputs, module.inputs, module.name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _check_headers(
+    folder: Path, config: ModelConfig, files: Sequence[Path], modules: Sequence[_Module]
+) -> dict[str, Path]:
+    """The file of each tensor that is used."""
+    quantised = {module.name + _WEIGHT for module in modules}
+    expected = {
+        name: StoredTensor(tuple(FLOATS), (shape,)) for name, shape in expected_shapes(config) if name not in quantised
+    }
+    expected |= {f"{module.name}.{part}": tensor for module in modules for part, tensor in module.stored.items()}
+    places: dict[str, Path] = {}
     for path in files:
         with open_weights(path) as file:
             for name in used_names(config, file.names):
-                _check(file, name, shapes.pop(name, None), path)
-    if shapes:
-        missing = sorted(shapes)
+                _check(file, name, expected.pop(name, None), path)
+                places[name] = path
+    if missing := sorted(name for name, tensor in expected.items() if not tensor.optional):
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    return places
 
 
-def _check(file: WeightFile, name: str, shape: tuple[int, ...] | None, path: Path) -> None:
-    if shape is None:
+def _check(file: WeightFile, name: str, expected: StoredTensor | None, path: Path) -> None:
+    if expected is None:
         raise CheckpointError(f"{path}: unexpected tensor {name}")
-    if file.shape(name) != shape:
-        raise CheckpointError(f"{path}: {name} has shape {shown(list(file.shape(name)))}, expected {list(shape)}")
-    if file.dtype(name) not in FLOATS:
-        raise CheckpointError(f"{path}: {name} has dtype {file.dtype(name)}, expected one of {', '.join(FLOATS)}")
+    if file.shape(name) not in expected.shapes:
+        words = " or ".join(str(list(shape)) for shape in expected.shapes)
+        raise CheckpointError(f"{path}: {name} has shape {shown(list(file.shape(name)))}, expected {words}")
+    if file.dtype(name) not in expected.dtypes:
+        raise CheckpointError(
+            f"{path}: {name} has dtype {file.dtype(name)}, expected one of {', '.join(expected.dtypes)}"
+        )

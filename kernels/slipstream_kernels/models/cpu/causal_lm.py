@@ -12,7 +12,7 @@ from slipstream_kernels.jit.threads import Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, weight_bytes
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, quantised_elements, weight_bytes
 from slipstream_kernels.models.cpu.backend import CpuBackend
 from slipstream_kernels.models.cpu.host_memory import available_bytes
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
@@ -92,9 +92,13 @@ def _check_memory(path: Path, config: ModelConfig) -> None:
     """Raises CheckpointError where packed weights and the table of positions exceed what there is.
 
     Files are mapped, and their pages given back as they are needed. Packed weights have two bytes an element, and those
-    converted from four bytes have two more as they are packed: what the file has, either way.
+    converted from four bytes have two more as they are packed: what the file has, either way. Quantised weights are
+    decoded to two bytes an element.
     """
-    weights, table = weight_bytes(path, config), 4 * config.max_context * config.head_dim
+    weights, table = (
+        weight_bytes(path, config) + 2 * quantised_elements(config),
+        4 * config.max_context * config.head_dim,
+    )
     room = available_bytes()
     if weights + table > room:
         raise CheckpointError(

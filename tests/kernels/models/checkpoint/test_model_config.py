@@ -137,7 +137,7 @@ def test_missing_folder(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1"),
         ({"model_type": ["llama"]}, r"model_type is \['llama'\], must be a string"),
         ({"model_type": "x" * 10**6}, r"^.{0,300}$"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
+        ({"quantization_config": {"quant_method": "gguf", "bits": 4}}, "quant_method 'gguf'"),
         ({"head_dim": 10**6}, "head_dim is 1000000, the limit is 4096"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -11,11 +12,13 @@ import torch
 
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_tensors
+from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.gate_up import gate_up_views
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 from slipstream_kernels.progress import ProgressBar
 
+_log = logging.getLogger(__name__)
 _LAYERS = "model.layers."
 
 
@@ -67,14 +70,17 @@ class GpuWeights:
         size: int = 1,
         progress: bool = True,
     ) -> GpuWeights:
-        """Read a Hugging Face folder tensor by tensor to the device; wider types are rounded.
+        """Read a Hugging Face folder tensor by tensor to the device; wider types are rounded, quantised ones decoded.
 
         Raises CheckpointError unless names and shapes fit exactly and the ranks divide the model.
         """
         weights = cls._empty(Shard(config, rank, size), device)
         if rank == 0:
             tell(folder, config)
-        _fill(weights, iterate_tensors(folder, config), "loading weights", progress=progress)
+            if config.quantisation is not None:
+                _log.warning("%s: quantised weights are decoded to bfloat16, as which they are held on a GPU", folder)
+        on_device = ((name, _dense(weight, device)) for name, weight in iterate_weights(folder, config))
+        _fill(weights, on_device, "loading weights", progress=progress)
         return weights
 
     @classmethod
@@ -190,6 +196,10 @@ def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, torch.Tensor]], titl
                 width = tensor.shape[axis] // shard.size
                 tensor = tensor.narrow(axis, shard.rank * width, width)
             target.copy_(tensor.reshape(target.shape))
+
+
+def _dense(weight: torch.Tensor | QuantisedWeight, device: torch.device | str) -> torch.Tensor:
+    return decode(weight.to(device)) if isinstance(weight, QuantisedWeight) else weight
 
 
 def _place(weights: GpuWeights, name: str) -> tuple[torch.Tensor, int]:

@@ -11,6 +11,7 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_byt
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from support.models import make_tiny_model
+from support.quantised_models import FORMS, write_quantised
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
@@ -118,3 +119,17 @@ def test_random_weights_are_one_model_on_all_ranks(folder: Path) -> None:
     assert not torch.equal(whole.layers[1].o, other.layers[1].o)
     assert torch.equal(part.layers[1].o, whole.layers[1].o[:, config.q_size // 2 :])
     assert torch.equal(part.head, whole.head[config.vocab_size // 2 :])
+
+
+@pytest.mark.parametrize("form", ["fp8 block", "awq g32"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_quantised_weights_are_those_of_the_decoded_model(
+    form: str, size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = make_tiny_model(tmp_path / "source", family="qwen2", heads=4, kv_heads=2)
+    folder = write_quantised(source, tmp_path / "model", FORMS[form])
+    for rank in range(size):
+        got, expected = (tensors_of(load(each, rank, size)) for each in (folder, tmp_path / "model-plain"))
+        assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+    (line,) = [line for line in caplog.messages if "decoded" in line]
+    assert line.endswith("quantised weights are decoded to bfloat16, as which they are held on a GPU")

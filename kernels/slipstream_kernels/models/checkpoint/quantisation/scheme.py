@@ -1,0 +1,74 @@
+"""How the weight of a linear layer is quantised, and which layers are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream_kernels.models.checkpoint.quantisation.module_patterns import is_part, matches_name
+
+Layout = Literal["float", "int", "pack", "awq", "gptq"]
+"""Which tensors hold a weight: see `layouts`."""
+Strategy = Literal["tensor", "channel", "group", "block", "tensor or channel"]
+"""What shares a scale: the weight, a row, `group` elements of a row, or a block of 128 rows of as many."""
+
+BLOCK = 128
+"""Rows and columns of a block."""
+GROUPS = (32, 64, 128)
+"""Elements of a group."""
+LINEAR = "Linear"
+"""The class of every module with a weight that may be quantised."""
+HEAD_MODULE = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """How one weight is quantised.
+
+    zero_offset: what is added to zero points as they are stored. scale: the name of the tensor of scales.
+    """
+
+    layout: Layout
+    bits: int
+    strategy: Strategy
+    group: int = 0
+    symmetric: bool = True
+    zero_offset: int = 0
+    scale: str = "weight_scale"
+
+    def group_of(self, inputs: int) -> int:
+        """Elements of a row that share a scale."""
+        return {"group": self.group, "block": BLOCK}.get(self.strategy, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The scheme of modules that `entries` name, None of those that are not quantised.
+
+    An entry is `LINEAR`, a name, `re:` and an expression, or, of `parts`, a run of the parts of a name.
+    """
+
+    entries: tuple[str, ...]
+    scheme: WeightScheme | None
+    parts: bool = False
+
+    def covers(self, module: str) -> bool:
+        """Whether an entry names a module."""
+        match = is_part if self.parts else matches_name
+        return any(entry == LINEAR or match(entry, module) for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What config.json says. The first rule that covers a module counts.
+
+    notices: where the model is served otherwise than the file says, a line each.
+    """
+
+    method: str
+    rules: tuple[Rule, ...]
+    notices: tuple[str, ...] = ()
+
+    def scheme_of(self, module: str) -> WeightScheme | None:
+        """How the weight of a linear module is quantised; None: it is not."""
+        return next((rule.scheme for rule in self.rules if rule.covers(module)), None)
