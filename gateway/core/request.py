@@ -101,10 +101,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """A proposer as the verify service reports it."""
+    """A proposer as the verify service reports it. preparing: the service still does work ahead for its requests."""
 
     name: str
     attached: bool
+    preparing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

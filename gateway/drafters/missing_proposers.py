@@ -36,9 +36,9 @@ async def latest_info(replica: Replica) -> VerifyInfo | None:
 
 
 def unattached_proposers(info: VerifyInfo) -> list[str]:
-    """Configured proposers that may still be attached: no draft service offers them, and none was refused with them."""
+    """Configured proposers that may still draft: not refused, and not attached yet, or verify prepares for them."""
     refused = {refusal.proposer for refusal in info.refusals}
-    return [each.name for each in info.proposers if not each.attached and each.name not in refused]
+    return [each.name for each in info.proposers if each.preparing or (not each.attached and each.name not in refused)]
 
 
 def _missing(info: VerifyInfo) -> dict[str, str]:

@@ -89,6 +89,10 @@ class _Servicer(verify_pb2_grpc.VerifyServiceServicer):
             proposers=[
                 verify_pb2.ProposerStatus(name="ngram", configured=True, attached=True),
                 *(verify_pb2.ProposerStatus(name=name, configured=True) for name in owner.missing),
+                *(
+                    verify_pb2.ProposerStatus(name=name, configured=True, attached=True, preparing=True)
+                    for name in owner.preparing
+                ),
             ],
             default_proposer="ngram",
             serving_seconds=owner.serving_seconds,
@@ -151,6 +155,7 @@ class FakeVerify:
         self.max_requests = max_requests
         self.version = "1"
         self.missing: dict[str, str] = {}  # proposers that are not attached, and why, if a draft service said so
+        self.preparing: tuple[str, ...] = ()  # proposers that are attached, with work ahead to be done
         self.serving_seconds = 0.0
         self.script = Script()
         self.seen = Seen()

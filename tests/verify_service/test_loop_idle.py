@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.verify_loop import running_loop
+from verify_service.core.draft_source import NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.model_runner.cpu_runner import CpuModelRunner
@@ -64,3 +66,47 @@ def test_work_ahead_that_fails_costs_nothing(model: CausalLM, monkeypatch: pytes
     with running_loop(model, CONFIG) as runner:
         assert runner.loop.wait_idle(60.0)
         assert runner.run([REQUEST])[0].last.error is None
+
+
+class Asking(NoDrafts):
+    """A source whose drafter wants states, once it has come."""
+
+    boundaries: tuple[int, ...] = ()
+
+    def wanted_boundaries(self) -> tuple[int, ...]:
+        return self.boundaries
+
+
+def test_what_a_drafter_wants_is_prepared_until_all_of_it_is_done(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, source = threading.Event(), threading.Event(), Asking()
+
+    def prepare(engine: CpuModelRunner) -> bool:
+        if source.boundaries:
+            begun.set()
+            assert may_end.wait(60.0)
+        return False
+
+    monkeypatch.setattr(CpuModelRunner, "prepare", prepare)
+    with running_loop(model, CONFIG, source) as runner:
+        assert not runner.loop.prepares(())
+        assert runner.loop.prepares((0, 1))
+        source.boundaries = (0, 1)
+        assert begun.wait(60.0)
+        assert runner.loop.prepares((0, 1))
+        may_end.set()
+        assert runner.loop.wait_idle(60.0)
+        assert not runner.loop.prepares((0, 1))
+        assert runner.loop.prepares((2,))
+
+
+def test_nothing_is_prepared_for_while_requests_run(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_loop(model, CONFIG) as runner:
+        busy = replace(runner.loop.state(), running=1)
+        monkeypatch.setattr(runner.loop, "_state", busy)
+        assert not runner.loop.prepares((0, 1))
+        monkeypatch.setattr(runner.loop, "_state", replace(busy, running=0, draining=True))
+        assert not runner.loop.prepares((0, 1))
+        monkeypatch.setattr(runner.loop, "_state", replace(busy, running=0))
+        assert runner.loop.prepares((0, 1))

@@ -127,3 +127,9 @@ class ProposerStatus:
     name: str
     configured: bool
     attachment: Attachment | None
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Boundaries whose states the attachment wants for this proposer; none where nothing is attached."""
+        offers = () if self.attachment is None else self.attachment.request.offers
+        return tuple(boundary for offer in offers if offer.name == self.name for boundary in offer.feature_boundaries)

@@ -50,6 +50,11 @@ class HiddenStateCapture:
         self._asked_at = float("-inf")
         self._held: dict[ScheduledRequest, HiddenStateRows] = {}
 
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Boundaries whose states are kept, as settled last, ascending."""
+        return self._boundaries
+
     def prepare(self) -> None:
         """Settle what the next step captures. To be called before each launch, and before its trees are waited for."""
         boundaries = self._settled()

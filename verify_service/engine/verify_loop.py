@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError
@@ -43,7 +43,7 @@ from verify_service.speculation.goodput import GoodputOptimizer
 _log = logging.getLogger(__name__)
 
 THREAD_NAME = "verify-loop"
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 """How often a loop without requests looks whether a drafter has come that wants states, for which it can prepare."""
 
 
@@ -86,6 +86,8 @@ class VerifyLoop:
         self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
+        self._prepared: frozenset[int] = frozenset()
+        """Boundaries whose states passes may keep with all work ahead done."""
         self._state = self._snapshot()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
@@ -124,6 +126,11 @@ class VerifyLoop:
         """Counters as of the end of the latest step."""
         return self._state
 
+    def prepares(self, boundaries: Collection[int]) -> bool:
+        """Whether work ahead for drafters that want these boundaries is not done yet. Running requests go before it."""
+        state = self._state
+        return not (self._prepared.issuperset(boundaries) or state.running or state.queued or state.draining)
+
     def _run(self) -> None:
         while self._receive():
             self._step()
@@ -156,15 +163,17 @@ class VerifyLoop:
         """Use a moment without requests for work ahead; whether more of it may be left."""
         if self._draining:
             return False
+        more = False
         try:
             self._features.prepare()
             more = self._engine.prepare()
             self._counters.prepared += more
-            return more
         except Exception:  # noqa: BLE001 - the loop must outlive work that nobody waits for
             _log.exception("work ahead of requests failed")
             end_if_device_lost()
-            return False
+        if not more:
+            self._prepared = frozenset(self._features.boundaries)
+        return more
 
     def _step(self) -> None:
         """Keep the engine supplied, then take what its oldest step decided.

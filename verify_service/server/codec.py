@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
@@ -115,8 +115,9 @@ def encode_info(
     default: str | None,
     refusals: Sequence[Refusal] = (),
     serving_seconds: float = 0.0,
+    preparing: Collection[str] = (),
 ) -> bytes:
-    """A GetInfoResponse."""
+    """A GetInfoResponse. `preparing` names attached proposers for which work ahead is not done."""
     return verify_pb2.GetInfoResponse(
         model_name=facts.model_name,
         model_path=facts.model_path,
@@ -131,7 +132,7 @@ def encode_info(
         device=facts.device,
         page_size=facts.page_size,
         num_pages=facts.num_pages,
-        proposers=map(_proposer, proposers),
+        proposers=[_proposer(each, preparing=each.name in preparing) for each in proposers],
         default_proposer=default or "",
         max_nodes=facts.max_nodes,
         process_id=facts.process_id,
@@ -144,10 +145,10 @@ def encode_info(
     ).SerializeToString()
 
 
-def _proposer(status: ProposerStatus) -> verify_pb2.ProposerStatus:
+def _proposer(status: ProposerStatus, *, preparing: bool) -> verify_pb2.ProposerStatus:
     message = verify_pb2.ProposerStatus(name=status.name, configured=status.configured)
     if status.attachment is not None:
-        message.attached = True
+        message.attached, message.preparing = True, preparing
         message.process_id = status.attachment.request.process_id
         message.address = status.attachment.request.address
         message.epoch = status.attachment.epoch

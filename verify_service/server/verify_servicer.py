@@ -91,7 +91,9 @@ class VerifyServicer:
                 raise UnavailableError("the verify service drains")
             link = backend.link
             seconds = time.monotonic() - backend.since
-            return encode_info(backend.facts, link.proposers(), link.default(), link.refusals(), seconds)
+            proposers = link.proposers()
+            preparing = [each.name for each in proposers if backend.loop.prepares(each.boundaries)]
+            return encode_info(backend.facts, proposers, link.default(), link.refusals(), seconds, preparing)
         except SlipstreamError as error:
             await abort(context, error)
 

@@ -87,3 +87,13 @@ def test_the_wait_ends(
     found = [each for each in gateway.logs.splitlines() if "not attached, their requests" in each]
     assert [line in each for each in found] == [True] * bool(line)
     assert ("waiting up to" in gateway.logs) == (seconds == "0.5")
+
+
+def test_the_wait_lasts_until_what_attached_proposers_need_is_prepared(tokenizer_folder: Path) -> None:
+    with FakeVerify() as verify:
+        verify.preparing = ("eagle3",)
+        with GatewayProcess(tokenizer_folder, verify.address, *FOREVER, wait_ready=False) as gateway:
+            wait_until(lambda: readiness(gateway).json()["status"] == WAITS, lambda: gateway.logs)
+            assert readiness(gateway).json()["missing_proposers"] == []
+            verify.preparing = ()
+            gateway.wait_ready()

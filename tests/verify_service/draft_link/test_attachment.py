@@ -114,3 +114,13 @@ def test_a_proposer_computes_where_it_says_and_else_where_its_service_does() -> 
     assert places == [("cpu", ""), ("cuda:1", "GPU-0b"), ("cuda:1", "GPU-0b")]
     message = GetInfoResponse.FromString(encode_info(VERIFY, [ProposerStatus("ngram", True, attachment)], None))
     assert message.proposers[0].device == "cpu"
+
+
+def test_an_attached_proposer_is_being_prepared_for_until_that_is_said_to_be_over() -> None:
+    offers = (Offer("eagle3", 64, 63, feature_boundaries=(1, 2)), Offer("ngram", 64, 63))
+    attachment = new_attachment(7, replace(FITTING, offers=offers), 4, 1 << 20)
+    statuses = [ProposerStatus(name, True, attachment) for name in ("eagle3", "ngram")]
+    assert [status.boundaries for status in (*statuses, ProposerStatus("eagle3", True, None))] == [(1, 2), (), ()]
+    for preparing in (["eagle3"], []):
+        message = GetInfoResponse.FromString(encode_info(VERIFY, statuses, None, preparing=preparing))
+        assert [each.name for each in message.proposers if each.preparing] == preparing
