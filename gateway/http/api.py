@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 from typing import Any, Final
@@ -88,10 +89,16 @@ class OpenAiApi:
         return _json(_model_entry(info))
 
     async def services(self, request: Request) -> Response:
-        """The verify services, and what drafts for them."""
+        """The verify services, what drafts for them, and what /ready says, with status 200 at all times."""
         self._authenticate(request)
-        reports = await service_reports(self._gateway.client.replicas)
-        body: Services = {"shares_allowed": self._gateway.settings.allow_shares, "verify_services": reports}
+        replicas = self._gateway.client.replicas
+        reports, missing = await asyncio.gather(service_reports(replicas), missing_proposers(replicas))
+        body: Services = {
+            "status": self._gateway.status,
+            "missing_proposers": missing,
+            "shares_allowed": self._gateway.settings.allow_shares,
+            "verify_services": reports,
+        }
         return _json(body)
 
     async def share(self, request: Request) -> Response:

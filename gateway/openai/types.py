@@ -367,8 +367,10 @@ class ServiceReport(TypedDict):
 
 
 class Services(TypedDict):
-    """Answer of /services. `shares_allowed`: whether /services/share may be used."""
+    """Answer of /services. `status` and `missing_proposers`: as of /ready; `shares_allowed`: of /services/share."""
 
+    status: str
+    missing_proposers: list[MissingProposer]
     shares_allowed: bool
     verify_services: list[ServiceReport]
 

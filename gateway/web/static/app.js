@@ -7,6 +7,7 @@ import { ServicesView } from "./services_view.js";
 import * as settingsStore from "./settings.js";
 import { SettingsView } from "./settings_view.js";
 import { Strips } from "./strips.js";
+import { Tabs } from "./tabs.js";
 import { Legend } from "./token_text.js";
 import { TreeView } from "./tree_view.js";
 import { useServer } from "./use_server.js";
@@ -21,7 +22,7 @@ function proposersOf(server, answer) {
 }
 
 function Status({ server }) {
-  const words = server.error ? server.error.message : server.model ? `${server.model.id}: ${server.status}` : "connecting";
+  const words = server.error ? server.error.message : server.model ? `${server.model.id}: ${server.status}` : server.status || "connecting";
   const missing = server.missing.map((each) => each.proposer);
   return html`<p class="status" role="status">
     <span class=${server.error || server.status !== "ready" ? "dot bad" : missing.length ? "dot part" : "dot good"} aria-hidden="true" />
@@ -89,8 +90,7 @@ export function App() {
     <header class="top">
       <h1>Slipstream</h1>
       <${Status} server=${server} />
-      <div role="tablist" aria-label="Views">${TABS.map(([name, label]) => html`<button type="button" role="tab" key=${name}
-        id=${`tab-${name}`} aria-selected=${tab === name} aria-controls="view" onClick=${() => setTab(name)}>${label}</button>`)}</div>
+      <${Tabs} tabs=${TABS} open=${tab} onOpen=${setTab} />
     </header>
     <main>
       <div class="side one" id="view" role="tabpanel" aria-labelledby=${`tab-${tab}`}>

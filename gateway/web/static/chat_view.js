@@ -1,8 +1,9 @@
 // A conversation: questions, streamed answers, and where the answer under way can be stopped.
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { generate } from "./generate.js";
 import { requestBody } from "./settings.js";
 import { TokenText } from "./token_text.js";
+import { useFollow } from "./use_follow.js";
 
 const summary = (answer) => {
   if (!answer.steps.length) return answer.finish === "stopped" ? "stopped" : "";
@@ -30,10 +31,8 @@ export function ChatView({ conversation, onMessages, settings, model, answers, s
   const [pointed, setPointed] = useState("");
   const [error, setError] = useState("");
   const [running, setRunning] = useState(null);
-  const end = useRef(null);
   const messages = conversation.messages;
-
-  useEffect(() => end.current && end.current.scrollIntoView({ block: "nearest" }), [messages.length, shown && shown.count]);
+  const [list, onScroll] = useFollow(running && shown ? shown.count : messages.length, messages.length);
 
   const ask = async (event) => {
     event.preventDefault();
@@ -70,12 +69,11 @@ export function ChatView({ conversation, onMessages, settings, model, answers, s
   };
 
   return html`<section class="panel chat" aria-label="Conversation">
-    <ol class="messages" tabindex="0">
+    <ol class="messages" tabindex="0" ref=${list} onScroll=${onScroll}>
       ${!messages.length && html`<li class="empty">Ask something. Tokens are coloured by how they came.</li>`}
       ${messages.map((message, at) => html`<${Message} key=${at} message=${message} answer=${answers.get(message.id)}
         running=${running && running.id === message.id} chosen=${shown && shown === answers.get(message.id) ? chosen : null}
         onPick=${(step) => { onShow(message.id, answers.get(message.id)); onPick(step.number); }} onPoint=${setPointed} />`)}
-      <li ref=${end} class="end" aria-hidden="true" />
     </ol>
     <output class="pointed">${pointed || "\u00a0"}</output>
     ${error && html`<p class="error" role="alert">${error}</p>`}

@@ -5,19 +5,22 @@ import { generate } from "./generate.js";
 import { PROMPTS } from "./prompts.js";
 import { requestBody } from "./settings.js";
 import { TokenText } from "./token_text.js";
+import { useFollow } from "./use_follow.js";
 
 const TALLY = { done: 0, identical: 0, same: 0, tokens: 0 };
 const seedOf = (settings) => (settings.seed === "" ? Math.floor(Math.random() * 2 ** 31) : Number(settings.seed));
 
 function Column({ title, answer, running, chosen, onPick, onPoint, drafts }) {
   const alone = drafts && answer && answer.alone;
+  const [text, onScroll] = useFollow(answer ? answer.count : 0, answer);
+  const state = !answer ? "\u00a0" : !drafts ? "One token a step." : alone ? "No drafts come: the target goes on alone." : "Drafts come.";
   return html`<section class="column" aria-label=${title}>
     <h3>${title}</h3>
     <p class="figures">${answer && answer.steps.length
       ? `${answer.count} tokens · ${answer.steps.length} steps · ${answer.acceptanceLength.toFixed(2)} a step · ${answer.tokensPerSecond.toFixed(0)} tokens/s`
       : "\u00a0"}</p>
-    ${drafts && html`<p class=${alone ? "state alone" : "state"}>${alone ? "No drafts come: the target goes on alone." : answer ? "Drafts come." : "\u00a0"}</p>`}
-    <div class="text" tabindex="0" aria-busy=${!!running}>${answer && html`<${TokenText} answer=${answer} chosen=${chosen} onPick=${onPick} onPoint=${onPoint} />`}</div>
+    <p class=${alone ? "state alone" : "state"}>${state}</p>
+    <div class="text" tabindex="0" ref=${text} onScroll=${onScroll} aria-busy=${!!running}>${answer && html`<${TokenText} answer=${answer} chosen=${chosen} onPick=${onPick} onPoint=${onPoint} />`}</div>
   </section>`;
 }
 

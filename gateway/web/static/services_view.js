@@ -26,7 +26,7 @@ function Drafters({ service, allowed, onDone, onError }) {
   // The last one keeps what others leave, so that alone it has nobody to hand over to.
   const several = allowed && new Set(drafters.map((each) => each.epoch)).size > 1;
   if (!drafters.length) return html`<p class="none">Nothing is attached that drafts; tokens come one a step.</p>`;
-  return html`<table>
+  return html`<div class="wide"><table aria-label="What drafts">
     <thead><tr>${["Proposer", "Draft service", "Requests", "Share", "Drafted", "Accepted", "Way", ...(several ? [""] : [])].map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
     <tbody>${drafters.map((each, at) => html`<tr key=${`${each.name} ${each.proposer}`}>
       <th scope="row">${each.proposer}</th><td>${each.name}</td><td>${each.requests}</td><td>${each.share}</td>
@@ -34,7 +34,7 @@ function Drafters({ service, allowed, onDone, onError }) {
       ${several && html`<td>${drafters.findIndex((other) => other.epoch === each.epoch) === at &&
         html`<${Share} service=${service} drafter=${each} onDone=${onDone} onError=${onError} />`}</td>`}
     </tr>`)}</tbody>
-  </table>`;
+  </table></div>`;
 }
 
 export function ServicesView({ server, refresh }) {
@@ -45,7 +45,7 @@ export function ServicesView({ server, refresh }) {
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${server.services.map((service) => html`<article key=${service.address}>
       <h3>${service.address} <small class=${service.ready ? "good" : "bad"}>${service.ready ? "ready" : "away"}</small></h3>
-      ${service.model && html`<p>${service.model} on ${service.device}, ${service.mode} mode, for ${hours(service.serving_seconds)} ·
+      ${service.model && html`<p>${service.model} on ${service.device}, ${service.mode} mode, for ${hours(service.serving_seconds)}, ${""}
         ${service.running} running, ${service.queued} queued</p>`}
       <${Drafters} service=${service} allowed=${server.sharesAllowed} onDone=${refresh} onError=${setError} />
     </article>`)}

@@ -1,5 +1,5 @@
 // An answer's text, every token coloured by how it came. Texts are text nodes, never HTML.
-import { Component, html } from "./vendor/htm-preact.js";
+import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { classOf, visible } from "./colours.js";
 
 const ORIGINS = {
@@ -21,19 +21,37 @@ export function describe(token) {
 // The tokens of one step, which do not change once they are there.
 class StepTokens extends Component {
   shouldComponentUpdate(next) {
-    return next.step !== this.props.step || next.chosen !== this.props.chosen;
+    return next.step !== this.props.step || next.chosen !== this.props.chosen || next.here !== this.props.here;
   }
 
-  render({ step, chosen }) {
+  render({ step, chosen, here }) {
     return html`<span class=${chosen ? "step chosen" : "step"} data-step=${step.number}>${step.tokens.map(
       (token, at) =>
-        html`<span class=${`token ${token.origin} ${token.proposer ? classOf(token.proposer) : ""}`} data-at=${at}>${token.text}</span>`,
+        html`<span class=${`token ${token.origin} ${token.proposer ? classOf(token.proposer) : ""}${here === at ? " here" : ""}`} data-at=${at}>${token.text}</span>`,
     )}</span>`;
   }
 }
 
-// `onPick(step)` is called as a token is clicked, `onPoint(words)` as one is pointed at.
+const ARROWS = { ArrowRight: 1, ArrowLeft: -1 };
+
+// `onPick(step)` is called as a token is clicked, `onPoint(words)` as one is pointed at. By keyboard arrows point, Enter picks.
 export function TokenText({ answer, chosen, onPick, onPoint }) {
+  const place = useRef(null);
+  const [here, setHere] = useState(null); // the index of the token that the keyboard points at
+  useEffect(() => {
+    const shown = here === null ? null : place.current.querySelector(".here");
+    if (shown) shown.scrollIntoView({ block: "nearest" });
+  }, [here]);
+  const onKeyDown = (event) => {
+    const tokens = answer.steps.flatMap((step) => step.tokens);
+    const by = ARROWS[event.key];
+    if (by && tokens.length) {
+      event.preventDefault();
+      const next = here === null ? (by > 0 ? 0 : tokens.length - 1) : Math.min(Math.max(here + by, 0), tokens.length - 1);
+      setHere(next);
+      if (onPoint) onPoint(describe(tokens[next]));
+    } else if (event.key === "Enter" && tokens[here] && onPick) onPick(answer.steps[tokens[here].step - 1]);
+  };
   const tokenAt = (event) => {
     const [shown, group] = [event.target.closest(".token"), event.target.closest(".step")];
     const step = group && answer.steps[Number(group.dataset.step) - 1];
@@ -47,9 +65,13 @@ export function TokenText({ answer, chosen, onPick, onPoint }) {
     const found = tokenAt(event);
     if (found && onPick) onPick(found.step);
   };
-  return html`<span class="tokens" onMouseOver=${point} onClick=${pick}>${answer.steps.map(
-    (step) => html`<${StepTokens} key=${step.number} step=${step} chosen=${chosen === step.number} />`,
-  )}</span>`;
+  let before = 0;
+  return html`<span class="tokens" ref=${place} tabindex="0" role="group" aria-label="Tokens: the arrow keys tell of one after the other"
+    onKeyDown=${onKeyDown} onBlur=${() => setHere(null)} onMouseOver=${point} onClick=${pick}>${answer.steps.map((step) => {
+      const at = here === null ? -1 : here - before;
+      before += step.tokens.length;
+      return html`<${StepTokens} key=${step.number} step=${step} chosen=${chosen === step.number} here=${at >= 0 && at < step.tokens.length ? at : null} />`;
+    })}</span>`;
 }
 
 // Which colour stands for whom.

@@ -5,16 +5,17 @@ import { get } from "./api.js";
 const SECONDS = 3;
 const UNKNOWN = { model: null, services: [], sharesAllowed: false, missing: [], status: "", error: null };
 
+// Models are asked for only where a service is ready, as the browser logs each answer that is an error.
 async function ask() {
   try {
-    const [models, ready, services] = await Promise.all([get("v1/models"), get("ready"), get("services")]);
-    const model = models.data[0];
+    const told = await get("services");
+    const models = told.verify_services.some((each) => each.ready) ? await get("v1/models") : null;
     return {
-      model,
-      status: ready.status,
-      missing: ready.missing_proposers,
-      services: services.verify_services,
-      sharesAllowed: services.shares_allowed,
+      ...(models && { model: models.data[0] }),
+      status: told.status,
+      missing: told.missing_proposers,
+      services: told.verify_services,
+      sharesAllowed: told.shares_allowed,
       error: null,
     };
   } catch (error) {

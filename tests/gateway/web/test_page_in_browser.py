@@ -129,14 +129,67 @@ def test_the_race_is_won_with_the_same_tokens(page: Page, temperature: str) -> N
     assert page.inner_text(".column:first-child .text") == page.inner_text(".column:last-child .text")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_twenty_races_are_won(page: Page, temperature: str) -> None:
     page.click("#tab-race")
     set_field(page, "temperature", temperature)
-    set_field(page, "maxTokens", "128")
+    set_field(page, "maxTokens", "48")
     page.click(".race .all")
     expect(page.locator(".tally")).to_contain_text("20 of 20 answers identical", timeout=300_000)
+
+
+def test_the_keyboard_reaches_views_and_tokens(page: Page) -> None:
+    set_field(page, "maxTokens", "12")
+    set_field(page, "speculation", "on")
+    ask(page, "Count from one to ten in words.")
+    wait_answered(page)
+    page.focus(".message .tokens")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".chat .pointed")).to_contain_text("token 1")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".chat .pointed")).to_contain_text("token 2")
+    assert page.locator(".message .token.here").count() == 1
+    page.keyboard.press("Enter")
+    assert page.locator(".message .step.chosen .token.here").count() == 1
+    page.focus("#tab-chat")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-race"
+    assert page.locator("#view .race").is_visible()
+    page.keyboard.press("End")
+    assert page.locator("#view .services").is_visible()
+    page.keyboard.press("Home")
+    assert page.locator("#view .chat").is_visible()
+    assert page.locator("[role=tab][tabindex='0']").count() == 1
+
+
+def test_a_race_follows_its_text_until_its_reader_scrolls_away(page: Page) -> None:
+    page.set_viewport_size({"width": 1000, "height": 600})
+    page.click("#tab-race")
+    page.fill("#race-prompt", "Explain in detail how computers work.")
+    race(page, "0", "2000")
+    box = page.locator(".column:last-child .text")
+    page.wait_for_function("box => box.scrollTop > 60", arg=box.element_handle())
+    assert box.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight") < 60
+    box.evaluate("box => { box.scrollTop = 0; }")
+    grown = len(box.inner_text()) + 100
+    page.wait_for_function("([box, most]) => box.innerText.length > most", arg=[box.element_handle(), grown])
+    assert box.evaluate("box => box.scrollTop") == 0
+    page.click(".race .stop")
+    page.wait_for_selector(".race button[type=submit]")
+
+
+def test_a_verify_service_that_dies_and_comes_back_is_told_of_and_no_error(page: Page, cluster: Cluster) -> None:
+    expect(page.locator(".status")).to_contain_text(": ready")
+    cluster.kill("verify")
+    try:
+        expect(page.locator(".status .bad")).to_have_count(1)
+        page.click("#tab-services")
+        expect(page.locator(".services h3 .bad")).to_have_text("away")
+    finally:
+        cluster.start("verify")
+        cluster.wait_ready()
+    expect(page.locator(".status")).to_contain_text(": ready")
+    expect(page.locator(".services tbody tr")).to_have_count(2)
 
 
 def test_markup_in_an_answer_is_text(
