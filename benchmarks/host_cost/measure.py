@@ -15,6 +15,8 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+import torch
+
 from benchmarks.host_cost.forms import facts_of, linked
 from benchmarks.host_cost.parts import DRAFT_THREAD, LOOP_THREAD, Calls, split_by_part
 from benchmarks.host_cost.silent_device import PROPOSER, silence, silent_head, silent_model
@@ -85,10 +87,11 @@ def measure(form: str, requests: int, rounds: int, seconds: float, rows: int) ->
         max_nodes=rows,
         step_nodes=requests * rows,
         max_context=4096,
-        feature_bytes=1 << 28,
+        feature_bytes=requests << 18,  # soon all of it has been written once
         adaptive=False,
     )
     pick = Random(0)
+    torch.set_num_threads(1)  # copies are a GPU's
     with silence():
         model = silent_model(config, 3)
         head = silent_head(requests)
