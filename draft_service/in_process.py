@@ -316,8 +316,7 @@ def _with_tensor(record: Commit[Bits] | Extend[Bits]) -> Record:
         features = bfloat16_view(bits)
         return Extend(record.stamp, record.first_position, features, record.device_rows)
     features = bfloat16_copy(bits)
-    stamp, tokens, nodes, depth = record.stamp, record.token_ids, record.max_nodes, record.max_depth
-    return Commit(stamp, tokens, nodes, depth, features, record.tree_id, record.device_rows)
+    return cast("Record", record._replace(hidden_states=features))  # type: ignore[arg-type]  # of the other end
 
 
 def _told(reply: Reply) -> TreeReply | bytes:

@@ -63,7 +63,8 @@ class Committed(NamedTuple):
 
     Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
     `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
-    `haste` is that of the next step, as far as it is known. `verified`: the trees that these steps verified.
+    `haste` is that of the next step, as far as it is known. `verified`: the trees that these steps verified. `handed`:
+    the next step was launched with the tree that was promised behind the one which added the tokens.
     """
 
     key: RequestKey
@@ -76,6 +77,7 @@ class Committed(NamedTuple):
     catch_up: bool = False
     haste: WaitUrgency = WaitUrgency.HURRIED
     verified: Sequence[VerifiedTree] = ()
+    handed: bool = False
 
 
 class StateChunk(NamedTuple):

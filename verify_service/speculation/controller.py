@@ -322,8 +322,9 @@ class SpeculationController:
             tree = item.tree if item is not None and ahead else None
             catch_up = self._tree_sizer.wants_states(state, running)
             verified, draft.unsent_verified = draft.unsent_verified, ()
+            handed = launched and self._on_device.is_untold(key)
             length = len(state.tokens)
-            commits.append(Committed(key, tokens, length, rows, depth, states, tree, catch_up, haste, verified))
+            commits.append(Committed(key, tokens, length, rows, depth, states, tree, catch_up, haste, verified, handed))
         behind = self._source.commit(commits)
         for state, _ in drafted:
             state.draft.catching_up = state.draft.paused or state.key in behind

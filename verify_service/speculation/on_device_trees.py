@@ -47,7 +47,7 @@ class OnDeviceTrees:
         """Of those without one, for how many steps in a row."""
         self._waited: tuple[list[RequestKey], float] = [], 0.0
         """The last wait for trees, of which the drafter was not told."""
-        self._untold: list[RequestKey] = []
+        self._untold: dict[RequestKey, None] = {}
         """Requests whose step was launched with a promised tree, of which their drafters do not know."""
 
     @property
@@ -84,7 +84,7 @@ class OnDeviceTrees:
         found: list[tuple[ScheduledRequest, TokenTree | None]] = [
             (item, promised[item.state]) for item in items if item.decides and item.state in promised
         ]
-        self._untold = [item.state.key for item, _ in found]
+        self._untold = dict.fromkeys(item.state.key for item, _ in found)
         return found
 
     def drop(self) -> None:
@@ -93,8 +93,12 @@ class OnDeviceTrees:
 
     def untold(self) -> list[RequestKey]:
         """Return, once, the requests whose step was launched with a promised tree."""
-        untold, self._untold = self._untold, []
-        return untold
+        untold, self._untold = self._untold, {}
+        return list(untold)
+
+    def is_untold(self, key: RequestKey) -> bool:
+        """Whether a request's step was launched with a promised tree, of which its drafter was not told."""
+        return key in self._untold
 
     def tell_wait(self) -> None:
         """Tell the drafter, once, of the last wait for trees: a step has begun with them."""

@@ -39,7 +39,8 @@ class CommitBatch:
                 states = features.select(feed.boundaries)
                 self.state_bytes += states.nbytes
                 feed.sent_until = features.end
-        handed = self.attachment.queue is not None and self.attachment.queue.has_handed(slot.stamp)
+        queue = self.attachment.queue
+        handed = slot.has_handed_tree if queue is None else queue.has_handed(slot.stamp)
         self.records.append(
             Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows, handed)
         )

@@ -50,7 +50,6 @@ def account(refs: Sequence[SlotRef | None], now: float) -> Accounted:
         epoch, slot = ref.attachment.epoch, ref.slot
         if queued.taken(row):
             slot.take_handed(queued.read(row))
-            slot.stats.handed += 1
             left.append(ref)
             continue
         left.append(None)

@@ -15,6 +15,7 @@ from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.routing.routed_request import SlotRef
+from verify_service.draft_link.slots.slot import Slot
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def follow(
     now: time.monotonic(), in seconds.
     """
     by_key = {row.key: row for row in rows}
-    asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest]]] = {}
+    asked: dict[Attachment, tuple[torch.Tensor, list[EnqueueRequest], list[Slot]]] = {}
     for ref in refs:
         attachment, slot = ref.attachment, ref.slot
         row = None if slot.key is None else by_key.get(slot.key)
@@ -50,14 +51,15 @@ def follow(
             if each.reader is slot.feed and each.first == slot.feed.sent_until:
                 told = asked.get(attachment)
                 if told is None:
-                    told = asked[attachment] = each.target, []
+                    told = asked[attachment] = each.target, [], []
                 limits = slot.max_nodes, slot.max_depth
                 told[1].append(EnqueueRequest(slot.stamp, row.row, row.most, each.offset, *limits))
+                told[2].append(slot)
                 break
     keys = {row.row: row.key for row in rows}
     read: list[torch.cuda.Event] = []
     trees: dict[RequestKey, DeviceTree] = {}
-    for attachment, (states, values) in asked.items():
+    for attachment, (states, values, slots) in asked.items():
         result = DevicePassResult(outcome.results, states, outcome.ready)
         try:
             enqueued = _enqueue(attachment, values, result, waits.get(attachment.epoch, 0.0))
@@ -65,11 +67,12 @@ def follow(
             _log.exception("the proposers of epoch %d did not draft behind a step", attachment.epoch)
             continue
         read += enqueued.read
-        by_row = {value.row: value for value in values}
-        for place, tree in enqueued.trees.items():
-            value = by_row[place]
-            if tree.most_nodes < value.max_nodes and tree.most_depth <= value.max_depth:
-                trees[keys[place]] = tree
+        for value, slot in zip(values, slots, strict=True):
+            tree = enqueued.trees.get(value.row)
+            fits = tree is not None and tree.most_nodes < value.max_nodes and tree.most_depth <= value.max_depth
+            slot.promised = tree if fits and attachment.queue is None else None
+            if tree is not None and fits:
+                trees[keys[value.row]] = tree
     return EnqueuedDrafts(read, trees)
 
 

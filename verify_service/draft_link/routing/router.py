@@ -336,10 +336,14 @@ class DraftRouter:
     ) -> None:
         attachment, slot = ref.attachment, ref.slot
         slot.session.ever_requested |= committed.catch_up
-        begun = slot.cache.taken
+        begun, promised = slot.cache.taken, slot.promised
+        slot.promised = None
         self._stand(running, ref)
         if begun:
             slot.begin_step(committed.tree)
+        elif promised is not None and committed.handed:
+            slot.take_handed(promised)
+            attachment.circuit_breaker.on_message(now)
         attachment.rate_limiter.refill_tokens()
         if slot.session.in_sync:
             batch = batches.get(attachment.epoch)

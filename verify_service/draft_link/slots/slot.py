@@ -105,6 +105,8 @@ class Slot:
     """Whether steps wait for its trees."""
     handed_length: int = 0
     """Base length of the latest state whose tree a step took from the device, before any reply."""
+    promised: TokenTree | None = None
+    """What a proposer of this process drafts on the device for the next state, whichever that is; checked."""
     passed_over: bool = False
     """Whether the drafter made none behind the latest pass; until a reply brings one it is not asked for any there."""
     stats: DraftStats = field(default_factory=DraftStats)
@@ -117,6 +119,11 @@ class Slot:
     def awaited(self) -> bool:
         """Whether a tree is wanted, may still come, and has not."""
         return self.waits and self.tree is None and self.max_nodes > 1 and self.session.caught_up and self.drafted_for
+
+    @property
+    def has_handed_tree(self) -> bool:
+        """Whether the step under way has the tree for the present state from the device."""
+        return self.handed_length == self.stamp.base_length
 
     @property
     def drafted_for(self) -> bool:
@@ -160,7 +167,7 @@ class Slot:
         self.feed = StateFeed(boundaries, needs_states)
         self.cache.capacity = max_ahead
         self.waits = waits
-        self.handed_length, self.passed_over = 0, False
+        self.handed_length, self.passed_over, self.promised = 0, False, None
 
     def advance_to(self, base_length: int, root_token: int, max_nodes: int, max_depth: int, offer: Offer) -> None:
         """Move to a new state; the budget is cut to what the proposer offers.
@@ -254,6 +261,7 @@ class Slot:
 
     def take_handed(self, tree: TokenTree) -> None:
         """Take a checked tree for the present state that the step under way has from the device."""
+        self.stats.handed += 1
         self.tree, self.tree_id, self.from_cache = tree, 0, False
         self.handed_length = self.session.acked_length = self.stamp.base_length
         self.session.caught_up = True

@@ -15,6 +15,8 @@ import pytest
 from draft_service.in_process import InProcessHost
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.draft_protocol.proposer_host import Replies
+from slipstream_kernels.draft_protocol.records import TreeReply
 from support.answering_drafter import DEPTH, ROWS, VOCAB, Drafter
 from support.eagle_heads import EAGLE3, Shape, write_head
 from support.request_mix import Expected, assert_equal, some_requests
@@ -136,6 +138,29 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
     drafter = Drafter(head, tiny_model)
     assert run(twins, drafter, work, 0, follows=True) > 20
     assert drafter.rounds > 0.5 * drafter.asked
+
+
+@SEEDED
+def test_a_tree_that_a_step_has_from_its_promise_is_no_reply_as_well(
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Drafter(head, tiny_model)
+    drafter.answers = texts_of(work)
+    told: list[TreeReply | bytes] = []
+    finish = InProcessHost.finish
+
+    def count(host: InProcessHost, seconds: float, *, unread: bool = False) -> Replies | None:
+        replies = finish(host, seconds, unread=unread)
+        told.extend(replies or ())
+        return replies
+
+    monkeypatch.setattr(InProcessHost, "finish", count)
+    with served(twins, drafter) as (runner, link, _, _):
+        assert_equal(runner.run(work[0], 1), work[1])
+        stats = link.state().drafters[0].stats
+    assert stats.handed > 10
+    assert stats.accepted > 20
+    assert len(told) <= stats.hits - stats.handed
 
 
 @SEEDED
