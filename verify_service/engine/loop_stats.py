@@ -18,7 +18,6 @@ class LoopCounters:
     steps: int = 0
     preemptions: int = 0
     prefix_hit_tokens: int = 0
-    prepared: int = 0
     prompt_tokens: int = 0
 
 
@@ -72,6 +71,7 @@ def snapshot(
     passes: PassShare,
     *,
     draining: bool,
+    prepared: int,
 ) -> LoopState:
     """The state at this moment. On the loop's thread."""
     return LoopState(
@@ -89,7 +89,7 @@ def snapshot(
         draining=draining,
         feature_boundaries=len(memory.features.boundaries),
         feature_pages=memory.features.pages,
-        prepared=counters.prepared,
+        prepared=prepared,
         tenants=scheduler.num_tenants,
         displaced=scheduler.places.displaced,
         cut_nodes=passes.cut_nodes,

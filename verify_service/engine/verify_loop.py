@@ -29,6 +29,7 @@ from verify_service.engine.request_output import cut_output, end_output
 from verify_service.engine.sink import Sink
 from verify_service.engine.step_queue import Step, StepQueue
 from verify_service.engine.undecided import decided_part, reported_error
+from verify_service.engine.work_ahead import WorkAhead
 from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.grammar.drafting import is_forced
 from verify_service.model_runner.device_trees import not_on_host
@@ -77,6 +78,7 @@ class VerifyLoop:
         self._speculation = SpeculationController(source, self._memory, config, GoodputOptimizer(costs), self._passes)
         self._step_queue = StepQueue(self._engine, self._speculation)
         self._features = HiddenStateCapture(self._engine, self._memory.features, source, config.feature_boundaries)
+        self._ahead = WorkAhead(self._engine, self._features)
         eos = tuple(target.eos_token_ids)
         admission = Admission(config, source, vocab_size=target.vocab_size, max_context=max_context, eos_token_ids=eos)
         self._states: dict[RequestKey, RequestState] = {}
@@ -86,14 +88,12 @@ class VerifyLoop:
         self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
-        self._prepared: frozenset[int] = frozenset()
-        """Boundaries whose states passes may keep with all work ahead done."""
         self._state = self._snapshot()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         """Do the work ahead that drafters attached by now need, then start the thread."""
-        while self._prepare():
+        while self._ahead.prepare():
             pass
         self._thread.start()
 
@@ -129,7 +129,7 @@ class VerifyLoop:
     def prepares(self, boundaries: Collection[int]) -> bool:
         """Whether work ahead for drafters that want these boundaries is not done yet. Running requests go before it."""
         state = self._state
-        return not (self._prepared.issuperset(boundaries) or state.running or state.queued or state.draining)
+        return not (self._ahead.is_done(boundaries) or state.running or state.queued or state.draining)
 
     def _run(self) -> None:
         while self._receive():
@@ -140,7 +140,8 @@ class VerifyLoop:
         """Take in what has arrived, and sleep while there is nothing to do. False when the loop ends."""
         owes = len(self._gate) > 0
         idle = len(self._states) == len(self._gate) and not (self._step_queue or self._output_processor)
-        for command in self._commands.take(wait=idle and not self._prepare(), seconds=LOOK_SECONDS, owes=owes):
+        rests = idle and (self._draining or not self._ahead.prepare())
+        for command in self._commands.take(wait=rests, seconds=LOOK_SECONDS, owes=owes):
             match command:
                 case GenerationRequest():
                     self._displace(self._entry.enter(command, draining=self._draining))
@@ -158,22 +159,6 @@ class VerifyLoop:
                     self._deliver()
                     return False
         return True
-
-    def _prepare(self) -> bool:
-        """Use a moment without requests for work ahead; whether more of it may be left."""
-        if self._draining:
-            return False
-        more = False
-        try:
-            self._features.prepare()
-            more = self._engine.prepare()
-            self._counters.prepared += more
-        except Exception:  # noqa: BLE001 - the loop must outlive work that nobody waits for
-            _log.exception("work ahead of requests failed")
-            end_if_device_lost()
-        if not more:
-            self._prepared = frozenset(self._features.boundaries)
-        return more
 
     def _step(self) -> None:
         """Keep the engine supplied, then take what its oldest step decided.
@@ -405,4 +390,4 @@ class VerifyLoop:
 
     def _snapshot(self) -> LoopState:
         parts = self._counters, self._scheduler, self._memory, self._output_processor, self._passes
-        return snapshot(*parts, draining=self._draining)
+        return snapshot(*parts, draining=self._draining, prepared=self._ahead.pieces)
