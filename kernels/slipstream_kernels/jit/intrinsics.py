@@ -41,6 +41,8 @@ def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callabl
         1: lambda context, a: (signature, codegen),
         2: lambda context, a, b: (signature, codegen),
         3: lambda context, a, b, c: (signature, codegen),
+        5: lambda context, a, b, c, d, e: (signature, codegen),
+        6: lambda context, a, b, c, d, e, f: (signature, codegen),
         7: lambda context, a, b, c, d, e, f, g: (signature, codegen),
     }
     return cast("Callable[..., Any]", intrinsic(typers[parameters]))

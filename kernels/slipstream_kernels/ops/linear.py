@@ -101,6 +101,33 @@ def linear_tasks(rows: int, blocks: int) -> int:
 
 
 @kernel
+def linear_block(
+    x: int, rows: int, size: int, w: int, out: int, out_stride: int, addend: int, addend_stride: int
+) -> None:
+    """`rows` rows times one packed block. Addresses of float32 x, and of out and addend at the block's first column."""
+    row = 0
+    while row < rows:
+        left = rows - row
+        block_rows = left if left <= 6 else 6 if left >= 12 else (left + 1) // 2
+        x_row = x + row * size * 4
+        out_row = out + row * out_stride * 4
+        add_row = addend + row * addend_stride * 4
+        if block_rows == 6:
+            _rows_6(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        elif block_rows == 5:
+            _rows_5(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        elif block_rows == 4:
+            _rows_4(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        elif block_rows == 3:
+            _rows_3(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        elif block_rows == 2:
+            _rows_2(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        else:
+            _rows_1(x_row, w, size, out_row, out_stride, add_row, addend_stride)
+        row += block_rows
+
+
+@kernel
 def linear_task(
     task: int,
     x: int,
@@ -119,29 +146,10 @@ def linear_task(
     """
     block = task % blocks
     row = task // blocks * ROW_GROUP
-    end = min(rows, row + ROW_GROUP)
+    out += (row * out_stride + block * BLOCK) * 4
+    addend += (row * addend_stride + block * BLOCK) * 4
     w += block * size * BLOCK * 2
-    out += block * BLOCK * 4
-    addend += block * BLOCK * 4
-    while row < end:
-        left = end - row
-        block_rows = left if left <= 6 else 6 if left >= 12 else (left + 1) // 2
-        x_row = x + row * size * 4
-        out_row = out + row * out_stride * 4
-        add_row = addend + row * addend_stride * 4
-        if block_rows == 6:
-            _rows_6(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        elif block_rows == 5:
-            _rows_5(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        elif block_rows == 4:
-            _rows_4(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        elif block_rows == 3:
-            _rows_3(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        elif block_rows == 2:
-            _rows_2(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        else:
-            _rows_1(x_row, w, size, out_row, out_stride, add_row, addend_stride)
-        row += block_rows
+    linear_block(x + row * size * 4, min(rows - row, ROW_GROUP), size, w, out, out_stride, addend, addend_stride)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""A model's weights packed for the CPU, the buffers of its passes and the call of the forward job."""
+"""The buffers of a model's passes on the CPU, and the call of the forward job."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_kernels.jit.arrays import aligned, aligned_empty
+from slipstream_kernels.jit.arrays import aligned_empty
 from slipstream_kernels.jit.compiler import kernel, tuple_type
 from slipstream_kernels.jit.intrinsics import address_f32, address_i32, address_u8
 from slipstream_kernels.jit.threads import COUNTER_BYTES, Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
+from slipstream_kernels.models.cpu.packed_weights import Weight, pack_weights
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
-from slipstream_kernels.ops.linear import pack_weight, padded
-from slipstream_kernels.ops.rotary import rotary_table
+from slipstream_kernels.ops.linear import padded
 
 Array = npt.NDArray[np.generic]
 
@@ -49,19 +49,22 @@ _arrays_of = attrgetter(*[field.name for field in fields(RowBatch)])
 class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
-    __slots__ = ("_args", "_arrays", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_rows", "team")
+    __slots__ = (
+        "_args", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_room", "_rows", "_weights",
+        "team",
+    )  # fmt: skip
 
     def __init__(
         self,
         config: ModelConfig,
-        tensors: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Weight],
         threads: int,
         scored: torch.Tensor | None = None,
     ) -> None:
         """scored: int64, the tokens that have logits; None: all."""
         self._config = config
         self._entries = config.vocab_size if scored is None else len(scored)
-        self._arrays = _packed(config, tensors, scored)
+        self._weights = pack_weights(config, weights, scored)
         self._args = np.zeros(1, ARGS)
         self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
         self._buffers: dict[str, Array] = {}
@@ -69,7 +72,10 @@ class CpuBackend:
         self._rows = 0  # of the last pass
         self._lock = threading.Lock()
         self.team = Team(threads)
-        self._set(_sizes(config, self._entries) | {name: array.ctypes.data for name, array in self._arrays.items()})
+        self._room = _bytes(threads * self._weights.room)
+        self._set(_sizes(config, self._entries))
+        self._set({name: array.ctypes.data for name, array in self._weights.arrays.items()})
+        self._set({"decode_room": self._room.ctypes.data, "decode_stride": self._weights.room})
         self._args["eps"] = config.rms_norm_eps
 
     def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
@@ -165,47 +171,6 @@ def _sizes(config: ModelConfig, entries: int) -> dict[str, int]:
 
 def _slots_room(config: ModelConfig) -> int:
     return (config.max_context + 31) // 16 * 16
-
-
-def _packed(config: ModelConfig, tensors: Mapping[str, torch.Tensor], scored: torch.Tensor | None) -> dict[str, Array]:
-    """Arrays by their name in `cpu_forward.WEIGHTS`, of the head the rows `scored`."""
-
-    def layers(*names: str) -> list[torch.Tensor]:
-        """The named tensors of each layer, one above the other."""
-        return [
-            torch.cat([tensors[f"model.layers.{layer}.{name}"] for name in names]) for layer in range(config.num_layers)
-        ]
-
-    def matrices(*names: str) -> Array:
-        return aligned(np.stack([pack_weight(weight) for weight in layers(*names)]))
-
-    def vectors(*names: str) -> Array:
-        return aligned(torch.stack(layers(*names)).float().numpy())
-
-    embedding = tensors["model.embed_tokens.weight"].contiguous()
-    head = embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-    head = head if scored is None else head[scored]
-    sizes = _sizes(config, len(head))
-    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    arrays: dict[str, Array] = {
-        "embedding": embedding.view(torch.uint16).numpy(),
-        "input_norm": vectors("input_layernorm.weight"),
-        "qkv": matrices(*(f"{name}.weight" for name in qkv)),
-        "o": matrices("self_attn.o_proj.weight"),
-        "post_norm": vectors("post_attention_layernorm.weight"),
-        "gate_up": matrices("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        "down": matrices("mlp.down_proj.weight"),
-        "final_norm": tensors["model.norm.weight"].float().numpy(),
-        "head": pack_weight(head),
-        "zeros": np.zeros(max(sizes[name] for name in sizes if name.endswith("_stride")), np.float32),
-        "rotary": rotary_table(config.max_context, config.head_dim, config.rope_theta, config.rope_scaling),
-    }
-    if config.attention_bias:
-        bias = vectors(*(f"{name}.bias" for name in qkv))
-        arrays["qkv_bias"] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
-    if config.head_norms:
-        arrays |= {name: vectors(f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")}
-    return arrays
 
 
 def _bytes(size: int) -> npt.NDArray[np.uint8]:

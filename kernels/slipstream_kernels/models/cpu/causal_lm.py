@@ -12,7 +12,7 @@ from slipstream_kernels.jit.threads import Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, quantised_elements, weight_bytes
+from slipstream_kernels.models.checkpoint.weight_loader import load_weights, quantised_elements, weight_bytes
 from slipstream_kernels.models.cpu.backend import CpuBackend
 from slipstream_kernels.models.cpu.host_memory import available_bytes
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
@@ -41,7 +41,7 @@ class CausalLM:
         config = ModelConfig.from_folder(path)
         _check_memory(path, config)
         tell(path, config)
-        return cls(config, _BACKENDS[device](config, load_tensors(path, config), threads, scored))
+        return cls(config, _BACKENDS[device](config, load_weights(path, config), threads, scored))
 
     @property
     def team(self) -> Team:

@@ -9,7 +9,8 @@ import numpy as np
 from slipstream_kernels.jit.compiler import Job, kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
 from slipstream_kernels.jit.threads import claim, complete, finish
-from slipstream_kernels.ops.linear import linear_task, linear_tasks
+from slipstream_kernels.ops.linear import linear_tasks
+from slipstream_kernels.ops.quantised_linear import weight_task
 from slipstream_kernels.ops.rms_norm import rms_norm_row
 from slipstream_kernels.ops.rotary import rotate_head
 from slipstream_kernels.ops.silu_mul import silu_mul_row
@@ -24,9 +25,14 @@ WEIGHTS = (
     "embedding", "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down", "final_norm",
     "head", "zeros", "rotary",
 )  # fmt: skip
-"""Addresses; weights of all layers lie one after the other. q_norm is 0 where heads are not normalised."""
+"""Addresses; weights of all layers lie one after the other. q_norm is 0 where heads are not normalised. Of qkv, o,
+gate_up, down and head it is that of a `MATRIX` for each layer."""
+MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group")])
+"""kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group."""
 BUFFERS = ("x", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
 """Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters."""
+ROOM = ("decode_room", "decode_stride")
+"""Address of the threads' room for decoded weights, and the bytes of each."""
 CACHE = ("keys", "values", "num_slots", "page_size")
 PLAN = (
     "rows", "token_ids", "positions", "write_slots", "page_lines", "prefix_lengths", "ancestor_slots",
@@ -37,7 +43,7 @@ CAPTURE = ("states", "states_stride", "state_columns")
 """Address of bfloat16 [rows, states_stride], 0 where no boundary's states are wanted, and of the columns of each."""
 
 ARGS = np.dtype(
-    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + CACHE + PLAN + CAPTURE] + [("eps", np.float64)]
+    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE] + [("eps", np.float64)]
 )
 """Arguments of the forward job."""
 
@@ -46,6 +52,8 @@ OTHER_PHASES = 5
 """The tickets of the threads, the embedding, the capture behind the last layer, the final norm and the head."""
 
 _args_at = record_at(ARGS)
+_matrix_at = record_at(MATRIX)
+_MATRIX_BYTES = MATRIX.itemsize
 
 
 @kernel
@@ -100,17 +108,23 @@ def _linear(
     x: int,
     rows: int,
     size: int,
-    weight: int,
+    matrix: int,
     out: int,
     stride: int,
     addend: int,
     addend_stride: int,
+    room: int,
 ) -> None:
+    """`matrix`: the address of a `MATRIX`; `room`: that of the thread for decoded weights."""
     blocks = stride // 64
     tasks = linear_tasks(rows, blocks)
+    m = _matrix_at(matrix)
     task = claim(a.board, phase)
     while task < tasks:
-        linear_task(task, x, rows, size, weight, blocks, out, stride, addend, addend_stride)
+        weight_task(
+            task, x, rows, size, m.kind, m.weight, m.scales, m.zeros, m.group, blocks,
+            out, stride, addend, addend_stride, room,
+        )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
     complete(a.board, phase, tasks)
@@ -214,36 +228,35 @@ def _final_norm(a: Any, phase: int) -> None:
 
 
 @kernel
-def _layer(a: Any, phase: int, layer: int, scratch: int) -> None:
-    hidden, q_size = a.hidden, a.heads * a.head_dim
-    qkv = a.qkv + layer * a.qkv_stride * hidden * 2
-    o = a.o + layer * a.hidden_stride * q_size * 2
-    gate_up = a.gate_up + layer * a.gate_up_stride * hidden * 2
-    down = a.down + layer * a.hidden_stride * a.intermediate * 2
+def _layer(a: Any, phase: int, layer: int, scratch: int, room: int) -> None:
+    hidden, q_size, at = a.hidden, a.heads * a.head_dim, layer * _MATRIX_BYTES
     bias = a.qkv_bias + layer * a.qkv_stride * 4 if a.qkv_bias != 0 else a.zeros
 
     _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
-    _linear(a, phase + 1, a.normed, a.rows, hidden, qkv, a.qkv_out, a.qkv_stride, bias, 0)
+    _linear(a, phase + 1, a.normed, a.rows, hidden, a.qkv + at, a.qkv_out, a.qkv_stride, bias, 0, room)
     _place(a, phase + 2, layer)
     _attention(a, phase + 3, layer, scratch)
-    _linear(a, phase + 4, a.attended, a.rows, q_size, o, a.x, a.hidden_stride, a.x, a.hidden_stride)
+    _linear(a, phase + 4, a.attended, a.rows, q_size, a.o + at, a.x, a.hidden_stride, a.x, a.hidden_stride, room)
     _norm(a, phase + 5, a.post_norm + layer * hidden * 4, -1)
-    _linear(a, phase + 6, a.normed, a.rows, hidden, gate_up, a.gate_up_out, a.gate_up_stride, a.zeros, 0)
+    _linear(a, phase + 6, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, a.zeros, 0, room)
     _activate(a, phase + 7)
-    _linear(a, phase + 8, a.activated, a.rows, a.intermediate, down, a.x, a.hidden_stride, a.x, a.hidden_stride)
+    stride = a.hidden_stride
+    _linear(a, phase + 8, a.activated, a.rows, a.intermediate, a.down + at, a.x, stride, a.x, stride, room)
 
 
 def _forward(args: int) -> None:
     a = _args_at(args)
-    scratch = a.scratch + claim(a.board, 0) * a.slots_room * 8
+    thread = claim(a.board, 0)
+    scratch = a.scratch + thread * a.slots_room * 8
+    room = a.decode_room + thread * a.decode_stride
     _embed(a, 1)
     phase = 2
     for layer in range(a.layers):
-        _layer(a, phase, layer, scratch)
+        _layer(a, phase, layer, scratch, room)
         phase += PHASES_PER_LAYER
     _capture_last(a, phase)
     _final_norm(a, phase + 1)
-    _linear(a, phase + 2, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0)
+    _linear(a, phase + 2, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0, room)
 
 
 forward_job = Job(_forward)
