@@ -25,7 +25,7 @@ from benchmarks.lib.link_server import link_servers
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS, HostLimits
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
@@ -117,7 +117,7 @@ def _rounds(link: DraftLink, proposer: str, requests: int, pause: float) -> Iter
     """Seconds of one round after the other."""
     keys = [RequestKey(1, number) for number in range(requests)]
     for key in keys:
-        link.begin(Opening(key, proposer.partition(":")[0], TEXT, len(TEXT), SamplingParams(), 0, "", "", 0))
+        link.begin(RequestOpening(key, proposer.partition(":")[0], TEXT, len(TEXT), SamplingParams(), 0, "", "", 0))
     for step in count():
         if pause:
             time.sleep(pause)

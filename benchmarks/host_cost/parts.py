@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from unittest import mock
 
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
-from draft_service.verify_link.device_queue import DeviceQueue
+from draft_service.verify_link.device_queue import DevicePassQueue
 from draft_service.verify_link.shm_transport import ShmExchange
 from draft_service.worker.session_table import SessionTable
 from draft_service.worker.worker import Worker
@@ -62,7 +62,7 @@ PARTS: Final = (
     Part(Worker, "_answers", "sessions: answers"),
     Part(ShmExchange, "receive", "ring read"),
     Part(SessionTable, "followed", "draft behind: sessions"),
-    Part(DeviceQueue, "publish", "draft behind: published"),
+    Part(DevicePassQueue, "publish", "draft behind: published"),
 )
 """Of a round, in no order. Those of `DRAFT_THREAD` are the draft service's where it has threads of its own."""
 

@@ -9,7 +9,7 @@ from random import Random
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.acceptance import VerifiedTree
-from verify_service.core.draft_source import Committed, NoDrafts, Opening
+from verify_service.core.draft_source import Committed, NoDrafts, RequestOpening
 from verify_service.core.request import RequestKey
 
 RECENT = 48
@@ -23,7 +23,7 @@ Case = tuple[tuple[int, ...], float, int]
 
 @dataclass(slots=True)
 class _Request:
-    opening: Opening
+    opening: RequestOpening
     tokens: list[int]
     max_nodes: int = 0
     max_depth: int = 0
@@ -40,7 +40,7 @@ class LocalTrees(NoDrafts):
     def known(self, name: str) -> bool:
         return True
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         self._requests[opening.key] = _Request(opening, list(opening.token_ids))
         return True
 
@@ -87,7 +87,7 @@ class TreesByName(NoDrafts):
     def known(self, name: str) -> bool:
         return name in self._sources
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         source = self._chosen[opening.key] = self._sources[opening.proposer]
         return source.begin(opening)
 

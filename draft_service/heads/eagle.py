@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from draft_service.heads.config import HeadConfig
-from draft_service.heads.layer import DecoderLayer, HeadCache, Segment, rms_norm, rotary_rows
+from draft_service.heads.layer import DecoderLayer, HeadCache, RowSegment, rms_norm, rotary_rows
 from draft_service.heads.vocabulary import spread
 
 
@@ -30,7 +30,7 @@ class HeadRows:
     token_ids: torch.Tensor
     states: torch.Tensor
     positions: torch.Tensor
-    segments: Sequence[Segment]
+    segments: Sequence[RowSegment]
     depth: int = 0
 
 
@@ -113,7 +113,7 @@ class _StackedHead(EagleHead):
 
     @abstractmethod
     def _first_layer(
-        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[Segment]
+        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[RowSegment]
     ) -> torch.Tensor: ...
 
     def _feedback(self, x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ class Eagle1(_StackedHead):
         return states
 
     def _first_layer(
-        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[Segment]
+        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[RowSegment]
     ) -> torch.Tensor:
         joined = torch.cat([self._norm("enorm", embedded), self._norm("hnorm", states)], dim=-1)
         x = functional.linear(joined, self._weights["fc.weight"], self._weights.get("fc.bias"))
@@ -178,7 +178,7 @@ class Eagle3(_StackedHead):
             return functional.linear(self._norm("input_norm", joined), self._weights["fc.weight"])
 
     def _first_layer(
-        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[Segment]
+        self, embedded: torch.Tensor, states: torch.Tensor, rotary: torch.Tensor, segments: Sequence[RowSegment]
     ) -> torch.Tensor:
         layer = self._layers[0]
         normed = layer.norm("hidden_norm", states)

@@ -30,7 +30,7 @@ class HeadCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RowSegment:
     """Consecutive rows of a pass that belong to one request.
 
     begin: the cache's row that the first of them becomes. mask: bool [rows, begin + rows], what each row attends to;
@@ -45,7 +45,7 @@ class Segment:
         return len(self.mask)
 
     @classmethod
-    def committed(cls, cache: HeadCache, rows: int) -> Segment:
+    def committed(cls, cache: HeadCache, rows: int) -> RowSegment:
         """The next `rows` of a text: each attends to all rows up to itself."""
         mask = torch.ones(rows, cache.length + rows, dtype=torch.bool).tril(cache.length)
         return cls(cache, cache.length, mask)
@@ -67,7 +67,7 @@ class DecoderLayer:
         return x if weight is None else rms_norm(x, weight, self._config.rms_norm_eps)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, rotary: torch.Tensor, segments: Sequence[Segment]
+        self, x: torch.Tensor, residual: torch.Tensor, rotary: torch.Tensor, segments: Sequence[RowSegment]
     ) -> torch.Tensor:
         """float32 [rows, hidden]. x: what queries, keys and values are projected from. rotary: [rows, head_dim].
 
@@ -80,7 +80,7 @@ class DecoderLayer:
         up = functional.linear(normed, w["mlp.up_proj.weight"])
         return hidden + functional.linear(gate * up, w["mlp.down_proj.weight"])
 
-    def _attention(self, x: torch.Tensor, rotary: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, rotary: torch.Tensor, segments: Sequence[RowSegment]) -> torch.Tensor:
         config = self._config
         query, key, value = (self._heads(name, x) for name in "qkv")
         query, key = (

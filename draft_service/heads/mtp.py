@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.eagle import EagleHead, HeadRows, Vocabulary
-from draft_service.heads.layer import HeadCache, Segment
+from draft_service.heads.layer import HeadCache, RowSegment
 
 
 class MtpCache(HeadCache):
@@ -81,7 +81,7 @@ class MtpHead(EagleHead):
         return states if self.post_norm else layer.norm("final_norm", states)
 
 
-def _keep(index: int, outputs: torch.Tensor, segments: Sequence[Segment]) -> None:
+def _keep(index: int, outputs: torch.Tensor, segments: Sequence[RowSegment]) -> None:
     """Note what layer `index` made of the segments' rows, float32 [rows, hidden]."""
     first = 0
     for segment in segments:
@@ -91,7 +91,7 @@ def _keep(index: int, outputs: torch.Tensor, segments: Sequence[Segment]) -> Non
         first = end
 
 
-def _parents_outputs(index: int, segments: Sequence[Segment]) -> torch.Tensor:
+def _parents_outputs(index: int, segments: Sequence[RowSegment]) -> torch.Tensor:
     """What layer `index` - 1 made of each row's parent: the last row before its own that it attends to."""
     states = []
     for segment in segments:
@@ -103,13 +103,13 @@ def _parents_outputs(index: int, segments: Sequence[Segment]) -> torch.Tensor:
     return torch.cat(states)
 
 
-def _with_published_rows(index: int, segments: Sequence[Segment]) -> list[Segment]:
+def _with_published_rows(index: int, segments: Sequence[RowSegment]) -> list[RowSegment]:
     """The segments, without the first `index` rows of their texts, which layer `index` has no states for.
 
     A row always attends to itself.
     """
     return [
-        Segment(
+        RowSegment(
             segment.cache,
             segment.begin,
             (segment.mask & (torch.arange(segment.mask.shape[1]) >= index)) | _own(segment),
@@ -118,6 +118,6 @@ def _with_published_rows(index: int, segments: Sequence[Segment]) -> list[Segmen
     ]
 
 
-def _own(segment: Segment) -> torch.Tensor:
+def _own(segment: RowSegment) -> torch.Tensor:
     """bool, as the mask: each row's own column."""
     return torch.arange(segment.mask.shape[1]) == segment.begin + torch.arange(len(segment))[:, None]

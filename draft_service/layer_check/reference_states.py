@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from draft_service.heads.config import HeadConfig
 from draft_service.heads.files import read_tensors
-from draft_service.heads.layer import DecoderLayer, HeadCache, Segment, rms_norm, rotary_rows
+from draft_service.heads.layer import DecoderLayer, HeadCache, RowSegment, rms_norm, rotary_rows
 from draft_service.proposers.base import Target
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
@@ -168,7 +168,7 @@ def _states(
         prefix = f"model.layers.{index}."
         tensors = _read(folder, config, [name for name in names if name.startswith(prefix)])
         layer = DecoderLayer(shape, 0, _renamed(tensors, prefix))
-        segments = [Segment.committed(_cache(shape, length), length) for _ in range(texts)]
+        segments = [RowSegment.committed(_cache(shape, length), length) for _ in range(texts)]
         states[:, index] = x
         x = layer.forward(layer.norm("input_layernorm", x), x, rotary, segments)
         if index == 0:

@@ -59,7 +59,7 @@ NO_MISFITS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class AttachGrant:
     """What verify granted: the epoch of all stamps, the number of slots, and the best transport of both."""
 
     epoch: int
@@ -165,7 +165,7 @@ def encode_attach(
 
 def decode_attachment(
     message: draft_pb2.AttachResponse, transports: Sequence[str], drafting: DraftingMode = LOCKSTEP
-) -> Attachment:
+) -> AttachGrant:
     """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
     transport = message.transport or "grpc"
     if message.version != PROTOCOL_VERSION or transport not in transports:
@@ -182,7 +182,7 @@ def decode_attachment(
     if message.HasField("device_queue"):
         given = message.device_queue
         queue = DeviceQueueAddress(given.handle, given.size, given.gpu_uuid, given.rows)
-    return Attachment(
+    return AttachGrant(
         message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline, queue
     )
 
@@ -192,7 +192,7 @@ def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemoryAddress:
     return SharedMemoryAddress(to_draft, to_verify, message.nonce)
 
 
-def exchange_metadata(attachment: Attachment, transport: str, reason: str) -> tuple[tuple[str, str], ...]:
+def exchange_metadata(attachment: AttachGrant, transport: str, reason: str) -> tuple[tuple[str, str], ...]:
     """Metadata of Exchange: which attachment, by which transport, and why not by the best one."""
     metadata = (("slipstream-epoch", str(attachment.epoch)), ("slipstream-transport", transport))
     printable = "".join(char if " " <= char <= "~" else "?" for char in reason[:MAX_REASON])

@@ -39,7 +39,7 @@ _GENERATION = 0x7FFFFFFF
 """What of a generation a header has."""
 
 
-class DeviceQueue:
+class DevicePassQueue:
     """Implements `PassQueue`. `told` is for the source, on the same thread."""
 
     def __init__(self, block: DeviceBlock, rows: int, states: HiddenStateRing, nonce: bytes = b"") -> None:

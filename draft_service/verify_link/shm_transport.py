@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from draft_service.protocol import codec
-from draft_service.protocol.codec import Attachment
+from draft_service.protocol.codec import AttachGrant
 from draft_service.protocol.records import Record
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
 from draft_service.verify_link.reply_queue import ReplyQueue
@@ -22,7 +22,7 @@ from slipstream_kernels.ipc.device_memory import DeviceMemoryError
 from slipstream_kernels.ipc.segment import SegmentError
 
 if TYPE_CHECKING:
-    from draft_service.verify_link.device_queue import DeviceQueue
+    from draft_service.verify_link.device_queue import DevicePassQueue
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ class ShmExchange:
 
     def __init__(
         self,
-        attachment: Attachment,
+        attachment: AttachGrant,
         fail: Callable[[SlipstreamError], None],
         open_states: Callable[[], HiddenStateRing] | None = None,
         *,
         spin: float = 0.0,
-        open_queue: Callable[[HiddenStateRing], DeviceQueue | None] | None = None,
+        open_queue: Callable[[HiddenStateRing], DevicePassQueue | None] | None = None,
     ) -> None:
         """Open the rings and echo the nonce; `fail` is told, on the worker's thread, if verify breaks the rules later.
 

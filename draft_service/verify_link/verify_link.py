@@ -16,7 +16,7 @@ import grpc
 
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.protocol import codec
-from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, Attachment, DraftingMode, Identity
+from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, AttachGrant, DraftingMode, Identity
 from draft_service.protocol.records import Record
 from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
@@ -32,7 +32,7 @@ from slipstream_kernels.draft_protocol.records import Reply, TrafficWeight
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemory, DeviceMemoryError
 
 if TYPE_CHECKING:
-    from draft_service.verify_link.device_queue import DeviceQueue
+    from draft_service.verify_link.device_queue import DevicePassQueue
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Exchange:
     """An open exchange: the call, its epoch, and the future that fails when it must end for a reason of this end."""
 
     call: Any
-    attachment: Attachment
+    attachment: AttachGrant
     failed: asyncio.Future[NoReturn]
 
 
@@ -110,7 +110,7 @@ class VerifyLink:
         self._avoided: dict[str, str] = {}
         self._attempts = Attempts(_log)
         self._unfit: Mapping[str, str] = {}
-        self._attachment: Attachment | None = None
+        self._attachment: AttachGrant | None = None
         self._transport = self._transport_reason = ""
         self._patient_until = time.monotonic() + STARTING_SECONDS
 
@@ -200,7 +200,7 @@ class VerifyLink:
     async def _exchange(
         self,
         stub: Any,
-        attachment: Attachment,
+        attachment: AttachGrant,
         proposers: Sequence[Proposer],
         transports: Sequence[str],
         avoided: dict[str, str],
@@ -281,7 +281,7 @@ class VerifyLink:
 
     def _open(
         self,
-        attachment: Attachment,
+        attachment: AttachGrant,
         transports: Sequence[str],
         avoided: Mapping[str, str],
         fail: Callable[[SlipstreamError], None],
@@ -306,21 +306,21 @@ class VerifyLink:
                     reasons[transport] = error.message
         raise FailedPreconditionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
 
-    def _open_states(self, attachment: Attachment) -> HiddenStateRing:
+    def _open_states(self, attachment: AttachGrant) -> HiddenStateRing:
         """The ring on verify's GPU. DeviceMemoryError if that cannot be reached."""
         if attachment.device_ring is None:
             raise DeviceMemoryError("verify named no memory of a GPU")
         return HiddenStateRing.open(attachment.device_ring, self._memory(), self._identity.placement.device)
 
-    def _open_queue(self, attachment: Attachment, states: HiddenStateRing) -> DeviceQueue | None:
+    def _open_queue(self, attachment: AttachGrant, states: HiddenStateRing) -> DevicePassQueue | None:
         """The queue on verify's GPU, where that is the proposers' own and it can be had; what fails costs no more."""
         address = attachment.device_queue
         if address is None or address.gpu_uuid != self._identity.placement.gpu_uuid:
             return None
-        from draft_service.verify_link.device_queue import DeviceQueue  # with Triton, which others do without
+        from draft_service.verify_link.device_queue import DevicePassQueue  # with Triton, which others do without
 
         try:
-            return DeviceQueue.open(address, self._memory(), states)
+            return DevicePassQueue.open(address, self._memory(), states)
         except Exception:  # noqa: BLE001 - without it rounds begin after passes, as ever
             _log.exception("the device's queue cannot be used")
             return None

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from draft_service.proposers.base import Proposer, Target
-from draft_service.protocol.codec import Attachment
+from draft_service.protocol.codec import AttachGrant
 from draft_service.protocol.records import Record
 from draft_service.worker.pass_queue import PassQueue
 from draft_service.worker.record_source import RecordSource
@@ -19,7 +19,7 @@ Send = Callable[[list[Reply]], None]
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    attachment: Attachment
+    attachment: AttachGrant
     proposers: Sequence[Proposer]
     send: Send
     source: RecordSource | None

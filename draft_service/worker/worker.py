@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from time import perf_counter
 
 from draft_service.proposers.base import DraftRequest, Proposer, Target
-from draft_service.protocol.codec import Attachment
+from draft_service.protocol.codec import AttachGrant
 from draft_service.protocol.records import EMPTY_TREE, Close, Record
 from draft_service.worker.background_scheduler import Background
 from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach, Send, SendReply, Stop
@@ -105,7 +105,7 @@ class Worker:
 
     def attach(
         self,
-        attachment: Attachment,
+        attachment: AttachGrant,
         proposers: Sequence[Proposer],
         send: Send,
         source: RecordSource | None = None,

@@ -12,8 +12,7 @@ import torch
 from draft_service.in_process import InProcessHost
 from draft_service.proposers.base import DraftRequest, Opening, Proposer
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, StateChunk, StateSpan
-from verify_service.core.draft_source import Opening as LinkOpening
+from verify_service.core.draft_source import Committed, RequestOpening, StateChunk, StateSpan
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
@@ -76,7 +75,7 @@ def host(reader: Reader) -> Iterator[InProcessHost]:
 def opened(host: InProcessHost, max_step_rows: int) -> DraftLink:
     link = DraftLink(FACTS, LinkConfig(deadline=30.0))
     attach_host(link, host, device="cpu:0", max_step_rows=max_step_rows)
-    link.begin(LinkOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "", "", 0))
+    link.begin(RequestOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "", "", 0))
     return link
 
 

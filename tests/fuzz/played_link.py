@@ -9,7 +9,7 @@ from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, UnavailableError
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from support.played_link import FACTS
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import decode_attach
@@ -56,7 +56,7 @@ class PlayedLink:
         if key not in self._tokens:
             self._tokens[key] = [1, 2, 3]
             self.wishes[key] = (1, 0)
-            self.link.begin(Opening(key, PROPOSER, (1, 2, 3), 2, SamplingParams(seed=1), 0, "", "", 0))
+            self.link.begin(RequestOpening(key, PROPOSER, (1, 2, 3), 2, SamplingParams(seed=1), 0, "", "", 0))
 
     def commit(self, tokens: int, nodes: int, depth: int) -> None:
         """A step adds so many tokens to each request, and wants trees of that size."""

@@ -13,7 +13,7 @@ from slipstream.v1 import draft_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support.drafters import WireDrafter, tree_reply
 from verify_service.core.acceptance import match_path
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
@@ -47,8 +47,8 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
 
 
-def opening(key: RequestKey = KEY, proposer: str = "p", tokens: tuple[int, ...] = (1, 2, 3)) -> Opening:
-    return Opening(
+def opening(key: RequestKey = KEY, proposer: str = "p", tokens: tuple[int, ...] = (1, 2, 3)) -> RequestOpening:
+    return RequestOpening(
         key=key,
         proposer=proposer,
         token_ids=tokens,

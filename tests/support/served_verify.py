@@ -25,7 +25,7 @@ from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
-from verify_service.server.server_info import VerifyFacts
+from verify_service.server.server_info import ServerInfo
 from verify_service.server.verify_servicer import Backend, VerifyServicer
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
@@ -49,7 +49,7 @@ class Served:
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
         self.loop = VerifyLoop(model, engine, self.link, Sink(self.verify.sink, self.verify.tell_started))
         metrics.watch(self.loop.state, self.link.state)
-        self.facts = VerifyFacts(
+        self.facts = ServerInfo(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
             engine.max_queued, config.eos_token_ids, "exact", "cpu", 16, engine.num_pages, 64, 1, "0",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from slipstream.generation_types import FinishReason, PositionLogprobs
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import VerifiedTree
-from verify_service.core.draft_source import Committed, DraftSource, NoDrafts, Opening
+from verify_service.core.draft_source import Committed, DraftSource, NoDrafts, RequestOpening
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.guarded_source import GuardedSource
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
@@ -150,7 +150,7 @@ class ScriptedTrees(NoDrafts):
         self.random = random.Random(seed)
         self.tokens: dict[RequestKey, list[int]] = {}
         self.budgets: dict[RequestKey, tuple[int, int]] = {}
-        self.openings: list[Opening] = []
+        self.openings: list[RequestOpening] = []
         self.ended: list[tuple[RequestKey, FinishReason]] = []
         self.trees = 0
         self.drafted = self.accepted = 0
@@ -162,7 +162,7 @@ class ScriptedTrees(NoDrafts):
     def default(self) -> str | None:
         return PROPOSER
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         assert opening.key not in self.tokens
         self.openings.append(opening)
         self.tokens[opening.key] = list(opening.token_ids)

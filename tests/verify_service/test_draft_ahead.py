@@ -18,7 +18,7 @@ from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link import circuit_breaker
 from verify_service.draft_link.attachment import MAX_AHEAD
@@ -52,7 +52,7 @@ async def drafted(
     try:
         async with wire_drafter(address, "p", proposers=offers, mode=mode, fan_out=fan_out) as drafter:
             sampling = SamplingParams(temperature=0.5, seed=7)
-            link.begin(Opening(KEY, "p", (1, 2, 3), 2, sampling, 0, "", "", 0))
+            link.begin(RequestOpening(KEY, "p", (1, 2, 3), 2, sampling, 0, "", "", 0))
             link.commit([Committed(KEY, (10,), 4, 8, 4)])
             await drafter.wait_for("open", "commit")
             yield link, drafter

@@ -14,7 +14,7 @@ from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
 from slipstream_kernels.draft_protocol.records import Commit, Gap, Nack, Reply, Resume, Stamp, TrafficWeight, TreeReply
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link import rate_limiter
 from verify_service.draft_link.attachment import Attachment
@@ -109,7 +109,7 @@ class Walk:
         self.running[key] = tokens
         sampling = SamplingParams(seed=self.requests)
         proposer = self.draw.choice(["p", "q"])
-        self.link.begin(Opening(key, proposer, tuple(tokens), length, sampling, 0, "", "", 0))
+        self.link.begin(RequestOpening(key, proposer, tuple(tokens), length, sampling, 0, "", "", 0))
 
     def end(self) -> None:
         key = self.draw.choice(list(self.running))

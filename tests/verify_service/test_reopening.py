@@ -7,7 +7,7 @@ import pytest
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.draft_protocol.records import Commit, Resume, TreeReply
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.draft_link import DraftLink
@@ -28,9 +28,9 @@ def attach(link: DraftLink) -> Attachment:
     return link.start(link.attach(request, loopback=True).epoch, lambda: None)
 
 
-def opening(number: int, length: int) -> Opening:
+def opening(number: int, length: int) -> RequestOpening:
     tokens = (1,) * length
-    return Opening(RequestKey(1, number), "p", tokens, length, SamplingParams(seed=1), 0, "", "", 0)
+    return RequestOpening(RequestKey(1, number), "p", tokens, length, SamplingParams(seed=1), 0, "", "", 0)
 
 
 def read(link: DraftLink, attachment: Attachment) -> list[Command]:

@@ -9,7 +9,7 @@ import pytest
 from slipstream_kernels.draft_protocol.records import Commit, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from tests.verify_service.draft_link.transports.test_in_process import FACTS, KEY, LateHost
-from verify_service.core.draft_source import Committed, Opening, WaitUrgency
+from verify_service.core.draft_source import Committed, RequestOpening, WaitUrgency
 from verify_service.core.request import SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import DrafterState, LinkConfig
@@ -32,7 +32,7 @@ class Played:
         self._tree = TokenTree.chain((5, 5, 5) if wrong else (4, 4, 4))
         self.link = DraftLink(FACTS, LinkConfig(deadline=LIMIT, deadline_reach=reach), clock=lambda: self.host.now)
         attach_host(self.link, self.host)
-        self.link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
+        self.link.begin(RequestOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
         self._length, self._tokens = 4, (8,)
         self._pending: tuple[float, TreeReply] | None = None
         self.trees = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class RequestOpening:
     """A request that begins to run. No tree is wanted yet; the first `Committed` asks for one.
 
     `token_ids` is prompt and prior output, `prompt_length` of them the prompt, `cached_length` of them a
@@ -140,7 +140,7 @@ class DraftSource(Protocol):
         """Return the operator's default proposer; None for no speculation. Thread-safe."""
         ...
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         """Take in a request that starts with a proposer; return whether it is drafted for at all.
 
         Called once a request; preemption is not seen here.
@@ -240,7 +240,7 @@ class NoDrafts:
     def default(self) -> str | None:
         return None
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         return False
 
     def accepts_commits(self) -> bool:

@@ -15,8 +15,8 @@ from verify_service.core.draft_source import (
     EnqueuedDrafts,
     EnqueuedRequest,
     NoDrafts,
-    Opening,
     OutcomeTree,
+    RequestOpening,
     StateChunk,
     StateSpan,
 )
@@ -48,7 +48,7 @@ class GuardedSource:
     def default(self) -> str | None:
         return _ask(self._source.default, self._neutral.default)
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         return _ask(self._source.begin, self._neutral.begin, opening)
 
     def accepts_commits(self) -> bool:

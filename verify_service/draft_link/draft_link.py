@@ -20,8 +20,8 @@ from verify_service.core.draft_source import (
     Committed,
     EnqueuedDrafts,
     EnqueuedRequest,
-    Opening,
     OutcomeTree,
+    RequestOpening,
     StateChunk,
     StateSpan,
 )
@@ -88,7 +88,7 @@ class DraftLink:
         with self._changed:
             return next(iter((*self.config.configured, *self._router.offered)), None)
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         """Hand a request to the attachment that offers its proposer, if there is one; one may come later."""
         with self._changed:
             self._router.begin(opening)

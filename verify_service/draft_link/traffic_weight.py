@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from verify_service.core.draft_source import Opening
+from verify_service.core.draft_source import RequestOpening
 from verify_service.draft_link.attachment import Attachment
 
 _TOKENS_READ = 1024
 
 
-def routing_hash(opening: Opening) -> float:
+def routing_hash(opening: RequestOpening) -> float:
     """A number in [0, 1) that a request keeps, also when it is resumed: a hash of prompt, seed, choice and tenant."""
     prompt = opening.token_ids[: opening.prompt_length]
     digest = blake2b(digest_size=8)

@@ -40,7 +40,7 @@ MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TrialServerOptions:
     """What the server is started with. `seconds` is the longest that a trial may take."""
 
     folder: str
@@ -52,7 +52,7 @@ class Options:
 def main() -> None:
     """Load the tokenizer, then try grammars out until the verify service has gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    options = Options(**json.loads(sys.argv[2]))
+    options = TrialServerOptions(**json.loads(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     tokenizer = load_tokenizer(Path(options.folder), vocab_size=options.vocab_size, eos_token_ids=options.eos_token_ids)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 from slipstream.grammar.grammar import Grammar
 from slipstream.packages import child_environment
 from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
-from verify_service.grammar.trial_server import Options
+from verify_service.grammar.trial_server import TrialServerOptions
 
 TRIAL_SECONDS: Final = 2.0
 """The longest that a grammar may take to compile."""
@@ -34,7 +34,7 @@ class GrammarTrials:
     def __init__(
         self, folder: Path, *, vocab_size: int, eos_token_ids: Sequence[int], seconds: float = TRIAL_SECONDS
     ) -> None:
-        self._options = Options(os.fspath(folder), vocab_size, tuple(eos_token_ids), seconds)
+        self._options = TrialServerOptions(os.fspath(folder), vocab_size, tuple(eos_token_ids), seconds)
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
@@ -119,7 +119,7 @@ class _Server(NamedTuple):
     control: socket.socket
 
     @classmethod
-    def start(cls, options: Options) -> Self:
+    def start(cls, options: TrialServerOptions) -> Self:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(

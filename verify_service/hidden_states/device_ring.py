@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 
 
-class RingReader(Protocol):
+class RingConsumer(Protocol):
     """Who reads the states of one request from a ring; another request has another reader."""
 
     @property
@@ -50,7 +50,7 @@ class RingSlice:
     not reused.
     """
 
-    reader: RingReader
+    reader: RingConsumer
     boundaries: tuple[int, ...]
     first: int
     count: int
@@ -63,7 +63,7 @@ class RingSlice:
     """Index in `target` of the first row's first number."""
     reservation: RingReservation
 
-    def serves(self, reader: RingReader) -> bool:
+    def serves(self, reader: RingConsumer) -> bool:
         """Return whether it was reserved for this reader."""
         return self.reader is reader
 
@@ -120,7 +120,7 @@ class DeviceRing:
             raise RingError(f"states of {messages} messages are released of {written}, {self._released} before")
         self._released = messages
 
-    def reserve(self, reader: RingReader, first: int, count: int, hidden_size: int) -> RingSlice | None:
+    def reserve(self, reader: RingConsumer, first: int, count: int, hidden_size: int) -> RingSlice | None:
         """Reserve rows for `count` positions from `first` on; None while the drafter has not released enough.
 
         What is not in use any more is looked for only where the room that is known does not do.

@@ -11,7 +11,7 @@ import numpy as np
 from slipstream_kernels.models.capture_layers import Bits
 
 if TYPE_CHECKING:
-    from verify_service.hidden_states.device_ring import RingReader, RingSlice
+    from verify_service.hidden_states.device_ring import RingConsumer, RingSlice
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,7 @@ class HiddenStateRows:
         by_boundary = rows.reshape(len(rows), len(self.boundaries), -1)
         return np.ascontiguousarray(by_boundary[:, columns]).reshape(len(rows), -1)
 
-    def ring_slice_for(self, reader: RingReader) -> RingSlice | None:
+    def ring_slice_for(self, reader: RingConsumer) -> RingSlice | None:
         """Return the ring slice reserved for `reader`, once the rows are there; None if they have to be sent."""
         for ring_slice in self.ring_slices:
             if ring_slice.serves(reader):

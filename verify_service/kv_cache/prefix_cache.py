@@ -15,7 +15,7 @@ _FEW_ROOTS = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """An edge of the tree: a run of tokens that fills `pages` exactly, below `parent`.
 
     `locks` counts the leases that end at this node or below it, `used` is the time the last of them ended.
@@ -23,10 +23,10 @@ class Node:
 
     tokens: tuple[int, ...]
     pages: list[int]
-    parent: Node | None
+    parent: PrefixNode | None
     locks: int = 0
     used: int = 0
-    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PrefixHandle:
     """A cached prefix in use: its pages in order, and the node they end at. They stay until the lease is released."""
 
     pages: tuple[int, ...]
-    node: Node
+    node: PrefixNode
 
 
 class PrefixCache:
@@ -48,9 +48,9 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
         self._page_size = page_size
-        self._roots: dict[Namespace, Node] = {}
+        self._roots: dict[Namespace, PrefixNode] = {}
         self._root_limit = _FEW_ROOTS
-        self._idle: list[tuple[int, int, Node]] = []
+        self._idle: list[tuple[int, int, PrefixNode]] = []
         self._clock = 0
         self._nodes = 0
         self._held = 0
@@ -93,7 +93,7 @@ class PrefixCache:
         for page in pages[len(lease.pages) : known]:
             self._pool.release(page)
         if known < len(pages):
-            child = Node(run[matched:], list(pages[known:]), node)
+            child = PrefixNode(run[matched:], list(pages[known:]), node)
             node.children[child.tokens[:size]] = child
             self._nodes += 1
             self._held += len(child.pages)
@@ -120,16 +120,16 @@ class PrefixCache:
         """Evict all that no lease needs; returns how many pages."""
         return self.evict(self.evictable)
 
-    def _root(self, namespace: Namespace) -> Node:
+    def _root(self, namespace: Namespace) -> PrefixNode:
         root = self._roots.get(namespace)
         if root is None:
             if len(self._roots) >= self._root_limit:
                 self._roots = {name: node for name, node in self._roots.items() if node.children or node.locks}
                 self._root_limit = max(_FEW_ROOTS, 2 * len(self._roots))
-            root = self._roots[namespace] = Node((), [], None)
+            root = self._roots[namespace] = PrefixNode((), [], None)
         return root
 
-    def _descend(self, root: Node, tokens: tuple[int, ...], *, split: bool = False) -> tuple[Node, int]:
+    def _descend(self, root: PrefixNode, tokens: tuple[int, ...], *, split: bool = False) -> tuple[PrefixNode, int]:
         """The deepest node within `tokens` and the number of tokens matched, whole pages only.
 
         A node matched in part is cut in two where `split` is set, so that the match ends at a node.
@@ -155,36 +155,36 @@ class PrefixCache:
             count = min(len(run), len(tokens) - at)
         return count - count % self._page_size
 
-    def _split(self, node: Node, length: int) -> Node:
+    def _split(self, node: PrefixNode, length: int) -> PrefixNode:
         """Cut a node after `length` tokens; returns the new upper half."""
         size = self._page_size
         assert node.parent is not None
-        upper = Node(node.tokens[:length], node.pages[: length // size], node.parent, node.locks, node.used)
+        upper = PrefixNode(node.tokens[:length], node.pages[: length // size], node.parent, node.locks, node.used)
         node.parent.children[upper.tokens[:size]] = upper
         node.tokens, node.pages, node.parent = node.tokens[length:], node.pages[length // size :], upper
         upper.children[node.tokens[:size]] = node
         self._nodes += 1
         return upper
 
-    def _path_pages(self, node: Node) -> list[int]:
+    def _path_pages(self, node: PrefixNode) -> list[int]:
         runs: list[list[int]] = []
-        at: Node | None = node
+        at: PrefixNode | None = node
         while at is not None:
             runs.append(at.pages)
             at = at.parent
         return [page for run in reversed(runs) for page in run]
 
-    def _lock(self, node: Node) -> None:
-        at: Node | None = node
+    def _lock(self, node: PrefixNode) -> None:
+        at: PrefixNode | None = node
         while at is not None:
             if at.locks == 0:
                 self._locked += len(at.pages)
             at.locks += 1
             at = at.parent
 
-    def _unlock(self, node: Node) -> None:
+    def _unlock(self, node: PrefixNode) -> None:
         now = self._tick()
-        at: Node | None = node
+        at: PrefixNode | None = node
         while at is not None:
             assert at.locks > 0
             at.locks -= 1
@@ -194,14 +194,14 @@ class PrefixCache:
                 self._offer(at)
             at = at.parent
 
-    def _is_idle_leaf(self, node: Node) -> bool:
+    def _is_idle_leaf(self, node: PrefixNode) -> bool:
         return node.locks == 0 and not node.children and bool(node.pages)
 
-    def _is_current(self, used: int, node: Node) -> bool:
+    def _is_current(self, used: int, node: PrefixNode) -> bool:
         """Whether an eviction entry made at time `used` still holds."""
         return used == node.used and self._is_idle_leaf(node)
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: PrefixNode) -> None:
         """Queue a node for eviction if nothing holds it; entries that have gone stale are dropped when met."""
         if self._is_idle_leaf(node):
             if len(self._idle) > 2 * self._nodes + 64:
@@ -211,7 +211,7 @@ class PrefixCache:
                 heapq.heapify(self._idle)
             heapq.heappush(self._idle, (node.used, self._tick(), node))
 
-    def _trim(self, node: Node, count: int) -> int:
+    def _trim(self, node: PrefixNode, count: int) -> int:
         """Give pages from a leaf's end back to the pool; a leaf left empty makes way for its parent."""
         size = self._page_size
         first = tuple(node.tokens[:size])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
@@ -24,15 +24,9 @@ from verify_service.core.request import GenerationRequest, RequestKey, StepOutpu
 from verify_service.core.sampling_codec import decode_sampling
 from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
 from verify_service.draft_link.refusals import Refusal
+from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.loop_stats import LoopState
-from verify_service.server.server_info import VerifyFacts
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
-    """A client takes back a request."""
-
-    key: RequestKey
+from verify_service.server.server_info import ServerInfo
 
 
 def decode_session_request(data: bytes, session_id: int, arrival: float) -> GenerationRequest | CancelRequest:
@@ -110,7 +104,7 @@ def _error(error: SlipstreamError) -> sampling_pb2.Error:
 
 
 def encode_info(
-    facts: VerifyFacts,
+    facts: ServerInfo,
     proposers: Sequence[ProposerStatus],
     default: str | None,
     refusals: Sequence[Refusal] = (),

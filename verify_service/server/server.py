@@ -41,7 +41,7 @@ from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.model_loader import Loaded, load
-from verify_service.server.server_info import VerifyFacts
+from verify_service.server.server_info import ServerInfo
 from verify_service.server.stats_log import StatsLog
 from verify_service.server.verify_servicer import Backend, VerifyServicer
 from verify_service.server.watchdog import Watchdog, end_with_thread
@@ -190,9 +190,9 @@ def _progress(state: LoopState, grammars: GrammarCompiler) -> tuple[int, int, in
     return state.steps, state.committed_tokens, state.prepared, grammars.ended
 
 
-def _facts(settings: VerifySettings, loaded: Loaded) -> VerifyFacts:
+def _facts(settings: VerifySettings, loaded: Loaded) -> ServerInfo:
     config = loaded.model.config
-    return VerifyFacts(
+    return ServerInfo(
         model_name=settings.served_name,
         model_path=str(settings.model),
         model_fingerprint=loaded.fingerprint.model,

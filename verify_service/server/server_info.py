@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyFacts:
+class ServerInfo:
     """Facts fixed at start-up; their meaning is that of GetInfoResponse in slipstream/v1/verify.proto."""
 
     model_name: str

@@ -20,11 +20,12 @@ from slipstream.rpc.server import abort
 from slipstream.tracing.tracer import NullTracer, Tracer
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.draft_link.draft_link import DraftLink
+from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.verify_loop import VerifyLoop
-from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
+from verify_service.server.codec import decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.request_traces import RequestTraces
-from verify_service.server.server_info import VerifyFacts
+from verify_service.server.server_info import ServerInfo
 from verify_service.server.session import Session
 from verify_service.server.trace_privacy import without_other_texts
 
@@ -44,7 +45,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Backend:
     """What stands behind the service once the model is ready."""
 
-    facts: VerifyFacts
+    facts: ServerInfo
     loop: VerifyLoop
     link: DraftLink
     since: float = field(default_factory=time.monotonic)

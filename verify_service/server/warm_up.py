@@ -11,7 +11,7 @@ from math import ceil
 from slipstream.rpc.errors import FailedPreconditionError, InternalError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import NoDrafts, Opening
+from verify_service.core.draft_source import NoDrafts, RequestOpening
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.engine.sink import Sink
@@ -48,7 +48,7 @@ class _FixedTree(NoDrafts):
     def default(self) -> str | None:
         return "warm-up"
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         return True
 
     def expects(self, keys: Sequence[RequestKey]) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, DraftSource, Opening, ReadEvents
+from verify_service.core.draft_source import Committed, DraftSource, ReadEvents, RequestOpening
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
@@ -63,7 +63,7 @@ class SpeculationController:
         """Announce a request that starts with a proposer."""
         request = state.request
         self._tree_sizer.begin(state)
-        opening = Opening(
+        opening = RequestOpening(
             key=state.key,
             proposer=state.draft.proposer,
             token_ids=tuple(state.tokens),

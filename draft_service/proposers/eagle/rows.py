@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from draft_service.heads.eagle import EagleHead, HeadRows
-from draft_service.heads.layer import HeadCache, Segment
+from draft_service.heads.layer import HeadCache, RowSegment
 from draft_service.proposers.cpu_common.kv_cache import DraftSession
 from draft_service.proposers.cpu_common.rows import Branch
 
@@ -74,7 +74,7 @@ def compute_text(head: EagleHead, batch: Sequence[tuple[EagleSession, int]]) -> 
         tokens.extend(session.draft.tokens[first + 1 : first + 1 + rows])
         positions.append(torch.arange(first, first + rows))
         states.append(session.take(rows).float())
-    segments = [Segment.committed(session.cache, rows) for session, rows in batch]
+    segments = [RowSegment.committed(session.cache, rows) for session, rows in batch]
     outputs = head.forward(HeadRows(torch.tensor(tokens), head.fuse(torch.cat(states)), torch.cat(positions), segments))
     end = 0
     for session, rows in batch:
@@ -91,7 +91,7 @@ def compute_nodes(head: EagleHead, trees: Sequence[GrowingTree], depth: int) -> 
     tokens: list[int] = []
     positions: list[int] = []
     states: list[torch.Tensor] = []
-    segments: list[Segment] = []
+    segments: list[RowSegment] = []
     for tree in trees:
         expansion, slots, length = tree.branch.expansion, tree.branch.slots, tree.session.cache.length
         first = len(slots)
@@ -104,7 +104,7 @@ def compute_nodes(head: EagleHead, trees: Sequence[GrowingTree], depth: int) -> 
             tokens.append(expansion.token(node))
             positions.append(tree.session.begin + length - 1 + len(path))
             states.append(tree.outputs[path[-2] if len(path) > 1 else -1])
-        segments.append(Segment(tree.session.cache, length + first, mask))
+        segments.append(RowSegment(tree.session.cache, length + first, mask))
     rows = HeadRows(torch.tensor(tokens), torch.cat(states), torch.tensor(positions), segments, depth)
     outputs = head.forward(rows)
     begin = 0

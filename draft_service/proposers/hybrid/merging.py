@@ -25,7 +25,7 @@ def accept_length_class(accepted: int) -> int:
 
 
 @dataclass(slots=True)
-class Node:
+class MergedNode:
     """A token below a parent (-1: the root), and its cells and the proposer's own probability, by proposer."""
 
     token: int
@@ -41,7 +41,7 @@ class MergedDraft:
     """Trees of one request. A node comes after its parent. `voices`: which proposers drafted below each, in order."""
 
     calibration: Calibration
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[MergedNode] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
     voices: dict[int, dict[str, None]] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class MergedDraft:
             siblings = self.nodes[above].children if above >= 0 else self.first
             if token not in siblings:
                 siblings[token] = len(self.nodes)
-                self.nodes.append(Node(token, above, self.nodes[above].depth + 1 if above >= 0 else 1))
+                self.nodes.append(MergedNode(token, above, self.nodes[above].depth + 1 if above >= 0 else 1))
             place = siblings[token]
             places.append(place)
             self.voices.setdefault(above, {})[source] = None
@@ -109,7 +109,7 @@ class MergedDraft:
                 coarse = (source, prob_bin(claim), recent)
                 node.claims[source] = ((coarse, (*coarse, reach), (*coarse, reach, min(node.depth, _DEEPEST))), claim)
 
-    def _judge(self, node: Node) -> tuple[float, str]:
+    def _judge(self, node: MergedNode) -> tuple[float, str]:
         """Probability that a node is right if its parent is, and who says so."""
         shares = {source: self.calibration.estimate(cells, claim) for source, (cells, claim) in node.claims.items()}
         source = max(shares, key=lambda each: shares[each])

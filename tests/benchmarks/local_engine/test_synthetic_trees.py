@@ -5,7 +5,7 @@ import pytest
 from benchmarks.local_engine.synthetic_trees import OracleTrees, RandomTrees, SizedTrees, TreesByName, topology
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 
 VOCAB = 64
@@ -13,7 +13,7 @@ VOCAB = 64
 
 def opening(request_id, prompt=(5, 6, 7), proposer="", temperature=0.0):
     sampling = SamplingParams(temperature=temperature, seed=9)
-    return Opening(RequestKey(0, request_id), proposer, prompt, len(prompt), sampling, 0, "", "", 0)
+    return RequestOpening(RequestKey(0, request_id), proposer, prompt, len(prompt), sampling, 0, "", "", 0)
 
 
 def committed(request_id, tokens, max_nodes=64, max_depth=40):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from draft_service.heads.eagle import HeadRows
-from draft_service.heads.layer import Segment
+from draft_service.heads.layer import RowSegment
 from draft_service.heads.loading import load_eagle
 from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head, write_target
 from support.published_eagle import published
@@ -47,7 +47,7 @@ def test_logits(name, tmp_path):
         fused = reference.fuse(list(states[row].double().split(width)))
         wanted.append(reference.row(int(tokens[row]), fused, row, list(range(row))))
     for begin, end in ((0, 4), (4, 5), (5, TEXT)):
-        segment = Segment.committed(cache, end - begin)
+        segment = RowSegment.committed(cache, end - begin)
         out = head.forward(
             HeadRows(tokens[begin:end], head.fuse(states[begin:end]), torch.arange(begin, end), [segment])
         )
@@ -66,7 +66,7 @@ def test_logits(name, tmp_path):
         inputs.append(reference.rows[TEXT + parent][1])
         positions.append(TEXT + len(path))
         wanted.append(reference.row(int(children[row]), inputs[-1], positions[-1], [*range(TEXT), *path]))
-    segment = Segment(cache, TEXT, tree_mask(TEXT))
+    segment = RowSegment(cache, TEXT, tree_mask(TEXT))
     out = head.forward(HeadRows(children, torch.stack(inputs).float(), torch.tensor(positions), [segment]))
     close(head.logits(out), torch.stack(wanted))
     close(out, torch.stack([row[1] for row in reference.rows[TEXT:]]))
@@ -87,10 +87,10 @@ def test_requests_share_a_pass(tmp_path):
     head = load_eagle(tmp_path / "head", tmp_path / "target")
     tokens, states = torch.arange(7), torch.randn(7, SHAPE.hidden)
     positions = torch.tensor([0, 1, 2, 3, 0, 1, 2])
-    together = [Segment.committed(head.new_cache(), rows) for rows in (4, 3)]
+    together = [RowSegment.committed(head.new_cache(), rows) for rows in (4, 3)]
     out = head.forward(HeadRows(tokens, states, positions, together))
     for rows in (slice(0, 4), slice(4, 7)):
-        alone = Segment.committed(head.new_cache(), rows.stop - rows.start)
+        alone = RowSegment.committed(head.new_cache(), rows.stop - rows.start)
         torch.testing.assert_close(
             out[rows], head.forward(HeadRows(tokens[rows], states[rows], positions[rows], [alone]))
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draft_service.heads.eagle import HeadRows
-from draft_service.heads.layer import Segment
+from draft_service.heads.layer import RowSegment
 from draft_service.heads.mtp_loading import load_mtp
 from support.eagle_heads import write_target
 from support.mtp_heads import LAYOUTS, write_mtp
@@ -50,7 +50,7 @@ class Case:
         """Our rows of the text, in chunks; what `forward` gave."""
         outputs = []
         for begin, end in pairwise(cuts):
-            segment = Segment.committed(cache, end - begin)
+            segment = RowSegment.committed(cache, end - begin)
             tokens = torch.tensor(self.tokens[begin + 1 : end + 1])
             rows = HeadRows(tokens, self.head.fuse(self.states[begin:end]), torch.arange(begin, end), [segment])
             outputs.append(self.head.forward(rows))
@@ -65,7 +65,7 @@ class Case:
             mask[row, [TEXT - 1 + each for each in path]] = True
         depth = len(paths[0])
         positions = torch.full((len(paths),), TEXT - 2 + depth)
-        segment = Segment(cache, TEXT - 1 + paths[0][-1], mask)
+        segment = RowSegment(cache, TEXT - 1 + paths[0][-1], mask)
         return self.head.forward(HeadRows(torch.tensor(tokens), torch.cat(states), positions, [segment], depth))
 
 
@@ -123,9 +123,9 @@ def test_requests_share_a_pass(tmp_path):
     case = Case(tmp_path, "NextN, three layers")
     head, tokens, positions = case.head, torch.arange(7), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     states = case.states[:7]
-    together = [Segment.committed(head.new_cache(), rows) for rows in (4, 3)]
+    together = [RowSegment.committed(head.new_cache(), rows) for rows in (4, 3)]
     out = head.forward(HeadRows(tokens, states, positions, together, 2))
     for rows in (slice(0, 4), slice(4, 7)):
-        alone = Segment.committed(head.new_cache(), rows.stop - rows.start)
+        alone = RowSegment.committed(head.new_cache(), rows.stop - rows.start)
         one = head.forward(HeadRows(tokens[rows], states[rows], positions[rows], [alone], 2))
         torch.testing.assert_close(out[rows], one)

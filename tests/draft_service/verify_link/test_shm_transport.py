@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draft_service.proposers.base import Proposer, Target
-from draft_service.protocol.codec import Attachment, Identity
+from draft_service.protocol.codec import AttachGrant, Identity
 from draft_service.verify_link.shm_transport import MAX_UNSENT, ShmExchange
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
@@ -133,11 +133,11 @@ def test_an_echo_that_does_not_arrive_means_the_stream_the_next_time(monkeypatch
     asyncio.run(scenario())
 
 
-def rings() -> tuple[Attachment, Segment, Segment]:
+def rings() -> tuple[AttachGrant, Segment, Segment]:
     to_draft, to_verify = create_ring(CAPACITY, NONCE), create_ring(CAPACITY, NONCE)
     size = DATA_OFFSET + CAPACITY
     memory = SharedMemoryAddress(RingAddress(to_draft.path, size), RingAddress(to_verify.path, size), NONCE)
-    return Attachment(1, 4, "shm", memory), to_draft, to_verify
+    return AttachGrant(1, 4, "shm", memory), to_draft, to_verify
 
 
 def command_bytes(*commands: draft_pb2.DraftCommand) -> bytes:
@@ -161,7 +161,7 @@ def test_rings_that_cannot_be_opened_are_refused() -> None:
         SharedMemoryAddress(RingAddress(memory.to_draft.path, 2**40), memory.to_verify, NONCE),
     ):
         with pytest.raises(FailedPreconditionError):
-            ShmExchange(Attachment(1, 4, "shm", wrong), _unexpected)
+            ShmExchange(AttachGrant(1, 4, "shm", wrong), _unexpected)
 
 
 def _unexpected(error: SlipstreamError) -> None:

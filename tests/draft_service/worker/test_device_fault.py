@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import logging, sys, types
 from draft_service.proposers.base import DraftRequest, Proposer
-from draft_service.protocol.codec import Attachment
+from draft_service.protocol.codec import AttachGrant
 from draft_service.worker.worker import Worker
 
 def synchronize(index):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Target
-from draft_service.protocol.codec import Attachment, encode_replies
+from draft_service.protocol.codec import AttachGrant, encode_replies
 from draft_service.protocol.records import Open
 from draft_service.worker.worker import Worker
 from slipstream_kernels.draft_protocol.records import Nack, Reply, Stamp, TreeReply
@@ -63,7 +63,7 @@ def replies_to(proposers: Sequence[Proposer], slots: int) -> list[Reply]:
     worker = Worker(proposers)
     worker.start()
     worker.bind(Target(100, "", 64)).result(timeout=10)
-    worker.attach(Attachment(1, slots), proposers, sent.put)
+    worker.attach(AttachGrant(1, slots), proposers, sent.put)
     last = len(proposers) - 1
     opens = [
         Open(Stamp(1, slot, 1, 2, 2), last if slot == slots - 1 else 0, Opening([1, 2], 2), 8, 4)

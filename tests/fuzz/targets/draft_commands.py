@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from draft_service.proposers.base import Target as TargetFacts
 from draft_service.proposers.registry import ProposerSpec, load_proposers
-from draft_service.protocol.codec import Attachment, decode_command_bytes, encode_replies
+from draft_service.protocol.codec import AttachGrant, decode_command_bytes, encode_replies
 from draft_service.worker.commands import Attach, Bind
 from draft_service.worker.worker import Worker
 from fuzz.messages import made
@@ -109,7 +109,7 @@ class DraftCommands(Target):
     def check(self, data: bytes) -> None:
         worker = self._worker
         worker._newest = {}
-        worker._handle(Attach(Attachment(1, _SLOTS, deadline=1.0), self._offered, self._take, None))
+        worker._handle(Attach(AttachGrant(1, _SLOTS, deadline=1.0), self._offered, self._take, None))
         for part in parted(data):
             try:
                 records = decode_command_bytes(part)

@@ -18,10 +18,10 @@ from verify_service.draft_link.attachment import TRANSPORTS, check_token, negoti
 from verify_service.draft_link.link_config import ProposerStatus
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer, Unfit
 from verify_service.server.codec import encode_info
-from verify_service.server.server_info import VerifyFacts
+from verify_service.server.server_info import ServerInfo
 
 FACTS = LinkFacts("model", "tokenizer", 512, 128, 2, 512, 64)
-VERIFY = VerifyFacts("n", "/m", "fp", "tp", 10, 20, 3, 4, (1,), "exact", "cuda", 16, 99, 64, 123, "0.1")
+VERIFY = ServerInfo("n", "/m", "fp", "tp", 10, 20, 3, 4, (1,), "exact", "cuda", 16, 99, 64, 123, "0.1")
 FITTING = AttachRequest(
     min_version=1,
     max_version=3,

@@ -15,7 +15,7 @@ from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import draft_pb2, tree_pb2
 from slipstream_kernels.draft_protocol.records import Commit, Gap, Nack, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import (
@@ -61,7 +61,7 @@ def link_with_two_drafters() -> tuple[DraftLink, Attachment, Attachment]:
         offers = (Offer(name, 8, 4), Offer(f"{name}-2", 8, 4))
         request = AttachRequest(1, 1, "", offers, "tokenizer", 50, ("grpc",), name, "", 1)
         attachments.append(link.start(link.attach(request, loopback=True).epoch, lambda: None))
-        link.begin(Opening(key, name, (1, 2, 3), 2, SamplingParams(), 0, "", "", 0))
+        link.begin(RequestOpening(key, name, (1, 2, 3), 2, SamplingParams(), 0, "", "", 0))
     link.commit([Committed(key, (4,), 4, 8, 4) for key in (HOSTILE, HONEST)])
     return link, attachments[0], attachments[1]
 

@@ -20,7 +20,7 @@ import torch
 
 from draft_service.protocol.codec import Identity
 from draft_service.protocol.placement import Placement
-from draft_service.verify_link.device_queue import DeviceQueue as DrafterQueue
+from draft_service.verify_link.device_queue import DevicePassQueue as DrafterQueue
 from draft_service.verify_link.shm_transport import ShmExchange
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker

@@ -17,7 +17,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support import drafters
 from support.drafters import WireDrafter, silent, tree_reply, wire_drafter
 from support.played_link import KEY, chains, collect, committed, opening, run, served, until
-from verify_service.core.draft_source import Opening
+from verify_service.core.draft_source import RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.traffic_weight import pick_by_weight, routing_hash
@@ -28,7 +28,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(drafters, "TRANSPORT", request.param)
 
 
-def numbered(number: int, **fields: Any) -> Opening:
+def numbered(number: int, **fields: Any) -> RequestOpening:
     values: dict[str, Any] = {
         "key": RequestKey(1, number),
         "proposer": "p",
@@ -40,7 +40,7 @@ def numbered(number: int, **fields: Any) -> Opening:
         "adapter_id": "",
         "cached_length": 0,
     }
-    return Opening(**(values | fields))
+    return RequestOpening(**(values | fields))
 
 
 class _Stub:

@@ -18,7 +18,7 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.host_device_memory import HostMemory
 from support.verify_loop import OracleTrees, RandomTrees, ScriptedTrees, Target, admitted, running_loop
-from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan
+from verify_service.core.draft_source import Committed, RequestOpening, StateChunk, StateSpan
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -79,7 +79,7 @@ class Taker:
     def paused(self) -> bool:
         return self.is_deaf
 
-    def begin(self, opening: Opening) -> bool:
+    def begin(self, opening: RequestOpening) -> bool:
         received = Received(list(opening.token_ids), opening.history, opening.cached_length)
         self.received[opening.key] = received
         if opening.history is not None and opening.cached_length:

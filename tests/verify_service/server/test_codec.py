@@ -31,7 +31,7 @@ from verify_service.draft_link.records import Mode
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
-from verify_service.server.server_info import VerifyFacts
+from verify_service.server.server_info import ServerInfo
 
 FULL = SamplingParams(
     temperature=0.5,
@@ -175,9 +175,7 @@ def test_logprobs_of_a_prompt_arrive_as_flat_lists() -> None:
 
 
 def test_info_and_state_carry_every_figure() -> None:
-    facts = VerifyFacts(
-        "n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2
-    )
+    facts = ServerInfo("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2)
     info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None, (), 2.5))
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)

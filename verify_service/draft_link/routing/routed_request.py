@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verify_service.core.draft_source import Opening
+from verify_service.core.draft_source import RequestOpening
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.records import Offer
 from verify_service.draft_link.slots.slot import Slot
@@ -30,7 +30,7 @@ class SlotRef:
 class RoutedRequest:
     """A request between begin and end, with all that a drafter needs to be brought up to date."""
 
-    opening: Opening
+    opening: RequestOpening
     tokens: list[int]
     max_nodes: int = 1
     max_depth: int = 0

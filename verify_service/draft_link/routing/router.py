@@ -9,7 +9,7 @@ from typing import TypeVar
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.draft_protocol.records import Gap
 from verify_service.core.acceptance import VerifiedTree
-from verify_service.core.draft_source import Committed, Opening, StateChunk, StateSpan, WaitUrgency
+from verify_service.core.draft_source import Committed, RequestOpening, StateChunk, StateSpan, WaitUrgency
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.attachment import Attachment, offered_by
 from verify_service.draft_link.records import Close, Open
@@ -79,7 +79,7 @@ class DraftRouter:
             return []
         return [ref for ref in self.current_slots(each.key for each in commits) if ref.slot.cache.taken]
 
-    def begin(self, opening: Opening) -> None:
+    def begin(self, opening: RequestOpening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
         running = RoutedRequest(opening, list(opening.token_ids), routing_hash=routing_hash(opening))
         self.running[opening.key] = running

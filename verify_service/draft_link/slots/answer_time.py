@@ -40,7 +40,7 @@ class AnswerTimes:
         return min(self._late) if self._late else None
 
 
-class Asked:
+class AskTimes:
     """The states of one request for which trees were asked, and when. Times are those of one clock."""
 
     __slots__ = ("_at",)

@@ -13,7 +13,7 @@ from verify_service.core.acceptance import VerifiedTree, match_path
 from verify_service.core.draft_source import OutcomeTree
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.records import NO_NODE, Offer
-from verify_service.draft_link.slots.answer_time import Asked
+from verify_service.draft_link.slots.answer_time import AskTimes
 from verify_service.draft_link.slots.draft_stats import DraftStats, LateTreeMatch
 from verify_service.draft_link.slots.speculation_cache import SpeculationCache
 from verify_service.draft_link.slots.state_feed import StateFeed
@@ -46,7 +46,7 @@ class DrafterSession:
     """Whether the drafter makes no trees for this request."""
     nack_logged: bool = False
     """Whether the log has the reason of its Nack; a drafter may send one again after each Resume."""
-    asks: Asked = field(default_factory=Asked)
+    asks: AskTimes = field(default_factory=AskTimes)
 
     def begin(self, *, caught_up: bool) -> None:
         """Start over, with an Open that is to be queued."""

@@ -17,7 +17,7 @@ from slipstream.v1 import draft_pb2, tensor_pb2
 from slipstream_kernels.draft_protocol.records import Extend, Resume, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 from support.fed_drafter import FACTS, HIDDEN, KEY, ROW, Kept, Peer, states
-from verify_service.core.draft_source import Committed, Opening, StateChunk
+from verify_service.core.draft_source import Committed, RequestOpening, StateChunk
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.codec import encode_commands
 from verify_service.draft_link.draft_link import DraftLink
@@ -42,10 +42,10 @@ def link_of(**config: Any) -> DraftLink:
     return DraftLink(FACTS, LinkConfig(**({"transports": ("grpc",)} | config)))
 
 
-def opening(length: int, computed: int = 0, kept: int | None = None) -> Opening:
+def opening(length: int, computed: int = 0, kept: int | None = None) -> RequestOpening:
     history = None if kept is None else Kept(kept)
     tokens = tuple(range(length))
-    return Opening(KEY, "p", tokens, length, SamplingParams(seed=1), 0, "", "", computed, history)
+    return RequestOpening(KEY, "p", tokens, length, SamplingParams(seed=1), 0, "", "", computed, history)
 
 
 def extend(link: DraftLink, first: int, end: int, **options: Any) -> None:

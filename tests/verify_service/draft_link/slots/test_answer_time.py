@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.draft_link.slots.answer_time import AnswerTimes, Asked
+from verify_service.draft_link.slots.answer_time import AnswerTimes, AskTimes
 
 
 def times(*answers: tuple[float, bool]) -> float | None:
@@ -22,7 +22,7 @@ def test_the_slowest_of_late_in_time_or_else_the_quickest_that_was_late() -> Non
 
 
 def test_each_state_is_answered_once_and_none_before_it_after_that() -> None:
-    asked = Asked()
+    asked = AskTimes()
     for length in (4, 5, 7):
         asked.note(length, float(length))
     assert asked.answered(6, 100.0) is None

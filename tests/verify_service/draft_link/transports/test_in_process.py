@@ -14,7 +14,7 @@ from slipstream_kernels.draft_protocol.proposer_host import Answer, Commands, Ho
 from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.ipc.device_memory import DeviceBlock
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.draft_source import Committed, Opening
+from verify_service.core.draft_source import Committed, RequestOpening
 from verify_service.core.request import RequestKey, SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig
@@ -85,7 +85,7 @@ def begun(host: PlayedHost, **config: object) -> tuple[DraftLink, Commit]:
     """A link with one request, which has gone one step; also the record of that step."""
     link = DraftLink(FACTS, LinkConfig(**({"deadline": 0.0} | config)))
     attach_host(link, host)
-    link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
+    link.begin(RequestOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
     link.commit([Committed(KEY, (8,), 4, 6, 3)])
     (opened,), (commit,) = host.batches
     assert isinstance(opened, bytes)
@@ -248,7 +248,7 @@ def waits_for(host: LateHost, *, right: bool, steps: int) -> list[float]:
     """How long each of so many steps waits, 4 ms each plain and 5 with a tree, where trees are right or wrong."""
     link = DraftLink(FACTS, LinkConfig(deadline=0.02, deadline_share=0.25), clock=lambda: host.now)
     attach_host(link, host)
-    link.begin(Opening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
+    link.begin(RequestOpening(KEY, "p", (1, 2, 3), 3, SamplingParams(seed=9), 0, "t", "", 0))
     length, tokens, waits = 4, (8,), []
     for _ in range(steps):
         link.commit([Committed(KEY, tokens, length, 6, 3)])
